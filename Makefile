@@ -1,0 +1,34 @@
+# `make run` and `make test` set up everything they need: a virtual environment, the pinned dependencies, this package.
+PYTHON ?= python3
+VENV ?= .venv
+RECIPE ?= specs/recipes/mini.yaml
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup run test test-all lint clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 or 3.12 is needed; name it with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+run: $(READY)
+	@$(BIN)/apertus run $(RECIPE)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,78 @@
+"""Which labels the Goldfish loss leaves out (arXiv 2406.10209, in the form the Apertus runs used).
+
+Invariant: the decision is a function of the label ids alone, so the same text is masked in the same places whenever it is seen. It is
+the published one bit for bit:
+
+    drop label i  <=>  u[(l[i-h+1] * ... * l[i]  mod 2^64, as a signed integer)  floor-mod  TABLE_SIZE]  <  1/k
+
+with u the first TABLE_SIZE floats of torch's CPU generator at `TABLE_SEED`. torch is not needed for them: such a float is the low 24
+bits of a Mersenne Twister draw divided by 2^24, and numpy's legacy generator is seeded and stepped the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+TABLE_SIZE = 1_000_003
+TABLE_SEED = 2_971_215_073
+
+
+@functools.cache
+def hash_table() -> NDArray[np.uint32]:
+    """The table as integers: (TABLE_SIZE,), uint32, entry / 2**24 is the uniform float of the reference."""
+    draws = np.random.RandomState(TABLE_SEED).randint(0, 2**32, size=TABLE_SIZE, dtype=np.uint32)
+    return draws & np.uint32(2**24 - 1)
+
+
+@functools.cache
+def _dropping(k: int) -> NDArray[np.bool_]:
+    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label. `u < 1/k` in exact integers."""
+    return hash_table().astype(np.int64) * k < 2**24
+
+
+def window_products(values: NDArray[np.int64], h: int) -> NDArray[np.int64]:
+    """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n - h + 1).
+
+    Uses products of 1, 2, 4, ... values, so that h = 50 = 32 + 16 + 2 costs 7 multiplications instead of 49.
+    """
+    length = values.shape[-1] - h + 1
+    power, width, start = values, 1, 0
+    product: NDArray[np.int64] | None = None
+    remaining = h
+    while True:
+        if remaining & 1:
+            factor = power[..., start : start + length]
+            product = factor if product is None else product * factor
+            start += width
+        remaining >>= 1
+        if not remaining:
+            assert product is not None, "h is at least 1"
+            return product
+        power = power[..., :-width] * power[..., width:]
+        width *= 2
+
+
+def goldfish_mask(labels: ArrayLike, k: int, h: int) -> NDArray[np.bool_]:
+    """True where the loss leaves a label out.
+
+    Args:
+        labels: token ids, integers of shape (seq_len,) or (batch, seq_len); numpy or a CPU tensor. The true ids everywhere: the mask is
+            computed before any label is replaced by -100.
+        k: one label in k is dropped (about).
+        h: how many labels, the dropped one included, decide. The first h - 1 labels of each row are never dropped.
+
+    Raises:
+        ValueError: for k or h below 1, or a shape that is neither of the two.
+    """
+    if k < 1 or h < 1:
+        raise ValueError(f"goldfish needs k >= 1 and h >= 1, not k = {k} and h = {h}")
+    values = np.asarray(labels).astype(np.int64, copy=False)
+    if values.ndim not in (1, 2):
+        raise ValueError(f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {values.shape}")
+    mask = np.zeros(values.shape, dtype=np.bool_)
+    if values.shape[-1] >= h:
+        mask[..., h - 1 :] = _dropping(k)[window_products(values, h) % TABLE_SIZE]
+    return mask

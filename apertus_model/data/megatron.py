@@ -1,0 +1,182 @@
+"""Token files in Megatron's `.bin/.idx` format: memory-mapped reading, and writing.
+
+Invariants:
+- What is read is what Megatron's `IndexedDataset` and datatrove's `MegatronDocumentTokenizer` read and write: little endian, a header,
+  then sizes (int32), byte pointers (int64), document indices (int64).
+- Opening costs the same for a kilobyte and a terabyte: the header and the first and last entries are compared with the lengths of both
+  files; token ids are compared with the vocabulary when they are read.
+
+One sequence per document, stored back to back, so that the `.bin` is also one stream of tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from specs.errors import StageError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+# Megatron's dtype codes; writing uses 4 and 8 only.
+_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("u1"), 2: np.dtype("i1"), 3: np.dtype("<i2"), 4: np.dtype("<i4"), 5: np.dtype("<i8"), 8: np.dtype("<u2"),
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+class TokenFileError(StageError):
+    """A `.bin/.idx` pair that is not what it says; the message names the file and the numbers."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type that Megatron stores ids of such a vocabulary in: uint16 below 65,500, int32 from there on."""
+    return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
+
+
+class TokenFile:
+    """Read-only view of a `.bin` and its `.idx`. Picklable: what travels is the paths.
+
+    Args:
+        path: the `.bin`, or the path of both without suffix.
+        index: the `.idx`, where it does not lie beside the `.bin` under the same name.
+        vocab_size: when given, ids that are read are checked against it.
+
+    Attributes:
+        tokens: (number of tokens,), `dtype`, memory-mapped: all documents back to back.
+        sizes: (number of sequences,), int32: their lengths in tokens.
+        document_indices: (number of documents + 1,), int64: first sequence of each document, and the end.
+
+    Raises:
+        TokenFileError: when header, file lengths and counts do not fit together.
+        FileNotFoundError: when one of the two files is missing.
+    """
+
+    def __init__(self, path: Path | str, index: Path | str | None = None, *, vocab_size: int | None = None) -> None:
+        prefix = Path(str(path).removesuffix(".bin"))
+        self.path = data = _with_suffix(prefix, ".bin")
+        self.index = index = Path(index) if index else _with_suffix(prefix, ".idx")
+        self.vocab_size = vocab_size
+        index_bytes, data_bytes = index.stat().st_size, data.stat().st_size
+        with index.open("rb") as file:
+            header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {_HEADER.size}")
+        magic, version, code, count, borders = _HEADER.unpack(header)
+        if magic != MAGIC:
+            raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is no Megatron index")
+        if version != VERSION or code not in _DTYPES:
+            raise TokenFileError(f"{index} has version {version} and dtype code {code}; known are version 1 and codes {sorted(_DTYPES)}")
+        expected = _HEADER.size + 12 * count + 8 * borders
+        if index_bytes != expected:
+            raise TokenFileError(f"{index} has {index_bytes} bytes; {count} sequences and {borders} document borders take {expected}")
+        self.dtype = _DTYPES[code]
+        self.sizes: NDArray[np.int32] = _map(index, "<i4", _HEADER.size, count)
+        self._pointers: NDArray[np.int64] = _map(index, "<i8", _HEADER.size + 4 * count, count)
+        self.document_indices: NDArray[np.int64] = _map(index, "<i8", _HEADER.size + 12 * count, borders)
+        end = int(self._pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if count else 0
+        if end != data_bytes or (count and self._pointers[0] != 0):
+            raise TokenFileError(f"{data} has {data_bytes} bytes; by {index.name} its {count} sequences end at byte {end}")
+        if not borders or self.document_indices[0] != 0 or self.document_indices[-1] != count:
+            raise TokenFileError(f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}")
+        self.tokens: NDArray[np.integer] = _map(data, self.dtype, 0, data_bytes // self.dtype.itemsize)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(TokenFile, vocab_size=self.vocab_size), (self.path, self.index)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        """Tokens of one sequence: (size,), `dtype`."""
+        start = int(self._pointers[index]) // self.dtype.itemsize
+        return self.read(start, start + int(self.sizes[index]))
+
+    def read(self, start: int, stop: int) -> NDArray[np.integer]:
+        """Tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id outside of the vocabulary."""
+        tokens = self.tokens[start:stop]
+        if self.vocab_size is not None and tokens.size:
+            worst = tokens.min() if tokens.min() < 0 else tokens.max()
+            if not 0 <= worst < self.vocab_size:
+                raise TokenFileError(
+                    f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {self.vocab_size}"
+                )
+        return tokens
+
+    def verify(self) -> None:
+        """Reads everything: sequences must lie back to back and ids within the vocabulary. Raises TokenFileError."""
+        ends = np.cumsum(self.sizes, dtype=np.int64) * self.dtype.itemsize
+        wrong = np.flatnonzero(self._pointers[1:] != ends[:-1])
+        if wrong.size:
+            first = int(wrong[0]) + 1
+            raise TokenFileError(
+                f"{self.index}: sequence {first} begins at byte {self._pointers[first]}, the one before ends at {ends[first - 1]}"
+            )
+        for start in range(0, self.tokens.size, 2**24):
+            self.read(start, min(start + 2**24, self.tokens.size))
+
+
+class TokenFileWriter:
+    """Writes `<prefix>.bin` document by document and `<prefix>.idx` at the end; a context manager.
+
+    Raises ValueError for a token id that the dtype cannot hold.
+    """
+
+    def __init__(self, prefix: Path | str, dtype: DTypeLike) -> None:
+        self.prefix = Path(prefix)
+        self.dtype = np.dtype(dtype)
+        self.sizes: list[int] = []
+        self._code = _CODES[self.dtype]
+        self._file = _with_suffix(self.prefix, ".bin").open("wb")
+
+    def write(self, tokens: NDArray[np.integer] | Iterable[int]) -> None:
+        """Appends one document: ids of shape (n,), any integer type."""
+        ids = tokens if isinstance(tokens, np.ndarray) else np.fromiter(tokens, dtype=np.int64)
+        if ids.dtype != self.dtype:
+            limits = np.iinfo(self.dtype)
+            if ids.size and not (limits.min <= ids.min() and ids.max() <= limits.max):
+                raise ValueError(f"token ids from {ids.min()} to {ids.max()} do not fit into {self.dtype} ({self.prefix}.bin)")
+            ids = ids.astype(self.dtype)
+        self._file.write(ids.tobytes())
+        self.sizes.append(int(ids.size))
+
+    def close(self) -> None:
+        """Writes the index. Without it the pair is incomplete and no reader accepts it."""
+        self._file.close()
+        sizes = np.array(self.sizes, dtype="<i4")
+        ends = np.cumsum(sizes, dtype="<i8") * self.dtype.itemsize
+        pointers = ends - sizes.astype("<i8") * self.dtype.itemsize
+        with _with_suffix(self.prefix, ".idx").open("wb") as file:
+            file.write(_HEADER.pack(MAGIC, VERSION, self._code, len(sizes), len(sizes) + 1))
+            for table in (sizes, pointers, np.arange(len(sizes) + 1, dtype="<i8")):
+                file.write(table.tobytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+
+def _with_suffix(prefix: Path, suffix: str) -> Path:
+    """`Path.with_suffix` would cut `corpus.v2` short."""
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _map(path: Path, dtype: DTypeLike, offset: int, count: int) -> NDArray:
+    """A read-only array over a part of a file; an empty one cannot be mapped."""
+    if not count:
+        return np.empty(0, dtype=dtype)
+    # A plain ndarray over the map: slices of np.memmap are much slower to make.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)))

@@ -1,0 +1,46 @@
+"""Documents of a source as a datatrove reader.
+
+Invariant: task `rank` reads the files `tasks[rank]`, in order; which files those are was decided before, and depends neither on the number
+of workers nor on datatrove's own sharding.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.readers.base import BaseDiskReader
+
+from apertus_model.data.documents import Rejection, open_source, read_documents
+from specs.sources import SourceSpec
+
+
+class SourceReader(BaseDiskReader):
+    """Reads any format of `SourceSpec` from any fsspec URL. Stats: `bytes`, `rejected_<reason>`, and datatrove's own.
+
+    `source.limit` bounds the documents of each task, so a source with a limit has to be a single task.
+    """
+
+    name = "documents"
+
+    def __init__(self, source: SourceSpec, tasks: list[list[str]]) -> None:
+        fs, root = open_source(source)
+        super().__init__((root, fs), limit=-1 if source.limit is None else source.limit, add_file_path=False)
+        self._source = source
+        self._root = root
+        self._fs = fs
+        self._tasks = tasks
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        for document in self.read_files_shard(self._tasks[rank]):
+            self.update_doc_stats(document)
+            self.stat_update("bytes", value=len(document.text.encode()))
+            yield document
+
+    def read_file(self, filepath: str) -> DocumentsPipeline:
+        name = filepath or PurePosixPath(self._root).name
+        for index, found in enumerate(read_documents(self._source, self._fs, self._root, filepath)):
+            if isinstance(found, Rejection):
+                self.stat_update(f"rejected_{found.reason}")
+                continue
+            yield self.get_document_from_dict({"text": found}, name, index)

@@ -1,0 +1,227 @@
+"""Training and validation samples: windows over token files, as a function of the sample index.
+
+Invariants:
+- Sample i of (recipe, token files, sequence length, seed, Goldfish parameters) is the same bytes in every process, on any number of
+  ranks, before and after a restart. There is no state but the memory maps.
+- The training split of a source is one stream of tokens, its shards one after the other. Window w covers tokens [w L, w L + L]: L + 1
+  tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch.
+- Positions restart at 0 behind each end-of-document token, and at the start of a window.
+- Where the input is the end-of-document token, the label is IGNORED: predicting `</s>` is trained, predicting the `<s>` of an unrelated
+  document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees the true ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apertus_model.data.goldfish import goldfish_mask
+from apertus_model.data.megatron import TokenFile
+from apertus_model.data.order import Draw, MixtureOrder
+from infra.store.inputs import SourceError
+from specs.stages.training import Goldfish
+
+IGNORED = -100
+TokenPath = Path | str | tuple[Path, Path]
+"""A token file: the common path of `.bin` and `.idx` without suffix, or the two paths."""
+TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath]
+
+
+class Sample(NamedTuple):
+    """One sequence of `L = sequence_length` tokens.
+
+    input: (L,), int64; labels: (L,), int64, IGNORED where nothing is trained; positions: (L,), int64, from 0 in each document;
+    source: index of the source in the recipe.
+    """
+
+    input: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    source: int
+
+
+class TokenStream:
+    """The token files of one split of one source, one after the other.
+
+    Raises ValueError without files, and what TokenFile raises.
+    """
+
+    def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
+        shards = paths if isinstance(paths, list) else [paths]
+        if not shards:
+            raise ValueError("a token stream needs at least one token file")
+        pairs = [shard if isinstance(shard, tuple) else (shard, None) for shard in shards]
+        self._files = [TokenFile(path, index, vocab_size=vocab_size) for path, index in pairs]
+        self._starts = np.cumsum([0, *(file.tokens.size for file in self._files)])
+
+    def __len__(self) -> int:
+        """Tokens of all files together."""
+        return int(self._starts[-1])
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Tokens [start, stop): (stop - start,), int64."""
+        tokens = np.empty(stop - start, dtype=np.int64)
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        done = 0
+        for file, offset in zip(self._files[first:], self._starts[first:-1], strict=True):
+            if done == tokens.size:
+                break
+            piece = file.read(start + done - int(offset), stop - int(offset))
+            tokens[done : done + piece.size] = piece
+            done += piece.size
+        if done < tokens.size:
+            raise IndexError(f"tokens {start} to {stop} were asked for; the stream has {len(self)}")
+        return tokens
+
+    def windows(self, sequence_length: int) -> int:
+        """How many whole windows of `sequence_length` labels there are."""
+        return max(0, (len(self) - 1) // sequence_length)
+
+
+class MixtureSamples:
+    """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
+
+    Built by `open`. Picklable and safe to share between forked workers: reading has no state.
+    """
+
+    def __init__(self, streams: Sequence[TokenStream], order: MixtureOrder, sequence_length: int, eos_id: int, goldfish: Goldfish | None):
+        self._streams = streams
+        self._order = order
+        self._sequence_length = sequence_length
+        self._eos_id = eos_id
+        self._goldfish = goldfish
+
+    @classmethod
+    def open(
+        cls,
+        recipe: dict[str, Any],
+        bins: Sequence[TokenPaths],
+        *,
+        sequence_length: int,
+        seed: int | None = None,
+        goldfish: Goldfish | None = None,
+    ) -> MixtureSamples:
+        """Opens the training split of a mixture.
+
+        Args:
+            recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
+            bins: for each source of the recipe, in its order, the token file of its training split, or the list of its shards
+                (`apertus_model.data.corpora.split_files` gives it).
+            sequence_length: labels per sample.
+            seed: of the order; the recipe's by default.
+            goldfish: parameters of the Goldfish loss; None masks nothing.
+
+        Raises:
+            ValueError: when the numbers of sources differ.
+            SourceError: when a source is too short for a single window.
+            TokenFileError: when a token file is damaged.
+        """
+        sources = recipe["sources"]
+        if len(bins) != len(sources):
+            raise ValueError(f"the recipe has {len(sources)} sources, but token files of {len(bins)} were given")
+        streams = [TokenStream(paths, recipe["vocab_size"]) for paths in bins]
+        for index, stream in enumerate(streams):
+            if not stream.windows(sequence_length):
+                raise SourceError(
+                    f"source {index} (corpus {sources[index]['fingerprint']}) has {len(stream)} training tokens; a sample of sequence "
+                    f"length {sequence_length} takes {sequence_length + 1}. Fix: add documents to it, leave it out or shorten the sequences"
+                )
+        order = MixtureOrder(
+            [Fraction(source["weight"]) for source in sources],
+            [stream.windows(sequence_length) for stream in streams],
+            recipe["seed"] if seed is None else seed,
+        )
+        return cls(streams, order, sequence_length, recipe["eos_id"], goldfish)
+
+    def __getitem__(self, i: int) -> Sample:
+        """Sample i, i >= 0. Raises IndexError for a negative index."""
+        draw = self._order[i]
+        start = draw.window * self._sequence_length
+        tokens = self._streams[draw.source].read(start, start + self._sequence_length + 1)
+        return _sample(tokens, draw.source, self._eos_id, self._goldfish)
+
+    def source_of(self, i: int) -> tuple[int, int]:
+        """(index of the source of sample i, how many of its samples come before this one in its own endless sequence)."""
+        draw = self.draw(i)
+        return draw.source, draw.draw
+
+    def draw(self, i: int) -> Draw:
+        """Everything about where sample i comes from."""
+        return self._order[i]
+
+    def epochs(self, n: int) -> list[float]:
+        """Passes over each source after n samples (exact to a block of the order, see `MixtureOrder.discrepancy`)."""
+        return [float(n * share / windows) for share, windows in zip(self._order.shares, self._order.windows, strict=True)]
+
+
+class ValidationSamples(Sequence[Sample]):
+    """Held-out sequences, source after source, in order, without Goldfish.
+
+    Every held-out token but the first of a source is a label exactly once (ends of documents as in training): the last window of a source
+    is filled up with end-of-document tokens whose labels are IGNORED.
+    """
+
+    def __init__(self, streams: Sequence[TokenStream], sequence_length: int, eos_id: int) -> None:
+        self._streams = streams
+        self._sequence_length = sequence_length
+        self._eos_id = eos_id
+        counts = [max(0, -(-(len(stream) - 1) // sequence_length)) for stream in streams]
+        self._starts = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"validation sample {index} of {len(self)}")
+        source = int(np.searchsorted(self._starts, index, side="right")) - 1
+        stream, length = self._streams[source], self._sequence_length
+        start = (index - int(self._starts[source])) * length
+        tokens = stream.read(start, min(start + length + 1, len(stream)))
+        known = tokens.size - 1
+        sample = _sample(np.pad(tokens, (0, length - known), constant_values=self._eos_id), source, self._eos_id, None)
+        sample.labels[known:] = IGNORED
+        return sample
+
+    def of_source(self, source: int) -> range:
+        """Indices of the samples of one source."""
+        return range(int(self._starts[source]), int(self._starts[source + 1]))
+
+
+def validation_samples(recipe: dict[str, Any], bins: Sequence[TokenPaths], *, sequence_length: int) -> ValidationSamples:
+    """Opens the held-out split of a mixture; arguments and errors as in `MixtureSamples.open`."""
+    if len(bins) != len(recipe["sources"]):
+        raise ValueError(f"the recipe has {len(recipe['sources'])} sources, but token files of {len(bins)} were given")
+    return ValidationSamples([TokenStream(paths, recipe["vocab_size"]) for paths in bins], sequence_length, recipe["eos_id"])
+
+
+def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
+    """(L + 1,) tokens -> a sample of L."""
+    inputs, labels = tokens[:-1], tokens[1:].copy()
+    if goldfish is not None:
+        labels[goldfish_mask(tokens[1:], goldfish.k, goldfish.h)] = IGNORED
+    ends = inputs == eos_id
+    labels[ends] = IGNORED
+    return Sample(inputs.copy(), labels, positions_within_documents(ends), source)
+
+
+def positions_within_documents(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Distance of each token from the start of its document: (L,), bool (token is an end of document) -> (L,), int64.
+
+    Example: [F F T F T T F] -> [0 1 2 0 1 0 0].
+    """
+    index = np.arange(ends.size, dtype=np.int64)
+    starts = np.zeros_like(index)
+    starts[1:] = np.where(ends[:-1], index[1:], 0)
+    return index - np.maximum.accumulate(starts)

@@ -1,0 +1,86 @@
+"""Initial weights that do not depend on the parallel layout.
+
+Invariant: the value of every element is a pure function of (seed, parameter name, element index). A parameter is cut into
+fixed blocks of rows; each block has a generator of its own, seeded by a hash of (seed, name, block), and a rank draws only
+the blocks that it owns a part of. torch's own DTensor initialisation depends on the layout.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpointer.utils import canonical_fqn
+
+from apertus_model.model.xielu import INITIAL_ALPHA_N, INITIAL_ALPHA_P
+
+_BLOCK_ELEMENTS = 1 << 16
+_OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
+
+
+def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: int) -> None:
+    """Fill every parameter in place, as in the Apertus recipe (section 1, initialisation).
+
+    Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2 n_layers)`;
+    norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3).
+
+    Args:
+        model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
+        seed: seed of the run.
+        std: standard deviation of the matrices.
+        n_layers: depth of the whole model.
+    """
+    output_std = std / math.sqrt(2 * n_layers)
+    with torch.no_grad():
+        for wrapped_name, parameter in model.named_parameters():
+            name = canonical_fqn(wrapped_name)
+            if name.endswith(".alpha_p"):
+                _local(parameter).fill_(INITIAL_ALPHA_P)
+            elif name.endswith(".alpha_n"):
+                _local(parameter).fill_(INITIAL_ALPHA_N)
+            elif parameter.ndim == 1:
+                _local(parameter).fill_(1.0)
+            else:
+                fill_normal(parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std)
+
+
+def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) -> None:
+    """Fill a matrix, or the part of it that this rank owns, with normal values of mean 0.
+
+    Args:
+        parameter: (rows, columns) tensor or DTensor.
+        name: fully qualified name, part of the seed of every block.
+        seed: seed of the run.
+        std: standard deviation.
+    """
+    rows, columns = parameter.shape
+    rows_per_block = max(1, _BLOCK_ELEMENTS // columns)
+    local = _local(parameter)
+    (row_start, column_start), (local_rows, local_columns) = _owned_region(parameter)
+    row_end = row_start + local_rows
+    for block in range(row_start // rows_per_block, math.ceil(row_end / rows_per_block)):
+        first = block * rows_per_block
+        generator = torch.Generator().manual_seed(_block_seed(seed, name, block))
+        values = torch.empty(min(rows_per_block, rows - first), columns).normal_(0.0, std, generator=generator)
+        begin, end = max(first, row_start), min(first + len(values), row_end)
+        local[begin - row_start : end - row_start].copy_(
+            values[begin - first : end - first, column_start : column_start + local_columns]
+        )
+
+
+def _block_seed(seed: int, name: str, block: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _owned_region(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offset and size of this rank's part of a parameter, as the checkpoint writer sees them."""
+    if not isinstance(parameter, DTensor):
+        return (0,) * parameter.ndim, tuple(parameter.shape)
+    (chunk,) = parameter.__create_chunk_list__()
+    return tuple(chunk.offsets), tuple(chunk.sizes)

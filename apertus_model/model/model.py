@@ -1,0 +1,223 @@
+"""The Apertus decoder as a torchtitan model, built from a `ModelSpec`.
+
+    x = x + wo(attention(rope(norm(wq x)), rope(norm(wk x)), wv x))      grouped queries, QK-norm before RoPE
+    x = x + down_proj(xielu(up_proj x))                                   both on pre-normed x, no biases, untied embeddings
+
+Invariant: the config is complete without a run: dimensions come from the spec, layout and length from the trainer's config
+(`update_from_config`), and initial weights only from `seed` (see `init`). Source: Apertus report (arXiv 2509.14233), section 2.1.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common.attention import AttentionMasksType, GQAttention, QKVLinear, VarlenAttention
+from torchtitan.models.common.attention import create_varlen_metadata_for_document as varlen_metadata
+from torchtitan.models.common.decoder import Decoder, TransformerBlock
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.utils import get_dense_model_nparams_and_flops
+from torchtitan.protocols.module import Module
+
+from apertus_model.model.attention import SdpaAttention, document_mask, inner_attention
+from apertus_model.model.init import initialise_parameters
+from apertus_model.model.rope import Llama3RoPE
+from apertus_model.model.sharding import set_sharding
+from apertus_model.model.xielu import XIELU
+from specs.model import ModelSpec
+
+
+class ApertusFeedForward(Module):
+    """Two matrices around xIELU, without a gate: (batch, seq_len, dim) -> (batch, seq_len, dim)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        up_proj: Linear.Config
+        down_proj: Linear.Config
+        act: XIELU.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.up_proj = config.up_proj.build()
+        self.act = config.act.build()
+        self.down_proj = config.down_proj.build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the feed-forward block position by position."""
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class ApertusBlock(TransformerBlock):
+    """One layer: attention and feed-forward, each on normed input, each added to the residual stream."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TransformerBlock.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert config.feed_forward is not None
+        self.attention_norm = config.attention_norm.build()
+        self.attention = config.attention.build()
+        self.ffn_norm = config.ffn_norm.build()
+        self.feed_forward = config.feed_forward.build()
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        attention_masks: AttentionMasksType | torch.Tensor | None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by `ApertusModel.get_attention_masks`."""
+        x = x + self.attention(self.attention_norm(x), attention_masks, positions)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class ApertusModel(Decoder):
+    """Decoder from tokens to logits. `cp_mesh` is set by `parallelize` where ranks share a sequence."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Decoder.Config):
+        seed: int
+        init_std: float
+
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
+            """Take sequence length and layout from a trainer config (torchtitan calls this before building)."""
+            Decoder.Config.update_from_config(self, config=config, **kwargs)
+            set_sharding(self, sequence_parallel=config.parallelism.enable_sequence_parallel)
+
+        def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+            """Number of parameters, and training FLOPs per token."""
+            attention = self.layers[0].attention
+            return get_dense_model_nparams_and_flops(
+                model,
+                n_layers=len(self.layers),
+                n_heads=attention.n_heads,
+                head_dims=2 * attention.head_dim,
+                seq_len=seq_len,
+            )
+
+    config: Config
+    cp_mesh: DeviceMesh | None = None
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        attention_masks: AttentionMasksType | torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the next token.
+
+        Args:
+            tokens: (batch, seq_len) int64.
+            positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by default.
+            attention_masks: as made by `get_attention_masks`, which is called when they are not given.
+
+        Returns:
+            (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise.
+        """
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        if attention_masks is None:
+            attention_masks = self.get_attention_masks(positions)
+        return super().forward(tokens, positions, attention_masks)  # type: ignore[arg-type]  # dense masks are ours
+
+    def get_attention_masks(self, positions: torch.Tensor) -> Any:
+        """The document mask in the form that the attention backend wants; made once, shared by all layers."""
+        backend = self.config.first_attention.inner_attention  # type: ignore[union-attr]  # every layer has attention
+        if isinstance(backend, SdpaAttention.Config):
+            return document_mask(positions, self.cp_mesh)
+        if isinstance(backend, VarlenAttention.Config):
+            return varlen_metadata(positions)
+        return super().get_attention_masks(positions)
+
+    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
+        """Fill buffers (torchtitan) and parameters (ours, independent of the layout)."""
+        super().init_states(buffer_device=buffer_device)
+        initialise_parameters(
+            self, seed=self.config.seed, std=self.config.init_std, n_layers=len(self.config.layers)
+        )
+
+
+def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed: int = 0) -> ApertusModel.Config:
+    """The torchtitan config of a model.
+
+    Args:
+        spec: dimensions.
+        sequence_length: longest sequence, in tokens.
+        attention: resolved attention backend (`attention.resolve_backend`).
+        seed: seed of the initial weights.
+    """
+    no_init = {"weight": skip_param_init}
+
+    def linear(inputs: int, outputs: int) -> Linear.Config:
+        return Linear.Config(in_features=inputs, out_features=outputs, param_init=no_init)
+
+    def norm(width: int) -> RMSNorm.Config:
+        return RMSNorm.Config(normalized_shape=width, eps=spec.norm_eps, param_init=no_init)
+
+    layer = ApertusBlock.Config(
+        attention_norm=norm(spec.dim),
+        attention=GQAttention.Config(
+            dim=spec.dim,
+            n_heads=spec.n_heads,
+            n_kv_heads=spec.n_kv_heads,
+            head_dim=spec.head_dim,
+            qkv_linear=QKVLinear.Config(
+                head_dim=spec.head_dim,
+                wq=linear(spec.dim, spec.n_heads * spec.head_dim),
+                wkv=linear(spec.dim, spec.n_kv_heads * spec.head_dim),
+            ),
+            qk_norm=norm(spec.head_dim),
+            rope=rope_config(spec, sequence_length),
+            inner_attention=inner_attention(attention),
+            wo=linear(spec.n_heads * spec.head_dim, spec.dim),
+        ),
+        ffn_norm=norm(spec.dim),
+        feed_forward=ApertusFeedForward.Config(  # type: ignore[arg-type]  # torchtitan accepts any Module here
+            up_proj=linear(spec.dim, spec.ffn_dim),
+            act=XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init}),
+            down_proj=linear(spec.ffn_dim, spec.dim),
+        ),
+    )
+    return ApertusModel.Config(
+        dim=spec.dim,
+        vocab_size=spec.vocab_size,
+        seed=seed,
+        init_std=spec.init_std,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init
+        ),
+        layers=[_copy(layer) for _ in range(spec.n_layers)],
+        norm=norm(spec.dim),
+        lm_head=linear(spec.dim, spec.vocab_size),
+    )
+
+
+def rope_config(spec: ModelSpec, sequence_length: int) -> Llama3RoPE.Config:
+    """The rotary embedding of a spec, for positions below `sequence_length`."""
+    if spec.rope_scaling is None:
+        return Llama3RoPE.Config(dim=spec.head_dim, max_seq_len=sequence_length, theta=spec.rope_theta)
+    return Llama3RoPE.Config(
+        dim=spec.head_dim,
+        max_seq_len=sequence_length,
+        theta=spec.rope_theta,
+        scaling="llama",
+        scaling_factor=spec.rope_scaling.factor,
+        low_freq_factor=spec.rope_scaling.low_freq_factor,
+        high_freq_factor=spec.rope_scaling.high_freq_factor,
+        original_max_position_embeddings=spec.rope_scaling.original_max_position,
+    )
+
+
+def _copy(config: Any) -> Any:
+    """A config with nested configs of its own, so that no two layers share one that torchtitan may edit."""
+    nested = {
+        field.name: _copy(value)
+        for field in dataclasses.fields(config)
+        if isinstance(value := getattr(config, field.name), Module.Config)
+    }
+    return dataclasses.replace(config, **nested)

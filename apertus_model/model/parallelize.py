@@ -1,0 +1,105 @@
+"""Spread a model over processes: tensor and context parallelism, activation checkpointing, compile, FSDP2.
+
+Invariant: gradients are summed, never averaged; the loss is already divided by the global number of trained tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.compile import apply_compile
+from torchtitan.distributed.context_parallel import apply_cp_to_forward
+from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
+
+from apertus_model.model.attention import SdpaAttention
+from apertus_model.model.model import ApertusModel
+
+
+def parallelize(
+    model: ApertusModel,
+    *,
+    parallel_dims: ParallelDims,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+    compile_config: CompileConfig,
+    ac_config: Any,
+    dump_folder: str,
+) -> ApertusModel:
+    """Apply a layout to a model on the meta device, in place. Called by torchtitan's Trainer, whose arguments these are.
+
+    Raises:
+        ValueError: pipeline parallelism, or a torchtitan backend other than `partial_dtensor`, with the reason.
+    """
+    refuse_unsupported(parallelism)
+    if parallel_dims.cp_enabled:
+        _share_sequences(model, parallel_dims)
+    if parallel_dims.tp_enabled:
+        model.parallelize(parallel_dims)
+    if ac_config is not None:
+        ac_config.build(dump_folder=dump_folder).apply(model)
+    if compile_config.enable and "model" in compile_config.components:
+        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+    axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+    apply_fsdp_to_decoder(
+        model,
+        parallel_dims.get_mesh(axes),
+        param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+        reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+        pp_enabled=False,
+        cpu_offload=training.enable_cpu_offload,
+        reshard_after_forward_policy=parallelism.fsdp_reshard_after_forward,
+    )
+    if torch.distributed.get_backend() == "gloo":
+        _sum_gradients_plainly(model)
+    return model
+
+
+def refuse_unsupported(parallelism: ParallelismConfig) -> None:
+    """ValueError for a layout that torchtitan 0.3.0 offers and this engine does not run, with the reason."""
+    if parallelism.pipeline_parallel_degree > 1:
+        raise ValueError(
+            f"pipeline parallelism (degree {parallelism.pipeline_parallel_degree}) is not supported: torchtitan 0.3.0 "
+            "calls the pipeline schedule with arguments that torch 2.13 does not have; use FSDP, tensor or context parallelism"
+        )
+    if parallelism.spmd_backend != "partial_dtensor":
+        raise ValueError(
+            f"torchtitan's backend {parallelism.spmd_backend!r} fails on more than one process with torch 2.13 "
+            "(parameters are not DTensors on the full mesh); use partial_dtensor"
+        )
+
+
+def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
+    """Context parallelism: each rank has a slice of every sequence and fetches the keys of the others."""
+    mesh = parallel_dims.get_mesh("cp")
+    attentions = [block.attention.inner_attention for block in model.layers.values()]  # type: ignore[union-attr]
+    if all(isinstance(attention, FlexAttention) for attention in attentions):
+        apply_cp_to_forward(attentions, mesh)  # type: ignore[arg-type]
+        return
+    model.cp_mesh = mesh
+    for attention in attentions:
+        assert isinstance(attention, SdpaAttention), "resolve_backend refuses the other backends"
+        attention.cp_mesh = mesh
+
+
+def _sum_gradients_plainly(model: ApertusModel) -> None:
+    """gloo has no pre-multiplied sum, which FSDP2 otherwise uses for reductions."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def titan_model(config: ApertusModel.Config) -> TitanModelSpec:
+    """What torchtitan's Trainer wants to know about a model."""
+    return TitanModelSpec(
+        name="apertus",
+        flavor=f"{config.dim}x{len(config.layers)}",
+        model=config,
+        parallelize_fn=parallelize,
+        pipelining_fn=None,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=None,
+    )

@@ -1,0 +1,76 @@
+"""xIELU, the trainable activation of Apertus (arXiv 2411.13010).
+
+Invariant: the effective slopes stay positive, since both trained scalars pass through softplus; beta and eps are
+constants of the function, not parameters.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchtitan.protocols.module import Module
+
+BETA = 0.5
+EPS = -1e-6
+INITIAL_ALPHA = 0.8
+
+
+def inverse_softplus(value: float) -> float:
+    """The x with softplus(x) = value, for value > 0."""
+    return math.log(math.expm1(value))
+
+
+INITIAL_ALPHA_P = inverse_softplus(INITIAL_ALPHA)
+INITIAL_ALPHA_N = inverse_softplus(INITIAL_ALPHA - BETA)
+
+
+class XIELU(Module):
+    """Elementwise activation with two trained scalars per layer, `alpha_p` and `alpha_n`, each of shape (1,).
+
+    With a_p = softplus(alpha_p) and a_n = beta + softplus(alpha_n):
+
+        x >  0:  a_p x^2 + beta x
+        x <= 0:  a_n (expm1(min(x, eps)) - x) + beta x
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.alpha_p = nn.Parameter(torch.empty(1))
+        self.alpha_n = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the activation to `x` of any shape; the result has its shape and dtype."""
+        return _XIELU.apply(x, F.softplus(self.alpha_p), BETA + F.softplus(self.alpha_n))
+
+
+class _XIELU(torch.autograd.Function):
+    """The formula with a backward pass of its own, which keeps `x` alone: the tensors that autograd would keep for it are
+    several times the size of all other activations of a layer, and moving them is what the CPU spends its time on.
+
+    The derivative is that of the smooth function also between eps and 0, where min(x, eps) has none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slope_p: torch.Tensor, slope_n: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, slope_p, slope_n)
+        positive = x > 0
+        curve = torch.expm1(x.clamp(max=EPS)).sub_(x).mul_(slope_n)
+        return torch.where(positive, slope_p * x * x, curve).add_(x, alpha=BETA)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        (gradient,) = gradients
+        x, slope_p, slope_n = ctx.saved_tensors
+        above = x.clamp(min=0)
+        bend = torch.expm1(x.clamp(max=EPS)).masked_fill_(x > 0, 0)
+        to_slope_p = (above.square() * gradient).sum(dtype=torch.float32)
+        to_slope_n = ((bend - x + above) * gradient).sum(dtype=torch.float32)
+        to_x = above.mul_(2 * slope_p).add_(bend.mul_(slope_n)).add_(BETA).mul_(gradient)
+        return to_x, to_slope_p.to(slope_p.dtype).view(1), to_slope_n.to(slope_n.dtype).view(1)

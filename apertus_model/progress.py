@@ -1,0 +1,33 @@
+"""What a running stage says about itself: a local JSONL file that the launcher follows.
+
+Invariant: reporting is cheap and never fails a stage; at most a few rows a second are written, the first and the last always.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+
+class Progress:
+    """`update` reports how far the stage is, `log` a line of text for people."""
+
+    def __init__(self, path: str | Path | None, interval: float = 0.2) -> None:
+        self._file = open(path, "a", buffering=1) if path else None  # noqa: SIM115  # lives as long as the process
+        self._interval = interval
+        self._last = 0.0
+
+    def update(self, done: float, total: float, unit: str, **metrics: float) -> None:
+        now = time.monotonic()
+        if done < total and now - self._last < self._interval:
+            return
+        self._last = now
+        self._write({"done": done, "total": total, "unit": unit, "metrics": metrics})
+
+    def log(self, text: str) -> None:
+        print(text, flush=True)
+
+    def _write(self, row: dict[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(row) + "\n")

@@ -1,0 +1,117 @@
+"""The `tokenizer` stage: byte-level BPE trained on text, or an existing Hugging Face tokenizer taken over.
+
+Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`: a folder for `AutoTokenizer.from_pretrained`.
+
+Invariants: encoding adds the begin-of-document token in front and nothing else; decoding gives the text back exactly (no normaliser, byte
+level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the same text gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from tokenizers import Tokenizer
+
+from apertus_model.data.documents import Rejection, open_source, read_documents
+from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from infra.store import Attempt
+from infra.store.inputs import SourceError, list_source
+from specs.job import Job
+from specs.sources import SourceSpec, resolve_url
+from specs.stages.tokenizer import TokenizerPart
+
+IMPORTED_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the stage. SourceError for a source without text, or a folder that holds no usable tokenizer."""
+    part = TokenizerPart.model_validate(job.spec)
+    metrics: dict[str, Any] = {}
+    if part.path is not None:
+        folder = _import(part.path, attempt.workdir)
+        specials = _special_tokens(folder, part.path)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    else:
+        texts = [list(_texts(source, part.bytes_per_source)) for source in part.sources]
+        progress.update(0, 1, "tokenizers")
+        tokenizer = train([text for source in texts for text in source], part.vocab_size, part.reserved)
+        folder = attempt.workdir
+        tokenizer.save(str(folder / "tokenizer.json"))
+        for name, document in config_files(part.reserved).items():
+            (folder / name).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        specials = {"bos": BOS, "eos": EOS, "pad": PAD}
+        metrics["bytes_per_token"] = [_bytes_per_token(tokenizer, source) for source in texts]
+        metrics["bytes_read"] = [sum(len(text.encode()) for text in source) for source in texts]
+    size = tokenizer.get_vocab_size()
+    if size > part.vocab_size:
+        least = -(-size // 128) * 128
+        raise SourceError(f"the tokenizer has {size} tokens, more than vocab_size {part.vocab_size}. Fix: vocab_size: {least}")
+    for name in IMPORTED_FILES:
+        if (folder / name).exists():
+            attempt.put(folder / name, name)
+    facts: dict[str, Any] = {"vocab_size": part.vocab_size}
+    for role, token in specials.items():
+        facts |= {f"{role}_token": token, f"{role}_id": tokenizer.token_to_id(token)}
+    progress.update(1, 1, "tokenizers")
+    attempt.commit(metrics={"vocab_size": part.vocab_size, "tokens": size, **metrics}, facts=facts)
+
+
+def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
+    """Documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is none."""
+    fs, root = open_source(source)
+    left, documents = limit, 0
+    for file in list_source(source).files:
+        for text in read_documents(source, fs, root, file.path):
+            if isinstance(text, Rejection):
+                continue
+            piece = text.encode()[:left].decode("utf-8", errors="ignore")
+            left -= len(text.encode())
+            documents += 1
+            yield piece
+            if left <= 0 or documents == source.limit:
+                return
+    if not documents:
+        raise SourceError(f"there is no document in the files of {source.url}. Fix: its format ({source.format}) or its globs")
+
+
+def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
+    """Compression on the training text; special tokens are not counted."""
+    tokens = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts, add_special_tokens=False))
+    return round(sum(len(text.encode()) for text in texts) / tokens, 4)
+
+
+def _import(url: str, workdir: Path) -> Path:
+    """Copies the files of a tokenizer folder. SourceError when the folder cannot be read or has no tokenizer.json."""
+    try:
+        fs, root = fsspec.core.url_to_fs(resolve_url(url))
+        for name in IMPORTED_FILES:
+            if fs.exists(f"{root.rstrip('/')}/{name}"):
+                fs.get_file(f"{root.rstrip('/')}/{name}", str(workdir / name))
+    except (OSError, ValueError, ImportError) as error:
+        raise SourceError(f"cannot read the tokenizer folder {url}: {type(error).__name__}: {error}") from error
+    if not (workdir / "tokenizer.json").exists():
+        raise SourceError(f"the tokenizer folder {url} has no tokenizer.json (a fast tokenizer of Hugging Face)")
+    return workdir
+
+
+def _special_tokens(folder: Path, url: str) -> dict[str, str]:
+    """Begin, end and padding token of an imported folder; padding is optional there. SourceError when begin or end is not stated."""
+    stated: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            stated |= json.loads((folder / name).read_text())
+    found: dict[str, str] = {}
+    for role in ("bos", "eos", "pad"):
+        token = stated.get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            found[role] = text
+        elif role != "pad":
+            raise SourceError(f"the tokenizer folder {url} states no {role}_token. Fix: name it in its tokenizer_config.json")
+    return found

@@ -1,0 +1,161 @@
+"""Training: one segment of a `pretrain` or `cooldown` stage, on the torchtitan engine.
+
+Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's end.
+
+Invariant: what to begin from is the launcher's choice, stated in the job: a checkpoint of this very trajectory (`resume_*`), a
+parent's, or new weights. Nothing is looked for in the attempt's own folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from apertus_model.data.corpora import split_files
+from apertus_model.data.samples import MixtureSamples, validation_samples
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.config import RunHooks, trainer_config
+from apertus_model.trainer.heldout import HeldOutLoss
+from apertus_model.trainer.loader import SampleLike
+from apertus_model.trainer.process import engine_process
+from infra.store import Artifact, Attempt
+from specs.job import Job
+from specs.launch import Launch
+from specs.stages.training import Segment
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Trains the segment to its end, or until a stop is asked for, which leaves a checkpoint and no manifest."""
+    segment = Segment.model_validate(job.spec)
+    with engine_process(threads=Launch.model_validate(job.launch).threads or 2) as world_size:
+        data = MixtureData(attempt, job, segment)
+        report = Report(attempt, progress, segment, data)
+        if job.resume_step is not None:
+            report.facts = attempt.artifact.checkpoint(job.resume_step).facts
+        hooks = RunHooks(
+            open_samples=lambda: data.samples,
+            heldout=data.heldout,
+            source=starting_point(job, segment, attempt),
+            begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
+            checkpoint_location=lambda step: attempt.location(attempt.checkpoint_folder(step)),
+            commit=report.commit_checkpoint,
+            record=report.add_step,
+            record_heldout=report.add_heldout,
+            stop_requested=lambda: stop.requested,
+            scratch=job.scratch,
+            timed=attempt.store.timed,
+        )
+        trainer = trainer_config(segment, hooks, world_size=world_size).build()
+        try:
+            finished = trainer.train()
+        finally:
+            trainer.close()
+        if finished and dist.get_rank() == 0:
+            attempt.commit(step=segment.end_step, metrics=report.facts)
+
+
+def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
+    """The checkpoint to load; None for new weights.
+
+    A segment that goes on within its stage takes over everything; the first one of a stage what `carry` says.
+    """
+    if job.resume_step is not None:
+        assert job.resume_checkpoint is not None, "the launcher gives step and folder"
+        return Source(attempt.store.location(job.resume_checkpoint), job.resume_step, optimizer=True)
+    parent = job.inputs.get("parent")
+    if parent is None:
+        return None
+    assert parent.checkpoint is not None and parent.step is not None, "the launcher gives step and folder"
+    chained = segment.start_step > 0
+    return Source(
+        attempt.store.location(parent.checkpoint), parent.step, optimizer=chained or "optimizer" in segment.carry
+    )
+
+
+class MixtureData:
+    """The samples of the segment's mixture: `samples` to train on, `heldout` by source name."""
+
+    def __init__(self, attempt: Attempt, job: Job, segment: Segment) -> None:
+        recipe = Artifact(attempt.store, job.inputs["mixture"].path or "").json("recipe.json")
+        corpora = [Artifact(attempt.store, source["path"]) for source in recipe["sources"]]
+        names = segment.source_names or [source["fingerprint"][:8] for source in recipe["sources"]]
+        self.names: list[str] = names
+        self.samples = MixtureSamples.open(
+            recipe,
+            [split_files(corpus, "train") for corpus in corpora],
+            sequence_length=segment.sequence_length,
+            goldfish=segment.goldfish,
+        )
+        self.heldout: dict[str, Sequence[SampleLike]] = {}
+        if segment.validation.interval:
+            heldout = validation_samples(
+                recipe,
+                [split_files(corpus, "validation") for corpus in corpora],
+                sequence_length=segment.sequence_length,
+            )
+            for index, name in enumerate(names):
+                chosen = [heldout[i] for i in heldout.of_source(index)[: segment.validation.samples]]
+                if any((sample.labels >= 0).any() for sample in chosen):
+                    self.heldout[name] = chosen
+
+
+class Report:
+    """Turns what the engine reports into history, progress and facts. Only rank 0 is told of steps and checkpoints."""
+
+    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: MixtureData) -> None:
+        self._attempt = attempt
+        self._progress = progress
+        self._segment = segment
+        self._data = data
+        self._speeds: list[float] = []
+        self._heldout: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+
+    def add_step(self, row: dict[str, Any]) -> None:
+        """A step is done."""
+        self._attempt.add_metrics(row)
+        self._last = row
+        self._speeds.append(row["tokens_per_second"])
+        segment = self._segment
+        self._progress.update(
+            row["step"] - segment.start_step,
+            segment.end_step - segment.start_step,
+            "steps",
+            **{name: row[name] for name in ("step", "loss", "lr", "grad_norm", "tokens_per_second")},
+        )
+
+    def add_heldout(self, step: int, losses: dict[str, HeldOutLoss]) -> None:
+        """Held-out losses were measured."""
+        if dist.get_rank() != 0:
+            return
+        self._heldout = {name: round(loss.nats, 6) for name, loss in losses.items()}
+        self._attempt.add_metrics({"step": step, "validation": self._heldout})
+        told = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
+        self._progress.log(f"step {step}: held-out loss {told}")
+
+    def commit_checkpoint(self, step: int) -> None:
+        """Every rank has written its part of the checkpoint of `step`."""
+        segment = self._segment
+        samples = segment.sample_at(step)
+        self.facts = {
+            "tokens": segment.tokens_at(step),
+            "samples": samples,
+            "epochs": dict(zip(self._data.names, self._data.samples.epochs(samples), strict=True)),
+            **{name: self._last[name] for name in ("loss", "grad_norm", "lr", "masked_share")},
+            "tokens_per_second": round(_median(self._speeds), 1),
+            "validation": self._heldout,
+        }
+        self._attempt.commit_checkpoint(step, self.facts)
+        self._attempt.prune(segment.checkpoint.keep, set(segment.checkpoint.milestones))
+        self._progress.log(f"step {step}: checkpoint committed, loss {self._last['loss']:.4f}")
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+

@@ -1,0 +1,67 @@
+"""When a stage has to stop: a signal, or the death of the launcher.
+
+The launcher holds the write end of the pipe that every process of a stage has as its standard input. When the launcher dies, however it
+dies, the pipe ends, and a thread in each process notices. torchrun passes its standard input on to the ranks, so this reaches them too.
+
+Invariant: a stage never outlives its launcher by more than the grace period, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+GRACE_SECONDS = 90.0
+
+
+class StopSignal:
+    """`requested` turns true at the first SIGTERM, SIGINT or end of standard input, and stays so."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reason = ""
+
+    @property
+    def requested(self) -> bool:
+        return self._event.is_set()
+
+    def request(self, reason: str) -> None:
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def watch(self, *, cooperative: bool) -> None:
+        """Begins to listen. `cooperative`: the stage looks at `requested` and ends by itself, within the grace period; otherwise its
+        process group is killed at once, which costs no committed unit."""
+        self._cooperative = cooperative
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        threading.Thread(target=self._watch_stdin, name="launcher-watch", daemon=True).start()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop(signal.Signals(number).name)
+
+    def _watch_stdin(self) -> None:
+        try:
+            while os.read(0, 4096):
+                continue
+        except OSError:
+            pass
+        self._stop("the launcher is gone")
+
+    def _stop(self, reason: str) -> None:
+        self.request(reason)
+        if not self._cooperative:
+            _kill_group()
+        timer = threading.Timer(GRACE_SECONDS, _kill_group)
+        timer.daemon = True
+        timer.start()
+
+
+def _kill_group() -> None:
+    """Ends this process and its children, which share its process group."""
+    sys.stdout.flush()
+    os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,0 +1,8 @@
+"""The training engine: torchtitan's Trainer, driven from Python by a resolved segment.
+
+Importing this package installs the CPU shim, so it comes before anything of torchtitan.
+"""
+
+from apertus_model.trainer import device
+
+device.install()

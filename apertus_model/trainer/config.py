@@ -1,0 +1,175 @@
+"""From a resolved segment to torchtitan's `Trainer.Config`.
+
+Invariant: every number comes from the segment, except what says where and how (layout, micro-batch, folders), which comes
+with it as its execution part. Combinations that cannot run are refused here, before anything is built.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+
+from apertus_model.model.attention import resolve_backend
+from apertus_model.model.model import model_config
+from apertus_model.model.parallelize import refuse_unsupported, titan_model
+from apertus_model.trainer.checkpoint import Source, StoreCheckpoints
+from apertus_model.trainer.heldout import HeldOutLoss
+from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
+from apertus_model.trainer.metrics import Row, StepMetrics
+from apertus_model.trainer.optimizer import optimizer_config
+from apertus_model.trainer.schedule import LearningRate
+from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
+from specs.launch import Parallel
+from specs.stages.training import Segment
+
+COLLECTIVE_TIMEOUT_SECONDS = 1800  # longer than rank 0 takes to hash and commit a large checkpoint
+
+
+@dataclass(frozen=True)
+class RunHooks:
+    """What connects a run to its surroundings.
+
+    open_samples: opens the training samples of the mixture.
+    heldout: held-out sequences by source name.
+    source: checkpoint to begin from; None begins with initial weights.
+    begin_step: steps of the stage that are done.
+    checkpoint_location: path or URL of the folder for the checkpoint of a step.
+    commit: makes that folder a checkpoint; rank 0, when all ranks have written.
+    record: takes a row of metrics per step; rank 0.
+    record_heldout: takes the held-out losses of a step; all ranks.
+    stop_requested: whether this process was asked to stop.
+    scratch: local folder for torchtitan's own files.
+    timed: surrounds reading and writing of checkpoints.
+    """
+
+    open_samples: Callable[[], Samples]
+    source: Source | None
+    begin_step: int
+    checkpoint_location: Callable[[int], str]
+    commit: Callable[[int], None]
+    record: Callable[[Row], None]
+    record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
+    stop_requested: Callable[[], bool]
+    scratch: str
+    heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
+    timed: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> ApertusTrainer.Config:
+    """The complete configuration of one run.
+
+    Args:
+        segment: resolved part of a training stage.
+        hooks: connections to data, store and launcher.
+        world_size: number of processes.
+
+    Raises:
+        ValueError: the layout does not fit the processes or the batch, or the attention backend cannot run here.
+    """
+    parallelism = parallelism_config(segment.parallel)
+    local_batch_size = micro_batch_size(segment, world_size=world_size)
+    attention = resolve_backend(
+        segment.attention, param_dtype=segment.precision.param, context_parallel=segment.parallel.cp
+    )
+    model = model_config(
+        segment.model, sequence_length=segment.sequence_length, attention=attention, seed=segment.seed or 0
+    )
+    assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
+    return ApertusTrainer.Config(
+        model_spec=titan_model(model),
+        dump_folder=hooks.scratch,
+        tokenizer=NoTokenizer.Config(),
+        dataloader=SampleLoader.Config(
+            open_samples=hooks.open_samples,
+            first_sample=segment.sample_at,
+            global_batch_size=segment.global_batch_size,
+        ),
+        optimizer=optimizer_config(segment.optimizer),
+        lr_scheduler=LearningRate.Config(rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(steps_done))),
+        loss=CrossEntropyLoss.Config(),
+        training=TrainingConfig(
+            local_batch_size=local_batch_size,
+            global_batch_size=segment.global_batch_size,
+            seq_len=segment.sequence_length,
+            max_norm=segment.optimizer.grad_clip,
+            steps=segment.end_step,
+            dtype="float32",
+            mixed_precision_param=segment.precision.param,
+            mixed_precision_reduce="float32",
+            disable_cuda_graphs=True,
+        ),
+        parallelism=parallelism,
+        checkpoint=StoreCheckpoints.Config(
+            enable=True,
+            interval=segment.checkpoint.interval,
+            keep_latest_k=0,
+            initial_load_model_only=False,
+            last_save_model_only=False,
+            source=hooks.source,
+            location=hooks.checkpoint_location,
+            commit=hooks.commit,
+            timed=hooks.timed,
+        ),
+        activation_checkpoint=FullAC.Config() if segment.activation_checkpointing == "full" else None,
+        compile=CompileConfig(enable=segment.compile),
+        comm=CommConfig(
+            init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS, train_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS
+        ),
+        metrics=StepMetrics.Config(
+            disable_color_printing=True,
+            record=hooks.record,
+            tokens_at=segment.tokens_at,
+            tokens_per_step=segment.tokens_per_step,
+        ),
+        debug=debug_config(segment.seed or 0),
+        begin_step=hooks.begin_step,
+        stop_requested=hooks.stop_requested,
+        heldout=hooks.heldout,
+        heldout_interval=segment.validation.interval if hooks.heldout else 0,
+        record_heldout=hooks.record_heldout,
+    )
+
+
+def debug_config(seed: int) -> DebugConfig:
+    """Deterministic algorithms, and none of torchtitan's trace files."""
+    return DebugConfig(seed=seed, deterministic=True, enable_structured_logging=False)
+
+
+def parallelism_config(parallel: Parallel) -> ParallelismConfig:
+    """torchtitan's description of a layout. ValueError for one that this engine does not run."""
+    config = ParallelismConfig(
+        data_parallel_replicate_degree=parallel.dp_replicate,
+        data_parallel_shard_degree=parallel.dp_shard,
+        tensor_parallel_degree=parallel.tp,
+        context_parallel_degree=parallel.cp,
+        context_parallel_load_balancer=None,
+        enable_sequence_parallel=parallel.sequence_parallel,
+        spmd_backend="partial_dtensor",
+    )
+    refuse_unsupported(config)
+    return config
+
+
+def micro_batch_size(segment: Segment, *, world_size: int) -> int:
+    """Sequences per forward pass and data-parallel rank.
+
+    Raises:
+        ValueError: the processes do not divide into the layout, or the global batch not into micro-batches.
+    """
+    shared = segment.parallel.tp * segment.parallel.cp
+    if world_size % shared:
+        raise ValueError(
+            f"{world_size} processes cannot be divided into groups of tp {segment.parallel.tp} x cp {segment.parallel.cp}"
+        )
+    ranks = world_size // shared
+    size = segment.micro_batch_size or segment.global_batch_size // ranks
+    if size == 0 or segment.global_batch_size % (size * ranks):
+        raise ValueError(
+            f"a global batch of {segment.global_batch_size} sequences cannot be divided into micro-batches of {size or 1} on "
+            f"{ranks} data-parallel processes; change micro_batch_size or the number of processes"
+        )
+    return size
+

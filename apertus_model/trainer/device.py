@@ -1,0 +1,78 @@
+"""The CPU shim for torchtitan, and the only module that asks whether there is a GPU.
+
+torchtitan 0.3.0 takes its device from `torchtitan.tools.utils.device_type` / `device_module` at import time and knows no
+CPU. Without an accelerator, `install` puts a CPU stand-in there, before any other torchtitan module copies the names.
+
+Invariant: after `install`, every torchtitan module of this process agrees on one device.
+"""
+
+import os
+import sys
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torchtitan.tools.utils as titan_utils
+
+if TYPE_CHECKING:
+    from torchtitan.distributed import ParallelDims
+
+_MEMORY_COUNTERS = ("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms")
+
+
+class CpuDeviceModule(ModuleType):
+    """`torch.cpu` with the few functions of `torch.cuda` that torchtitan calls without asking."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def get_device_name(self, device: Any = None) -> str:
+        """Name shown in logs."""
+        return "CPU"
+
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        """Properties with `total_memory` in bytes: the physical memory of the machine."""
+        return SimpleNamespace(total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Allocator counters; the CPU allocator has none, so they are zero."""
+        return dict.fromkeys(_MEMORY_COUNTERS, 0)
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Nothing to reset on CPU."""
+
+    def empty_cache(self) -> None:
+        """Nothing to empty on CPU."""
+
+
+def has_gpu() -> bool:
+    """Whether this process computes on an accelerator."""
+    return torch.cuda.is_available()
+
+
+def install() -> None:
+    """Point torchtitan at the CPU when there is no accelerator. Calling it again changes nothing.
+
+    Raises:
+        RuntimeError: another torchtitan module was imported first and has copied the wrong device.
+    """
+    if has_gpu() or titan_utils.device_type == "cpu":
+        return
+    if "torchtitan.distributed.utils" in sys.modules:
+        raise RuntimeError("torchtitan was imported before apertus_model.trainer: import apertus_model.trainer first")
+    titan_utils.device_type = "cpu"
+    titan_utils.device_module = CpuDeviceModule("apertus_cpu_device")
+
+
+def set_collective_timeout(timeout: timedelta, parallel_dims: "ParallelDims") -> None:
+    """Tighten the timeout of all process groups once start-up is over; on CPU only a barrier.
+
+    torchtitan's own function passes device ids to the barrier, which gloo refuses.
+    """
+    if not has_gpu():
+        torch.distributed.barrier()
+        return
+    from torchtitan.distributed.utils import set_pg_timeouts
+
+    set_pg_timeouts(timeout=timeout, parallel_dims=parallel_dims)

@@ -1,0 +1,143 @@
+"""Forward passes without training: loss on held-out sequences, and logits, on any layout.
+
+Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that only fill up a
+batch carry no labels and change no result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.context_parallel import prepare_context_parallel_input
+
+from apertus_model.trainer.loader import SampleLike, collate
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Loss of one source: nats per token, over `tokens` labels."""
+
+    nats: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Filler:
+    """A row without labels, to fill up a batch."""
+
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+
+    @classmethod
+    def like(cls, sample: SampleLike) -> "Filler":
+        """A filler of the length of `sample`."""
+        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions)
+
+
+class Evaluator:
+    """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel rank."""
+
+    def __init__(
+        self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.batch_size = batch_size
+        self._dims = parallel_dims
+        batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
+        self.ranks = batch_mesh.size() if batch_mesh is not None else 1
+        self.rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
+
+    @torch.no_grad()
+    def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
+        """Mean loss over all labels of `samples`, which are the same on every rank. Collective.
+
+        Raises:
+            ValueError: there is no label in them.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        turn = self.batch_size * self.ranks
+        for begin in range(0, len(samples), turn):
+            own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
+            rows = [samples[index] if index < len(samples) else Filler.like(samples[0]) for index in own]
+            inputs, labels = collate(rows)
+            logits, labels = self._forward(inputs["input"], inputs["positions"], labels)
+            total[0] += cross_entropy_loss(logits, labels).double()
+            total[1] += (labels != IGNORE_INDEX).sum()
+        if (mesh := self._dims.get_optional_mesh("loss")) is not None:
+            dist.all_reduce(total, group=mesh.get_group())
+        nats, tokens = total.tolist()
+        if tokens == 0:
+            raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
+        return HeldOutLoss(nats / tokens, int(tokens))
+
+    @torch.no_grad()
+    def next_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The most likely next token of each row, (batch, length) -> (batch,), rows on this rank only. Collective.
+
+        Every rank passes rows of the same number and length.
+        """
+        multiple = self._dims.seq_len_divisor
+        length = tokens.shape[1]
+        padded = torch.nn.functional.pad(tokens, (0, -length % multiple))
+        positions = torch.arange(padded.shape[1]).expand(padded.shape)
+        logits, _ = self._forward(padded, positions, padded)
+        if self._dims.cp_enabled:
+            mesh = self._dims.get_mesh("cp")
+            own = _whole(logits).contiguous()
+            slices = [torch.empty_like(own) for _ in range(mesh.size())]
+            dist.all_gather(slices, own, group=mesh.get_group())
+            logits = torch.cat(slices, dim=1)
+        return _whole(logits)[:, length - 1].argmax(dim=-1).cpu()
+
+    def continue_greedily(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
+        """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on CPU. Collective.
+
+        Every pass runs over the whole row again: the training model keeps no key-value cache.
+
+        Args:
+            prompts: token ids, the same on every rank; the ranks share the rows.
+            length: tokens to add.
+        """
+        shares = prompts.tensor_split(self.ranks) if self.ranks > 1 else (prompts,)
+        rows = max(len(share) for share in shares)
+        tokens = shares[self.rank]
+        filler = prompts[:1].expand(rows - len(tokens), -1)
+        tokens = torch.cat([tokens, filler])
+        for _ in range(length):
+            tokens = torch.cat([tokens, self.next_tokens(tokens)[:, None]], dim=1)
+        own = tokens[:, -length:]
+        if self.ranks == 1:
+            return own
+        gathered = [torch.empty_like(own, device=self.device) for _ in range(self.ranks)]
+        dist.all_gather(gathered, own.to(self.device), group=self._dims.get_mesh("batch").get_group())
+        parts = zip(gathered, shares, strict=True)
+        return torch.cat([part[: len(share)].cpu() for part, share in parts])
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and labels of this rank's part of the rows."""
+        tokens, positions, labels = (tensor.to(self.device) for tensor in (tokens, positions, labels))
+        masks = None
+        if self._dims.cp_enabled:
+            masks = self.model.get_attention_masks(positions) if self._masks_are_made_before_the_split() else None  # type: ignore[operator]
+            kwargs = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
+            tokens, labels, kwargs = prepare_context_parallel_input(
+                tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None
+            )
+            positions, masks = kwargs["positions"], kwargs.get("attention_masks")
+        return self.model(tokens, positions, masks), labels
+
+    def _masks_are_made_before_the_split(self) -> bool:
+        return getattr(self.model, "cp_mesh", None) is None
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

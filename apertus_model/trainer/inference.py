@@ -1,0 +1,77 @@
+"""A trained model for evaluation: same engine, same layouts, no optimizer.
+
+Invariant: weights come from the checkpoint alone; computation is in float32, so that metrics do not depend on how the model
+was trained.
+"""
+
+import torch
+from torchtitan.config import CommConfig, CompileConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.tools.utils import get_local_device
+
+from apertus_model.model.attention import resolve_backend
+from apertus_model.model.model import model_config
+from apertus_model.model.parallelize import parallelize
+from apertus_model.model.sharding import set_sharding
+from apertus_model.trainer.checkpoint import load_tensors
+from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS, debug_config, parallelism_config
+from apertus_model.trainer.heldout import Evaluator
+from specs.launch import Parallel
+from specs.model import ModelSpec
+
+
+def load_evaluator(
+    spec: ModelSpec,
+    checkpoint: str,
+    *,
+    sequence_length: int,
+    attention: str,
+    parallel: Parallel,
+    batch_size: int,
+    scratch: str,
+) -> Evaluator:
+    """The model of a checkpoint, spread over the processes of this job. Collective.
+
+    Args:
+        spec: dimensions.
+        checkpoint: folder, as local path or fsspec URL.
+        sequence_length: longest sequence, in tokens.
+        attention: requested attention backend.
+        parallel: layout.
+        batch_size: rows per forward pass and data-parallel rank.
+        scratch: local folder for torch's traces of a collective that hangs.
+
+    Raises:
+        CheckpointError: the checkpoint is not one of this model.
+        ValueError: layout or attention backend cannot run here.
+    """
+    backend = resolve_backend(attention, param_dtype="float32", context_parallel=parallel.cp)
+    parallelism = parallelism_config(parallel)
+    world_size = dist_utils.init_distributed(
+        CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
+    )
+    dims = ParallelDims.from_config(parallelism, world_size)
+    device = get_local_device()
+    dist_utils.set_spmd_backend(parallelism.spmd_backend)
+    dist_utils.set_determinism(dims, device, debug_config(seed=0), distinct_seed_mesh_dims=[])
+    config = model_config(spec, sequence_length=sequence_length, attention=backend)
+    set_sharding(config, sequence_parallel=parallelism.enable_sequence_parallel)
+    with torch.device("meta"):
+        model = config.build()
+    parallelize(
+        model,
+        parallel_dims=dims,
+        training=TrainingConfig(mixed_precision_param="float32"),
+        parallelism=parallelism,
+        compile_config=CompileConfig(),
+        ac_config=None,
+        dump_folder=scratch,
+    )
+    model.to_empty(device=device)
+    with torch.no_grad():
+        model.init_weights()
+    state = dict(model.state_dict())
+    load_tensors(state, checkpoint)
+    model.load_state_dict(state)
+    return Evaluator(model.eval(), dims, device, batch_size=batch_size)

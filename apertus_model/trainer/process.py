@@ -1,0 +1,41 @@
+"""What a process of the engine sets up before it computes, and takes down at the end.
+
+Invariant: the number of threads is the one of the launch, since it changes floating-point sums.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+_SINGLE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+@contextmanager
+def engine_process(threads: int) -> Iterator[int]:
+    """Prepares this process, as a rank of torchrun or alone; yields the number of processes.
+
+    Args:
+        threads: CPU threads per process.
+    """
+    if "RANK" not in os.environ:
+        os.environ |= _SINGLE_PROCESS
+    torch.set_num_threads(threads)
+    _quieten_libraries(int(os.environ["RANK"]))
+    try:
+        yield int(os.environ["WORLD_SIZE"])
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _quieten_libraries(rank: int) -> None:
+    """Our own lines on rank 0, errors everywhere; torchtitan logs to the root logger and warns about every CPU."""
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s: %(message)s")
+    logging.getLogger().setLevel(logging.ERROR)
+    logging.getLogger("apertus_model").setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"torch\.|torchtitan\.|transformers\.")

@@ -1,0 +1,84 @@
+"""Reading checkpoints of torch's distributed checkpoint format (DCP) without running what they contain.
+
+DCP stores its index (`.metadata`) as a pickle and loads every entry that is not a tensor with an unrestricted
+`torch.load`. Here the index may only name the classes that such an index consists of, and only tensors are read.
+
+Invariant: nothing stored in a checkpoint is executed while it is read.
+"""
+
+import importlib
+import pickle
+from typing import IO, Any
+
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+_ALLOWED = {
+    "torch": {"Size", "float32", "bfloat16", "float16", "float64", "int64", "int32", "bool"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that does not hold what it should; the message names the entry and what to do."""
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _ALLOWED.get(module, ()):
+            raise CheckpointError(
+                f"the index of the checkpoint names {module}.{name}, which no checkpoint of tensors contains; "
+                "it was not written by this program, or was changed since: do not use it"
+            )
+        return getattr(importlib.import_module(module), name)
+
+
+def read_index(stream: IO[bytes]) -> Metadata:
+    """The content of a `.metadata` file.
+
+    Raises:
+        CheckpointError: it names a class that does not belong there, or an entry that is not a tensor.
+    """
+    metadata = _IndexUnpickler(stream).load()
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(f"the index of the checkpoint is a {type(metadata).__name__}, not DCP metadata")
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CheckpointError(f"entry {name!r} of the checkpoint is not a tensor, and nothing else is loaded")
+    return metadata
+
+
+class _TensorsOnly(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as stream:
+            metadata = read_index(stream)
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _LocalReader(_TensorsOnly):
+    pass
+
+
+class _RemoteReader(_TensorsOnly, FsspecReader):
+    pass
+
+
+def reader(location: str) -> FileSystemReader:
+    """A reader for a checkpoint folder, given as local path or fsspec URL."""
+    return _RemoteReader(location) if "://" in location else _LocalReader(location)

@@ -1,0 +1,216 @@
+"""The `apertus` command line.
+
+Invariants: planning, status and lineage import neither torch nor Prefect. A user's mistake is printed as a message with exit
+code 2, never as a traceback; a run that fails ends with 1, one that is interrupted with 130.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from flows import terminal
+from flows.plan import Plan, make
+from flows.selection import select
+from infra.store import Store, StoreError
+from infra.store.inputs import Listing
+from specs.errors import Problem, SpecError, nearest
+from specs.pipeline import load
+from specs.schema import json_schema
+
+app = typer.Typer(
+    name="apertus",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="From raw text to a trained, exported model.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="the YAML file of the pipeline")]
+StoreOption = Annotated[str | None, typer.Option("--store", envvar="APERTUS_STORE", help="URL of the store; wins over the spec's")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+
+@contextmanager
+def _mistakes_are_messages() -> Iterator[None]:
+    try:
+        yield
+    except SpecError as error:
+        for problem in error.problems:
+            errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
+        raise typer.Exit(2) from None
+    except StoreError as error:
+        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+def _plan(spec: str, store: str | None, overrides: list[str] | None) -> Plan:
+    pipeline = load(spec, overrides or [])
+    opened = Store.open(store or pipeline.store)
+
+    def reading(name: str, listing: Listing) -> None:
+        if listing.bytes > 2**28:
+            errors.print(f"reading source {name} for its digest: {len(listing.files)} files, {terminal.amount(listing.bytes)}B")
+
+    return make(pipeline, opened, reading)
+
+
+@app.command()
+def plan(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Say what a run would do with every stage, and why. Changes nothing."""
+    with _mistakes_are_messages():
+        made = _plan(spec, store, overrides)
+        if as_json:
+            _print_json(made.to_json())
+            return
+        console.print(terminal.plan_table(made))
+        totals = made.to_json()["totals"]
+        todo = totals["to_do"]
+        console.print(
+            f"{terminal.amount(totals['parameters'])} parameters; {terminal.amount(totals['tokens'])} tokens and "
+            f"{terminal.amount(totals['flops'])}FLOP in all; to do: {todo['parts']} parts, {terminal.amount(todo['tokens'])} tokens"
+        )
+        for note in made.graph.notes:
+            console.print(f"note: {escape(note)}", soft_wrap=True)
+
+
+@app.command()
+def run(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    until: Annotated[str | None, typer.Option(help="run this stage and what it needs")] = None,
+    only: Annotated[str | None, typer.Option(help="run this stage alone; what it reads must be finished")] = None,
+) -> None:
+    """Run what is not finished, in order. Run it again after any interruption: it goes on from what is stored."""
+    with _mistakes_are_messages():
+        made = _plan(spec, store, overrides)
+        chosen = select(made, until, only)
+        pending = [step for step in made.pending if step.node.stage in chosen]
+        if not pending:
+            parts = sum(step.node.stage in chosen for step in made.steps.values())
+            console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
+            terminal.outro(console, made, spec)
+            return
+        console.print(terminal.plan_table(made))
+        _run(made, spec, overrides, until, only, len(pending))
+        terminal.outro(console, make(made.pipeline, made.store), spec)
+
+
+def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
+    """Starts Prefect in this process and the flow in it."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    _quiet_prefect()
+    console.print("starting Prefect ...", style="dim")
+    from flows.pipeline import PipelineFailed, run_here
+
+    _no_prefect_on_the_terminal()
+    try:
+        with terminal.watcher(console, total) as observer:
+            run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
+    except PipelineFailed as error:
+        for line in str(error).splitlines():
+            errors.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        errors.print("interrupted; what was committed is kept, the same command goes on from there.")
+        raise typer.Exit(130) from None
+
+
+def _as_interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _quiet_prefect() -> None:
+    """Settings of the in-process run, unless the user set others: no telemetry, no network, a temporary server when none is named."""
+    for name, value in (
+        ("DO_NOT_TRACK", "1"),
+        ("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
+        ("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true"),
+        ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
+        ("PREFECT_CLI_COLORS", "false"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def _no_prefect_on_the_terminal() -> None:
+    """Prefect's log lines go to its server only; the terminal has the observer."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    for name in [None, "prefect", "prefect.flow_runs", "prefect.task_runs"]:
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            if isinstance(handler, PrefectConsoleHandler):
+                logger.removeHandler(handler)
+
+
+@app.command()
+def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show what is stored of every part: state, results, seconds of start-up, compute and storage."""
+    with _mistakes_are_messages():
+        made = _plan(spec, store, overrides)
+        if as_json:
+            _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
+        else:
+            console.print(terminal.status_table(made))
+
+
+@app.command()
+def lineage(
+    spec: SpecArgument,
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="a stage, or one part of it such as pretrain/2")],
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a stage was made from, down to the source documents."""
+    with _mistakes_are_messages():
+        made = _plan(spec, store, overrides)
+        names = [stage] if stage in made.graph.nodes else [node.name for node in made.graph.of(stage)]
+        if not names:
+            raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)])
+        if as_json:
+            _print_json(terminal.lineage_json(made, names[-1]))
+        else:
+            console.print(terminal.lineage_tree(made, names[-1]))
+
+
+@app.command()
+def schema(output: Annotated[Path | None, typer.Option("--output", "-o", help="write here instead of printing")] = None) -> None:
+    """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
+    text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    try:
+        app()
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

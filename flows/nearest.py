@@ -1,0 +1,118 @@
+"""What a part differs in from the nearest one that is stored, so that a plan can say why it would run.
+
+The part of the same name in the last run of the pipeline is looked at first; otherwise the stored artifact of the same kind with the
+fewest differing fields.
+
+Invariant: reading only. A damaged record costs an explanation, never a plan.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from flows.graph import Graph, Node
+from infra.store import Artifact, Store, StoreError
+from infra.store.store import to_json
+from specs.base import flatten
+
+LOOKED_AT = 100
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the last run referred to under a name."""
+
+    store: Store
+    path: str
+    step: int | None
+
+    @property
+    def complete(self) -> bool:
+        return Artifact(self.store, self.path, self.step).complete
+
+
+class Records:
+    """The runs of one pipeline, newest first."""
+
+    def __init__(self, store: Store, pipeline: str) -> None:
+        self.store = store
+        self.folder = f"runs/{pipeline}"
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        names = self.store.names(self.folder)
+        try:
+            return self.store.read_json(f"{self.folder}/{names[-1]}")["parts"] if names else {}
+        except (StoreError, KeyError, TypeError):
+            return {}
+
+    def last(self, name: str) -> Record | None:
+        """The part of that name in the last run."""
+        entry = self._last.get(name)
+        return Record(self.store, entry["path"], entry["step"]) if entry else None
+
+    def write(self, graph: Graph, spec: dict[str, Any]) -> None:
+        """Records that a run refers to these parts; `spec` is the recipe as resolved."""
+        parts = {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        document = {"parts": parts, "spec": spec}
+        self.store.write_once(f"{self.folder}/{stamp}-{uuid.uuid4().hex[:8]}.json", to_json(document))
+
+
+def difference(node: Node, graph: Graph, records: Records) -> str:
+    """Why a part that is not stored has to run: field, old value, new value."""
+    candidates = [identity for path in _candidates(node, records) if (identity := _identity(records.store, path)) is not None]
+    best = min(((_changes(node, graph, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
+    last = records.last(node.name)
+    if last is not None and (identity := _identity(records.store, last.path)) is not None and identity["kind"] == node.kind:
+        best = (_changes(node, graph, identity), identity)
+    if best is None:
+        return "nothing of this kind is stored"
+    changes, identity = best
+    shown = "; ".join(changes[:SHOWN]) + (f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
+    if not changes:
+        return "its files are gone from the store"
+    return shown if identity["name"] == node.name else f"{shown} (against {identity['name']} {identity['fingerprint'][:8]})"
+
+
+def _candidates(node: Node, records: Records) -> list[str]:
+    return [f"{node.kind}/{name}" for name in records.store.names(node.kind)[-LOOKED_AT:]]
+
+
+def _identity(store: Store, path: str) -> dict[str, Any] | None:
+    try:
+        identity = Artifact(store, path).identity
+    except StoreError:
+        return None
+    return (
+        identity if isinstance(identity, dict) and {"kind", "version", "spec", "inputs", "name", "fingerprint"} <= identity.keys() else None
+    )
+
+
+def _changes(node: Node, graph: Graph, identity: dict[str, Any]) -> list[str]:
+    changes = []
+    if identity["version"] != node.version:
+        changes.append(f"version of {node.kind}: {identity['version']} -> {node.version}")
+    old, new = flatten(identity["spec"]), flatten(node.identity)
+    for name in [*new, *(name for name in old if name not in new)]:
+        if old.get(name) != new.get(name):
+            changes.append(f"{name}: {_shown(old, name)} -> {_shown(new, name)}")
+    for role in [*node.inputs, *(role for role in identity["inputs"] if role not in node.inputs)]:
+        before, now = identity["inputs"].get(role), node.inputs.get(role)
+        if before is None or now is None:
+            changes.append(f"input {role}: {before['name'] if before else 'none'} -> {now.name if now else 'none'}")
+        elif before["fingerprint"] != now.fingerprint:
+            what = f"documents of {now.name} changed" if now.node is None else f"{now.name} changed"
+            changes.append(f"{what} ({before['fingerprint'][:8]} -> {now.fingerprint[:8]})")
+        elif before.get("step") != now.step:
+            changes.append(f"{role}: step {before.get('step')} -> {now.step} of {now.name}")
+    return changes
+
+
+def _shown(fields: dict[str, Any], name: str) -> str:
+    return f"{fields[name]!r}" if name in fields else "not set"

@@ -1,0 +1,32 @@
+"""Which stages a run is about: all, `--until` one, or `--only` one."""
+
+from __future__ import annotations
+
+from flows.plan import Plan
+from specs.errors import Problem, SpecError, nearest
+from specs.pipeline import needs
+
+
+def select(plan: Plan, until: str | None, only: str | None) -> set[str]:
+    """Names of the chosen stages. SpecError for one that is not there, or for `--only` with inputs that are not finished."""
+    stages = plan.pipeline.stages
+    for option, name in (("--until", until), ("--only", only)):
+        if name is not None and name not in stages:
+            raise SpecError([Problem((), f"there is no stage '{name}'", nearest(name, stages), option)])
+    if only is not None:
+        parents = {parent for node in plan.graph.of(only) for parent in plan.graph.parents(node)}
+        missing = sorted(p for p in parents if plan.graph.nodes[p].stage != only and plan.steps[p].action != "reuse")
+        if missing:
+            message = f"'{only}' reads {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not finished"
+            raise SpecError([Problem((), message, f"run --until {only}.", "--only")])
+        return {only}
+    if until is None:
+        return set(stages)
+    chosen: set[str] = set()
+    queue = [until]
+    while queue:
+        name = queue.pop()
+        if name not in chosen:
+            chosen.add(name)
+            queue += needs(name, stages[name])
+    return chosen

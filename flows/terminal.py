@@ -1,0 +1,303 @@
+"""What people see: tables of plan and status, a live bar for what runs, plain lines where there is no terminal.
+
+Invariant: nothing here decides anything; every number comes from the plan, the store or a stage's progress.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from flows.graph import Node
+from flows.plan import Plan, Step
+from infra.store import Artifact, StoreError
+from specs.base import flatten
+
+COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
+PLAIN_INTERVAL = 5.0
+
+
+def amount(value: float) -> str:
+    """1,234 as `1.23k`: three digits and a magnitude; `-` for zero."""
+    if not value:
+        return "-"
+    for limit, suffix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def plan_table(plan: Plan) -> Table:
+    table = Table(
+        title=f"plan of {plan.pipeline.name}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption=f"store: {plan.store.url}",
+        caption_justify="left",
+    )
+    rows = []
+    for name, step in plan.steps.items():
+        colour = "red" if step.gate_failures else COLOURS[step.action]
+        action = "gate failed" if step.gate_failures else step.action
+        numbers = (amount(step.node.steps), amount(step.node.tokens), amount(step.node.flops))
+        rows.append([name, f"[{colour}]{action}[/]", *numbers, escape(step.reason)])
+    return _filled(table, ("part", "action", "steps", "tokens", "FLOPs", "why"), rows, overflow="fold")
+
+
+def status_table(plan: Plan) -> Table:
+    """Finished and unfinished parts with what the manifests say."""
+    caption = f"* start-up + compute + storage; store: {plan.store.url}"
+    table = Table(
+        title=f"status of {plan.pipeline.name}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption=caption,
+        caption_justify="left",
+    )
+    rows = []
+    for row in status_rows(plan):
+        seconds = row["seconds"] or {}
+        times = "+".join(f"{seconds[name]:.1f}" for name in ("startup", "compute", "storage") if name in seconds)
+        colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(row["state"], "cyan")
+        numbers = (amount(row["steps"]), amount(row["tokens"]))
+        result = escape(_headline(row["metrics"] or {}))
+        rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
+    return _filled(table, ("part", "state", "id", "steps", "tokens", "seconds*", "result"), rows, overflow="ellipsis")
+
+
+def _filled(table: Table, headings: tuple[str, ...], rows: list[list[str]], overflow: Literal["fold", "ellipsis"]) -> Table:
+    """Adds rows to a table whose columns keep their width; the last one gets what is left of the terminal."""
+    for index, heading in enumerate(headings[:-1]):
+        width = max(len(heading), *(Text.from_markup(row[index]).cell_len for row in rows))
+        justify: Literal["left", "right"] = "right" if heading in ("steps", "tokens", "FLOPs") else "left"
+        table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
+    table.add_column(headings[-1], no_wrap=overflow == "ellipsis", overflow=overflow)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def status_rows(plan: Plan) -> list[dict[str, Any]]:
+    """The same as plain values."""
+    rows = []
+    for name, step in plan.steps.items():
+        manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest if step.action == "reuse" else None
+        state = "finished" if manifest else ("interrupted" if step.stored else "not run")
+        rows.append(
+            {
+                "name": name,
+                "kind": step.node.kind,
+                "state": "gate failed" if step.gate_failures else state,
+                "reason": step.reason,
+                "fingerprint": step.node.fingerprint,
+                "path": step.node.path if step.stored else None,
+                "steps": step.node.steps,
+                "tokens": step.node.tokens or int((manifest or {}).get("metrics", {}).get("tokens", 0)),
+                "seconds": manifest["seconds"] if manifest else None,
+                "metrics": manifest["metrics"] if manifest else None,
+                "created": manifest["created"] if manifest else None,
+            }
+        )
+    return rows
+
+
+HEADLINES = ("loss", "validation_loss", "perplexity", "documents", "bytes_per_token", "max_logit_difference")
+
+
+def _headline(metrics: dict[str, Any]) -> str:
+    metrics = flatten(metrics)
+    chosen = [name for name in HEADLINES if name in metrics] or [n for n, v in metrics.items() if isinstance(v, (int, float))][:2]
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen[:3])
+
+
+def lineage_tree(plan: Plan, name: str) -> Tree:
+    """What a part was made from, down to the documents."""
+    return _branch(plan, plan.graph.nodes[name], "", Tree(_label(plan, plan.graph.nodes[name], "")), set())
+
+
+def _branch(plan: Plan, node: Node, role: str, tree: Tree, shown: set[str]) -> Tree:
+    shown.add(node.name)
+    for input_role, read in node.inputs.items():
+        at = f"@step={read.step}" if read.step is not None else ""
+        if read.node is None:
+            source = plan.pipeline.sources.get(read.name)
+            facts = ", ".join(filter(None, [source.url, source.format, source.language, source.license])) if source else read.name
+            listing = plan.graph.listings.get(read.name)
+            size = f", {len(listing.files)} files, {amount(listing.bytes)}B" if listing else ""
+            tree.add(f"[dim]{input_role}:[/] {escape(read.name)} [dim]{read.fingerprint[:8]}[/] {escape(facts)}{size}")
+        elif read.node in shown:
+            tree.add(f"[dim]{input_role}:[/] {escape(read.node)}{at} [dim](above)[/]")
+        else:
+            child = plan.graph.nodes[read.node]
+            _branch(plan, child, input_role, tree.add(_label(plan, child, input_role, at)), shown)
+    return tree
+
+
+def _label(plan: Plan, node: Node, role: str, at: str = "") -> str:
+    step = plan.steps[node.name]
+    prefix = f"[dim]{role}:[/] " if role else ""
+    numbers = f", {node.steps} steps, {amount(node.tokens)} tokens" if node.steps else ""
+    action = f"[{COLOURS[step.action]}]{step.action}[/]"
+    return f"{prefix}[bold]{escape(node.name)}[/]{at} [dim]{node.fingerprint[:8]}[/] {node.kind}, {action}{numbers}"
+
+
+def lineage_json(plan: Plan, name: str) -> dict[str, Any]:
+    node = plan.graph.nodes[name]
+    inputs = {}
+    for role, read in node.inputs.items():
+        if read.node is None:
+            source = plan.pipeline.sources.get(read.name)
+            facts = source.model_dump(mode="json") if source else {}
+            inputs[role] = {"name": read.name, "kind": "external", "fingerprint": read.fingerprint, "source": facts}
+        else:
+            inputs[role] = lineage_json(plan, read.node) | {"step": read.step}
+    step = plan.steps[name]
+    return {
+        "name": name,
+        "kind": node.kind,
+        "fingerprint": node.fingerprint,
+        "path": node.path if step.stored else None,
+        "action": step.action,
+        "spec": node.identity,
+        "inputs": inputs,
+    }
+
+
+class Live:
+    """Bars in a terminal: what runs, how far, tokens per second, loss, time left."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self.display = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=False,
+        )
+        self.whole = self.display.add_task("[bold]pipeline[/]", total=total, numbers="")
+        self.bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Live:
+        self.display.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.display.stop()
+
+    def begin(self, step: Step) -> None:
+        name = step.node.name
+        if name in self.bars:
+            self.display.remove_task(self.bars[name])
+        self.bars[name] = self.display.add_task(f"[cyan]{escape(name)}[/]", total=None, numbers="starting")
+
+    def line(self, name: str, text: str) -> None:
+        if "rror" in text or "arning" in text:
+            self.display.console.print(f"[dim]{escape(name)}: {escape(text)}[/]")
+
+    def progress(self, name: str, row: dict[str, Any]) -> None:
+        if name in self.bars:
+            self.display.update(self.bars[name], total=row["total"], completed=row["done"], numbers=describe(row))
+
+    def end(self, step: Step, outcome: str, seconds: float) -> None:
+        name = step.node.name
+        if name in self.bars:
+            self.display.remove_task(self.bars.pop(name))
+        self.display.console.print(finished_line(step, outcome, seconds))
+        if outcome == "finished":
+            self.display.advance(self.whole)
+
+
+class Plain:
+    """The same as lines, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last: dict[str, float] = {}
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def begin(self, step: Step) -> None:
+        self.console.print(escape(f"{step.node.name}: {step.action}, {step.reason}" if step.reason else f"{step.node.name}: {step.action}"))
+
+    def line(self, name: str, text: str) -> None:
+        if "rror" in text or "arning" in text:
+            self.console.print(escape(f"{name}: {text}"))
+
+    def progress(self, name: str, row: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if row["done"] >= row["total"] or now - self.last.get(name, 0.0) >= PLAIN_INTERVAL:
+            self.last[name] = now
+            self.console.print(escape(f"{name}: {describe(row)}"))
+
+    def end(self, step: Step, outcome: str, seconds: float) -> None:
+        self.console.print(finished_line(step, outcome, seconds))
+
+
+def describe(row: dict[str, Any]) -> str:
+    """`step 120/400  9.1k tokens/s  loss 3.21`."""
+    metrics = dict(row["metrics"])
+    text = f"{row['unit']} {row['done']:g}/{row['total']:g}"
+    if (speed := metrics.pop("tokens_per_second", None)) is not None:
+        text += f"  {amount(speed)} tokens/s"
+    for name in ("loss", "validation_loss"):
+        if (value := metrics.pop(name, None)) is not None:
+            text += f"  {name.replace('_', ' ')} {value:.3f}"
+    return text
+
+
+def finished_line(step: Step, outcome: str, seconds: float) -> str:
+    mark = "[green]done[/]" if outcome == "finished" else "[red]stop[/]"
+    text = "" if outcome == "finished" else f": {escape(outcome)}"
+    return f"{mark} {escape(step.node.name)} [dim]in {seconds:.1f} s[/]{text}"
+
+
+def watcher(console: Console, total: int) -> Live | Plain:
+    return Live(console, total) if console.is_terminal else Plain(console)
+
+
+def outro(console: Console, plan: Plan, spec: str) -> None:
+    """Where the model is, and three commands to go on with."""
+    exports = [step.node for step in plan.steps.values() if step.node.kind == "export" and step.action == "reuse"]
+    for node in exports:
+        try:
+            artifact = Artifact(plan.store, node.path)
+            folder = plan.store.location(artifact.stored_name("config.json").rsplit("/", 1)[0])
+        except (StoreError, KeyError):
+            continue
+        console.print(f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True)
+    program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).exists() else "apertus"
+    last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
+    training = list(plan.graph.trajectories)
+    console.print("Next:")
+    console.print(f"  {program} status {spec}", soft_wrap=True)
+    console.print(f"  {program} lineage {spec} {last}", soft_wrap=True)
+    if training:
+        lr = plan.graph.trajectories[training[-1]].optimizer.lr or 0.0
+        console.print(f"  {program} plan {spec} --set stages.{training[-1]}.optimizer.lr={lr / 2:g}", soft_wrap=True)
+
+
+def _short(path: str) -> str:
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return path

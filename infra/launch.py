@@ -1,0 +1,173 @@
+"""Starts the process of a stage on this machine, follows it, and ends it.
+
+The stage's standard input is a pipe whose write end only the launcher holds: closing it, or dying, tells every process of the stage to
+stop (`apertus_model.stop`). Its output is another pipe, which ends when the last of its processes is gone.
+
+Invariants: `run` returns only when no process of the stage is left. The launcher never judges success; the store does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specs.job import Job
+from specs.launch import Launch
+
+STOP_GRACE_SECONDS = 120.0
+TAIL_LINES = 30
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left, if any."""
+
+    code: int
+    stopped: str
+    tail: tuple[str, ...]
+    error: dict[str, Any] | None
+
+
+class Process:
+    """One attempt at a part, as processes of this machine. `distributed` starts it under torchrun."""
+
+    def __init__(self, job: Job, launch: Launch, *, distributed: bool) -> None:
+        self.job = job
+        self.launch = launch
+        self.distributed = distributed
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = ""
+
+    def command(self, job_file: Path) -> list[str]:
+        module = ["-m", "apertus_model.stages", str(job_file)]
+        if not self.distributed:
+            return [sys.executable, *module]
+        return [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self.launch.world_size}"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1", "--max-restarts=0"),
+            *module,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        root = str(Path(__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        return os.environ | {
+            "OMP_NUM_THREADS": str(self.launch.threads),
+            "MKL_NUM_THREADS": str(self.launch.threads),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": path,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "true",
+        }
+
+    def run(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None]) -> Ended:
+        """Starts the stage and blocks until it is over. Both callbacks are called from this thread's helpers, one line or row at a time."""
+        scratch = Path(self.job.scratch)
+        job_file = scratch / "job.json"
+        job_file.write_text(self.job.model_dump_json(indent=1))
+        progress = Path(self.job.progress)
+        progress.touch()
+        with self._lock:
+            if self._stopped:
+                return Ended(-signal.SIGTERM, self._stopped, (), None)
+            process = self._process = subprocess.Popen(
+                self.command(job_file),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self.environment(),
+                start_new_session=True,
+            )
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
+        over = threading.Event()
+        reader = threading.Thread(target=self._read, args=(process, scratch / "log.txt", tail, on_line), daemon=True)
+        follower = threading.Thread(target=_follow, args=(progress, on_progress, over), daemon=True)
+        reader.start()
+        follower.start()
+        begun = time.monotonic()
+        try:
+            while process.poll() is None:
+                limit = self.launch.time_limit
+                if limit and time.monotonic() - begun > limit.seconds:
+                    self.stop(f"the time limit of {limit} is over")
+                time.sleep(0.05)
+            self._close_stdin()  # the ranks may outlive a torchrun that was killed; they notice this
+            reader.join(STOP_GRACE_SECONDS)
+        finally:
+            over.set()
+            follower.join()
+        error_file = scratch / "error.json"
+        error = json.loads(error_file.read_text()) if error_file.exists() else None
+        return Ended(process.returncode, self._stopped, tuple(tail), error)
+
+    def stop(self, reason: str) -> None:
+        """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not within the grace period."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = reason
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        self._close_stdin()
+        timer = threading.Timer(STOP_GRACE_SECONDS, self._kill)
+        timer.daemon = True
+        timer.start()
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def _close_stdin(self) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None:
+            try:
+                process.stdin.close()
+            except OSError:
+                pass
+
+    @staticmethod
+    def _read(process: subprocess.Popen[bytes], log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
+        assert process.stdout is not None
+        with open(log, "a", encoding="utf-8") as file:
+            for raw in process.stdout:
+                line = raw.decode("utf-8", "replace").rstrip("\n")
+                file.write(line + "\n")
+                file.flush()
+                tail.append(line)
+                on_line(line)
+
+
+def _follow(path: Path, on_progress: Callable[[dict[str, Any]], None], over: threading.Event) -> None:
+    """Calls back for every row that the stage appends, until it is over."""
+    with open(path) as file:
+        rest = ""
+        while True:
+            last = over.is_set()
+            rest += file.read()
+            *lines, rest = rest.split("\n")
+            for line in lines:
+                on_progress(json.loads(line))
+            if last:
+                return
+            over.wait(0.2)
+
+
+def make_scratch(node: str) -> Path:
+    """A local folder for one attempt, below `APERTUS_SCRATCH` or the system's temporary folder."""
+    root = os.environ.get("APERTUS_SCRATCH")
+    return Path(tempfile.mkdtemp(prefix=f"apertus-{node.replace('/', '-')}-", dir=root))

@@ -1,0 +1,147 @@
+"""Documents outside the store, by what they hold.
+
+A source enters a fingerprint as the digest of its (relative path, SHA-256 of the content) pairs. Reading everything to plan would be
+absurd for large sources, so the store keeps a lock: the digest under a key made of the listing (relative path, size, etag or mtime). The
+digest is computed anew only when the listing changes.
+
+Invariant: neither the URL nor the times of files enter the digest, only the lock's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from infra.store.store import CHUNK, Store, to_json
+from specs.base import canonical_json
+from specs.errors import StageError
+from specs.sources import SourceSpec, resolve_url
+
+
+class SourceError(StageError):
+    """A source that cannot be listed or read. The message names it."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One file: path relative to the source's url, size in bytes, and what changes when the file does."""
+
+    path: str
+    size: int
+    stamp: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a source, sorted by path."""
+
+    url: str
+    files: tuple[Listed, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def key(self) -> str:
+        document = [self.url, [[file.path, file.size, file.stamp] for file in self.files]]
+        return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:32]
+
+    def digest(self) -> str:
+        """Reads every file once. SourceError names one that cannot be read."""
+        fs, root = fsspec.core.url_to_fs(self.url)
+        total = hashlib.sha256()
+        for file in self.files:
+            content = hashlib.sha256()
+            try:
+                with fs.open(_join(root, file.path), "rb") as stream:
+                    while chunk := stream.read(CHUNK):
+                        content.update(chunk)
+            except OSError as error:
+                raise SourceError(f"cannot read '{file.path}' of {self.url}: {error}") from error
+            total.update(canonical_json([file.path, content.hexdigest()]).encode() + b"\n")
+        return total.hexdigest()[:32]
+
+
+def _join(root: str, path: str) -> str:
+    return f"{root.rstrip('/')}/{path}" if path else root
+
+
+def list_source(source: SourceSpec) -> Listing:
+    """The files below `source.url` that its globs choose. SourceError when there are none, or the url cannot be listed."""
+    url = resolve_url(source.url)
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+        entries = _walk(fs, root, source.include, source.exclude) if isinstance(fs, LocalFileSystem) else fs.find(root, detail=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise SourceError(f"cannot list {source.url}: {type(error).__name__}: {error}") from error
+    if isinstance(fs, LocalFileSystem) and not fs.exists(root):
+        raise SourceError(f"there is nothing at {source.url}")
+    files = []
+    for name, entry in entries.items():
+        relative = name[len(root.rstrip("/")) :].lstrip("/")
+        if relative == "" or (_matches(relative, source.include) and not _matches(relative, source.exclude)):
+            stamp = entry.get("ETag") or entry.get("etag") or entry.get("mtime") or entry.get("LastModified") or entry.get("created") or ""
+            files.append(Listed(relative, int(entry["size"]), str(stamp)))
+    if not files:
+        raise SourceError(f"no file below {source.url} matches include {source.include} without exclude {source.exclude}")
+    return Listing(url, tuple(sorted(files, key=lambda file: file.path)))
+
+
+def _walk(fs: LocalFileSystem, root: str, include: list[str], exclude: list[str]) -> dict[str, Any]:
+    """Files below a local folder. A folder is not entered when nothing in it can match, or when it is excluded as a whole (`name/**`)."""
+    if fs.isfile(root):
+        return {root: fs.info(root)}
+    prunable = [glob.removesuffix("/**") for glob in exclude if glob.endswith("/**")]
+    entries: dict[str, Any] = {}
+    for folder, folders, files in fs.walk(root, detail=True):
+        for name, entry in list(folders.items()):
+            relative = entry["name"][len(root) :].lstrip("/")
+            if _matches(relative, prunable) or not any(_leads_to(relative, glob) for glob in include):
+                del folders[name]
+        entries.update({f"{folder}/{name}": entry for name, entry in files.items()})
+    return entries
+
+
+def _leads_to(folder: str, glob: str) -> bool:
+    """Whether files below a folder can match a glob."""
+    pattern = PurePosixPath(glob).parts
+    for index, part in enumerate(PurePosixPath(folder).parts):
+        if index < len(pattern) and pattern[index] == "**":
+            return True
+        if index >= len(pattern) - 1:
+            return False
+        if not PurePosixPath(part).match(pattern[index]):
+            return False
+    return True
+
+
+def _matches(path: str, globs: list[str]) -> bool:
+    return any(_glob(PurePosixPath(path).parts, PurePosixPath(glob).parts) for glob in globs)
+
+
+def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """`**` is any number of folders; other parts match one name, as in `fnmatch`."""
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        return any(_glob(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
+    return bool(path) and PurePosixPath(path[0]).match(pattern[0]) and _glob(path[1:], pattern[1:])
+
+
+def locked_digest(store: Store, listing: Listing) -> str | None:
+    """The digest that the store recorded for this listing, or None."""
+    path = f"inputs/{listing.key}.json"
+    return str(store.read_json(path)["digest"]) if store.exists(path) else None
+
+
+def lock(store: Store, listing: Listing, digest: str) -> None:
+    """Records the digest of a listing."""
+    document = {"url": listing.url, "digest": digest, "bytes": listing.bytes, "files": len(listing.files)}
+    store.write_once(f"inputs/{listing.key}.json", to_json(document))

@@ -1,0 +1,138 @@
+"""The base of every spec: strict Pydantic models whose fields say whether they bear identity.
+
+Invariants:
+- Every field of a `Spec` is declared as one of three roles. `identity`: it changes the result, so it is part of the fingerprint.
+  `execution`: it says where and how, is recorded in the manifest, and never enters a fingerprint. `reference`: it names another stage;
+  the planner replaces it by the fingerprint of what it names. A field without a role is an error when the class is made.
+- An identity field whose value is its declared `neutral` one is left out, so adding an option invalidates nobody's store.
+- The encoder refuses a value that has no stable form. There is no `str()` fallback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from specs.units import Budget
+
+Role = Literal["identity", "execution", "reference"]
+FINGERPRINT_FORMAT = 1
+
+
+class _NoNeutral:
+    """Marks an identity field that is hashed whatever its value."""
+
+
+def _field(role: Role, default: Any, neutral: Any = _NoNeutral, **options: Any) -> Any:
+    if "default_factory" in options:
+        info: FieldInfo = Field(json_schema_extra={"x-role": role}, **options)
+    else:
+        info = Field(default, json_schema_extra={"x-role": role}, **options)
+    if neutral is not _NoNeutral:
+        info.metadata.append(_Neutral(neutral))
+    return info
+
+
+class _Neutral:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def identity(default: Any = PydanticUndefined, *, neutral: Any = _NoNeutral, **options: Any) -> Any:
+    """A field that changes the result; part of the fingerprint unless its value equals `neutral`."""
+    return _field("identity", default, neutral, **options)
+
+
+def execution(default: Any = PydanticUndefined, **options: Any) -> Any:
+    """A field that says where or how; recorded, never part of a fingerprint."""
+    return _field("execution", default, **options)
+
+
+def reference(default: Any = PydanticUndefined, **options: Any) -> Any:
+    """A field that names other stages or sources; the planner turns it into inputs with fingerprints."""
+    return _field("reference", default, **options)
+
+
+class Spec(BaseModel):
+    """Strict, immutable model; `identity_fields()` is what of it enters a fingerprint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name in cls.model_fields:
+            role_of(cls, name)
+
+    def identity_fields(self) -> dict[str, Any]:
+        """The identity-bearing fields as plain JSON values, neutral ones left out."""
+        values: dict[str, Any] = {}
+        for name, info in type(self).model_fields.items():
+            if role_of(type(self), name) != "identity":
+                continue
+            value = getattr(self, name)
+            if any(isinstance(mark, _Neutral) and mark.value == value for mark in info.metadata):
+                continue
+            values[name] = encode(value)
+        return values
+
+
+def role_of(cls: type[BaseModel], name: str) -> Role:
+    """The declared role of a field; TypeError when it has none."""
+    extra = cls.model_fields[name].json_schema_extra
+    role = extra.get("x-role") if isinstance(extra, dict) else None
+    if role not in ("identity", "execution", "reference"):
+        raise TypeError(f"{cls.__name__}.{name} declares no role: use identity(), execution() or reference() from specs.base")
+    return role  # type: ignore[return-value]  # checked above
+
+
+def encode(value: Any) -> Any:
+    """A stable JSON form of an identity value. TypeError for a type that has none, ValueError for NaN and infinities."""
+    if isinstance(value, Spec):
+        return value.identity_fields()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} cannot be part of a fingerprint")
+        return value
+    if isinstance(value, Budget):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"a mapping with keys that are not text cannot be part of a fingerprint: {sorted(map(repr, value))}")
+        return {key: encode(item) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__} has no stable form for a fingerprint")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with one spelling per value: sorted keys, no spaces, ASCII, shortest round-trip floats."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def fingerprint(kind: str, version: int, fields: dict[str, Any], inputs: dict[str, str]) -> str:
+    """128 bits of SHA-256, as 32 hex digits, over kind, version of the kind, identity fields and the inputs' fingerprints."""
+    document = {"format": FINGERPRINT_FORMAT, "kind": kind, "version": version, "spec": fields, "inputs": inputs}
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:32]
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as `{"optimizer.lr": 1e-4, "betas[0]": 0.9}`, for comparing specs field by field."""
+    if isinstance(value, dict):
+        items = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{prefix}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        flat.update(flatten(item, key))
+    return flat

@@ -1,0 +1,59 @@
+"""What is said when a spec is wrong.
+
+Invariant: a user's mistake becomes a `SpecError`, which carries every problem found, each with where it stands (file and line), the
+field, the value and the fix. Nothing else leaves `specs` for a bad file: never a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+FieldPath = tuple[str | int, ...]
+
+
+def dotted(path: FieldPath) -> str:
+    """`("stages", "sft", "betas", 0)` -> `stages.sft.betas[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
+    return text
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: `message` says what is wrong with the value at `path`, `fix` what to do about it."""
+
+    path: FieldPath
+    message: str
+    fix: str = ""
+    where: str = ""  # "mini.yaml:12", or "--set" for a value that came from the command line
+
+    def __str__(self) -> str:
+        text = f"{self.where}: " if self.where else ""
+        if self.path:
+            text += f"{dotted(self.path)}: "
+        text += self.message
+        return f"{text.rstrip('.')}. Fix: {self.fix}" if self.fix else text
+
+
+class SpecError(ValueError):
+    """A spec that cannot be run as it stands. `problems` lists all that is wrong with it."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class StageError(ValueError):
+    """A stage that cannot succeed as it is described: another attempt would end the same way, so none is made. The message says why."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """`did you mean 'lr'?`, or the list of what there is."""
+    names = sorted(candidates)
+    if not names:
+        return "there is none to choose from."
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.55)
+    return f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(names)}."

@@ -1,0 +1,43 @@
+"""What the launcher hands to the process of a stage: one JSON file, complete, without secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class InputRef(BaseModel):
+    """An input of a stage: an artifact in the store, or (kind `external`) documents outside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    fingerprint: str
+    name: str = ""
+    path: str | None = None  # artifact folder in the store
+    step: int | None = None  # of a checkpoint
+    checkpoint: str | None = None  # folder of that checkpoint in the store
+
+
+class Job(BaseModel):
+    """One attempt at one part. `spec` is the resolved part (parse it with the kind's Part model)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    node: str  # "pretrain/2"; for people
+    kind: str
+    version: int
+    fingerprint: str
+    spec: dict[str, Any]
+    identity: dict[str, Any]  # what was hashed, for the manifest and for comparisons
+    inputs: dict[str, InputRef]
+    launch: dict[str, Any]
+    store: str
+    path: str  # artifact folder in the store
+    attempt: str
+    scratch: str  # local folder of this attempt
+    progress: str  # local JSONL file the stage appends its progress to
+    resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to go on from
+    resume_checkpoint: str | None = None  # its folder in the store
+    launched_at: float = 0.0  # unix time, for the start-up part of the timings

@@ -1,0 +1,83 @@
+"""Where and how a stage runs: processes, threads, parallel layout. Execution only; nothing here enters a fingerprint."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution
+from specs.units import Duration
+
+
+class Parallel(Spec):
+    """Degrees of parallelism; their product is the number of processes. `dp_shard: -1` takes what the others leave."""
+
+    dp_replicate: int = execution(1, ge=1)
+    dp_shard: int = execution(-1, ge=-1)
+    tp: int = execution(1, ge=1)
+    cp: int = execution(1, ge=1)
+    sequence_parallel: bool = execution(False)
+
+
+class Launch(Spec):
+    """One launch. A stage's `launch:` replaces single fields of the pipeline's."""
+
+    processes: int | None = execution(None, ge=1, description="training processes (one per GPU); 1 by default")
+    threads: int | None = execution(
+        None, ge=1, description="CPU threads per process; fixed, since the number of threads changes sums; 2 by default"
+    )
+    workers: int | None = execution(None, ge=1, description="worker processes of data stages; 2 by default")
+    parallel: Parallel | None = execution(None)
+    time_limit: Duration | None = execution(
+        None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"
+    )
+
+    def over(self, base: Launch) -> Launch:
+        """Fields stated here win over those of `base`."""
+        stated = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        return base.model_copy(update=stated)
+
+    @property
+    def world_size(self) -> int:
+        return self.processes or 1
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of data-parallel ranks: each sees different samples of a global batch."""
+        parallel = self.parallel or Parallel()
+        return self.world_size // (parallel.tp * parallel.cp)
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Launch:
+        parallel, processes = self.parallel, self.processes
+        if parallel is None or processes is None:
+            return self
+        fixed = parallel.tp * parallel.cp * parallel.dp_replicate
+        shard = parallel.dp_shard if parallel.dp_shard > 0 else processes // fixed
+        if fixed * shard != processes:
+            raise ValueError(
+                f"tp {parallel.tp} x cp {parallel.cp} x dp_replicate {parallel.dp_replicate} x dp_shard {parallel.dp_shard} does not make "
+                f"{processes} processes; the product must be equal to it"
+            )
+        return self
+
+
+class Retries(Spec):
+    """Repetition of a stage that failed for a reason worth another try (a crash, storage), never for a bad spec or a failed gate."""
+
+    attempts: int = execution(2, ge=0, description="further attempts after the first")
+    backoff: Duration = execution(Duration(5.0), description="wait before the first retry; doubles each time")
+
+
+class Checkpointing(Spec):
+    """When a training stage saves, and how many of its checkpoints are kept beside the last of each segment."""
+
+    interval: int = execution(100, ge=1, description="optimizer steps between checkpoints")
+    keep: int = execution(2, ge=1, description="latest checkpoints kept; the end of a segment is always kept")
+    milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are kept for good")
+
+
+class Validation(Spec):
+    """Loss on held-out sequences of every source of the mixture while training."""
+
+    interval: int = execution(100, ge=0, description="optimizer steps between validations; 0 switches it off")
+    samples: int = execution(16, ge=1, description="sequences per source")

@@ -1,0 +1,78 @@
+"""The Apertus architecture in numbers, and what follows from them: parameters, FLOPs.
+
+Invariant: a model is its dimensions. The name of a flavour only fills in dimensions that were not given; it bears no identity.
+Sources: Apertus report (arXiv 2509.14233) table 1 and appendix E; Llama-3-type RoPE scaling; xIELU arXiv 2411.13010.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution, identity
+
+FLAVOURS: dict[str, dict[str, Any]] = {
+    "mini": {"dim": 128, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32, "ffn_dim": 640, "vocab_size": 4096},
+    "8b": {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "ffn_dim": 21_504, "vocab_size": 131_072},
+    "70b": {"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "head_dim": 128, "ffn_dim": 43_008, "vocab_size": 131_072},
+}
+
+
+class RopeScaling(Spec):
+    """Llama-3-type frequency scaling of the rotary embedding, on from the start of pretraining."""
+
+    factor: float = identity(8.0, gt=0)
+    low_freq_factor: float = identity(1.0, gt=0)
+    high_freq_factor: float = identity(4.0, gt=0)
+    original_max_position: int = identity(8192, gt=0)
+
+
+class ModelSpec(Spec):
+    """A decoder: GQA with QK-norm before RoPE, xIELU MLP, pre-norm RMSNorm, untied embeddings, no biases."""
+
+    flavour: str | None = execution(None, description="fills in the dimensions that are not given: mini, 8b, 70b")
+    dim: int = identity(gt=0)
+    n_layers: int = identity(gt=0)
+    n_heads: int = identity(gt=0)
+    n_kv_heads: int = identity(gt=0)
+    head_dim: int = identity(gt=0)
+    ffn_dim: int = identity(gt=0)
+    vocab_size: int = identity(gt=0, multiple_of=128)
+    rope_theta: float = identity(500_000.0, gt=0)
+    rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
+    norm_eps: float = identity(1e-5, gt=0)
+    init_std: float = identity(
+        0.008944, gt=0, description="standard deviation of the initial weights; output projections / sqrt(2 n_layers)"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_flavour(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("flavour") is None:
+            return data
+        if data["flavour"] not in FLAVOURS:
+            raise ValueError(f"there is no flavour {data['flavour']!r}; use one of {', '.join(FLAVOURS)}")
+        return {**FLAVOURS[data["flavour"]], **data}
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelSpec:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings turn pairs of dimensions")
+        return self
+
+    @property
+    def parameters(self) -> int:
+        """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
+        attention = 2 * self.dim * self.n_heads * self.head_dim + 2 * self.dim * self.n_kv_heads * self.head_dim + 2 * self.head_dim
+        layer = attention + 2 * self.dim * self.ffn_dim + 2 + 2 * self.dim
+        return self.n_layers * layer + 2 * self.vocab_size * self.dim + self.dim
+
+    def flops_per_token(self, sequence_length: int) -> int:
+        """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores (report, appendix E)."""
+        heads = self.n_heads * self.head_dim
+        projections = 2 * self.dim * heads + 2 * self.dim * self.n_kv_heads * self.head_dim + 2 * self.dim * self.ffn_dim
+        scores = 2 * heads * sequence_length
+        return 3 * 2 * (self.n_layers * (projections + scores) + self.vocab_size * self.dim)

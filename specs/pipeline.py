@@ -1,0 +1,286 @@
+"""The whole recipe: sources, launch settings and named stages, and the checks that need more than one of them.
+
+Invariant: a `Pipeline` that `load` returns can be planned: every reference leads to a stage of the right kind, there is no cycle, every
+border falls inside its stage, and every batch can be divided. All problems of a file are reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError
+
+from specs.base import Spec, execution, reference
+from specs.document import Document, override, read
+from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.launch import Launch, Retries
+from specs.sources import SourceSpec
+from specs.stages import STAGES
+from specs.stages.base import FromCheckpoint, Stage
+from specs.stages.cooldown import CooldownStage
+from specs.stages.corpus import CorpusStage
+from specs.stages.evaluate import EvaluateStage
+from specs.stages.mixture import MixtureStage
+from specs.stages.tokenizer import TokenizerStage
+from specs.stages.training import TrainingStage
+from specs.trajectory import resolve
+from specs.units import Reference
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
+
+
+def _kind_of(value: Any) -> str | None:
+    return value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+
+
+if TYPE_CHECKING:
+    AnyStage = Stage
+else:
+    _kinds = tuple(Annotated[stage, Tag(kind)] for kind, stage in STAGES.items())
+    AnyStage = Annotated[Union[_kinds], Discriminator(_kind_of)]  # noqa: UP007  # a union made from the registry
+
+
+class Pipeline(Spec):
+    """A recipe. `stages` may stand in any order; what they consume decides."""
+
+    name: Name = execution()
+    description: str = execution("")
+    store: str = execution("apertus-store", description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it")
+    launch: Launch = execution(default_factory=Launch)
+    retries: Retries = execution(default_factory=Retries)
+    concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
+    sources: dict[Name, SourceSpec] = reference(default_factory=dict)
+    stages: dict[Name, AnyStage] = reference(min_length=1)
+
+    _document: Document | None = PrivateAttr(None)
+
+    def located(self, error: SpecError) -> SpecError:
+        """The same error, each problem with the file and line of its field."""
+        document = self._document
+        if document is None:
+            return error
+        return SpecError([replace(problem, where=problem.where or document.where(problem.path)) for problem in error.problems])
+
+    def launch_of(self, stage: Stage) -> Launch:
+        """The stage's launch over the pipeline's, with the defaults filled in."""
+        return stage.launch.over(self.launch.over(Launch(processes=1, threads=2, workers=2)))
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
+    """Reads, overrides and checks a recipe. SpecError with every problem found."""
+    document = read(path)
+    for assignment in overrides:
+        override(document, assignment)
+    return validate(document)
+
+
+def validate(document: Document) -> Pipeline:
+    """The pipeline of a document. SpecError with every problem found: of the fields first, of their relations when the fields are right."""
+    problems: list[Problem] = []
+    try:
+        pipeline = Pipeline.model_validate(document.data)
+    except ValidationError as error:
+        problems = [_explain(document, details) for details in error.errors()]
+        pipeline = _what_is_right(document.data)
+    problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, set(document.data.get("stages") or {}))]
+    if problems:
+        raise SpecError(problems)
+    pipeline._document = document
+    return pipeline
+
+
+def _what_is_right(data: dict[str, Any]) -> Pipeline:
+    """The stages and settings of a wrong document that are right taken alone, so that their relations can be checked too."""
+
+    def valid(kind: Any, value: Any, default: Any) -> Any:
+        try:
+            return TypeAdapter(kind).validate_python(value)
+        except ValidationError:
+            return default
+
+    stages, sources = (value if isinstance(value := data.get(name), dict) else {} for name in ("stages", "sources"))
+    right = {name: stage for name, value in stages.items() if (stage := valid(AnyStage, value, None)) is not None}
+    return Pipeline.model_construct(
+        name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=dict.fromkeys(sources), stages=right
+    )
+
+
+# Relations between stages
+
+
+def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[str, ...]]]:
+    """Every reference of a stage to another: where it stands, what it names, and the kinds it may lead to."""
+    at: FieldPath = ("stages", name)
+    if isinstance(stage, (FromCheckpoint, CooldownStage)):
+        yield (*at, "from"), stage.from_, TRAINING
+    if isinstance(stage, CorpusStage):
+        yield (*at, "tokenizer"), stage.tokenizer, ("tokenizer",)
+    if isinstance(stage, MixtureStage):
+        for source in stage.weights:
+            yield (*at, "weights", source), Reference.parse(source), ("corpus",)
+    if isinstance(stage, TrainingStage):
+        for begin, mixture in stage.mixture.items():
+            yield (*at, "mixture", begin), Reference.parse(mixture), ("mixture",)
+    if isinstance(stage, EvaluateStage):
+        for index, held_out in enumerate(stage.sources):
+            yield (*at, "sources", index), held_out, ("corpus",)
+        if stage.memorisation:
+            yield (*at, "memorisation", "probes"), stage.memorisation.probes, ("corpus",)
+
+
+def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
+    """Problems that concern more than one field. `names` are all stages of the file; those that are wrong in themselves are not
+    in `pipeline`."""
+    problems: list[Problem] = []
+    for name, stage in pipeline.stages.items():
+        problems += _check_references(pipeline, name, stage, names)
+        if isinstance(stage, TrainingStage):
+            problems += _check_batches(pipeline, name, stage)
+    try:
+        resolve(pipeline, order(pipeline))
+    except SpecError as error:
+        problems += error.problems
+    return problems
+
+
+def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
+    if isinstance(stage, (TokenizerStage, CorpusStage)):
+        for index, source in enumerate(stage.sources):
+            if source not in pipeline.sources:
+                where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
+                yield Problem(where, f"there is no source '{source}' under sources:", nearest(source, pipeline.sources))
+    for index, other in enumerate(stage.after):
+        if other not in names:
+            yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
+    try:
+        references = list(uses(name, stage))
+    except ValueError as error:
+        yield Problem(("stages", name), str(error))
+        return
+    for path, ref, kinds in references:
+        target = pipeline.stages.get(ref.stage)
+        if target is None:
+            if ref.stage in names:
+                continue
+            yield Problem(
+                path, f"there is no stage '{ref.stage}'", nearest(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds])
+            )
+        elif target.kind not in kinds:
+            yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {' or '.join(kinds)} is needed here")
+        elif isinstance(target, CorpusStage):
+            if ref.part is None and len(target.sources) > 1:
+                choice = ", ".join(f"{ref.stage}/{source}" for source in target.sources)
+                yield Problem(path, f"corpus '{ref.stage}' has several parts", f"name one: {choice}.")
+            elif ref.part is not None and ref.part not in target.sources:
+                yield Problem(path, f"corpus '{ref.stage}' has no part '{ref.part}'", nearest(ref.part, target.sources))
+            elif path[-1] == "probes" and target.sources[ref.part or next(iter(target.sources))].repeats is None:
+                yield Problem(path, f"'{ref}' has no repeats:, so there are no probes in it", "give that source of the corpus a repeats:.")
+
+
+def order(pipeline: Pipeline) -> list[str]:
+    """Stage names, inputs first; the order of the file where it is free. SpecError for a cycle, naming it."""
+    done: list[str] = []
+    path: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in done:
+            return
+        if name in path:
+            cycle = " -> ".join([*path[path.index(name) :], name])
+            raise SpecError([Problem(("stages", name), f"the stages form a cycle: {cycle}", "let one of them start from another stage.")])
+        path.append(name)
+        for needed in needs(name, pipeline.stages[name]):
+            if needed in pipeline.stages:
+                visit(needed)
+        path.pop()
+        done.append(name)
+
+    for name in pipeline.stages:
+        visit(name)
+    return done
+
+
+def needs(name: str, stage: Stage) -> list[str]:
+    """Names of the stages that must be finished before this one."""
+    return list(dict.fromkeys([ref.stage for _, ref, _ in uses(name, stage)] + stage.after))
+
+
+def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
+    launch = pipeline.launch_of(stage)
+    for begin, batch in (stage.global_batch_size or {}).items():
+        path: FieldPath = ("stages", name, "global_batch_size", begin)
+        ranks = launch.data_parallel
+        if batch < 1 or batch % ranks:
+            fix = f"use a multiple of {ranks}, or other launch.processes."
+            yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
+        elif stage.micro_batch_size and (batch // ranks) % stage.micro_batch_size:
+            message = f"{batch // ranks} sequences per process cannot be divided into micro-batches of {stage.micro_batch_size}"
+            yield Problem(path, message, "choose a micro_batch_size that divides it.")
+
+
+# From Pydantic's errors to problems
+
+
+def _explain(document: Document, details: Any) -> Problem:
+    path = _in_document(document.data, tuple(details["loc"]))
+    kind, value = details["type"], details.get("input")
+    if kind == "extra_forbidden":
+        candidates = _field_names(Pipeline, path[:-1], document.data)
+        text = "the override matches nothing: " if document.assignment(path) else ""
+        return Problem(path, f"{text}there is no field '{path[-1]}' here", nearest(str(path[-1]), candidates), document.where(path))
+    if kind == "missing":
+        return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))
+    if kind == "union_tag_invalid" or kind == "union_tag_not_found":
+        tag = "kind" if path[:1] == ("stages",) and len(path) == 2 else "filter"
+        choices = list(STAGES) if tag == "kind" else ["length", "alphabetic", "repeated-lines"]
+        stated = value.get(tag) if isinstance(value, dict) else value
+        fix = nearest(str(stated), choices) if stated is not None else f"state {tag}: {', '.join(choices)}."
+        return Problem((*path, tag), f"{stated!r} is not a {tag}", fix, document.where((*path, tag)))
+    message = str(details["msg"]).removeprefix("Value error, ")
+    shown = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{value!r}: "
+    return Problem(path, f"{shown}{message[0].lower() + message[1:]}", "", document.where(path))
+
+
+def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:
+    """Pydantic's location without what it adds (tags of unions, names of validators): what of it can be followed in the document."""
+    path: list[str | int] = []
+    for index, part in enumerate(location):
+        if isinstance(data, dict) and part in data or isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+            path.append(part)
+        elif index == len(location) - 1 and isinstance(data, dict) and part not in STAGES and "[" not in str(part):
+            path.append(part)
+    return tuple(path)
+
+
+def _field_names(model: type[BaseModel], path: FieldPath, data: Any) -> list[str]:
+    """Names of the fields that may stand at `path`, found by following the models' annotations."""
+    current: list[type[BaseModel]] = [model]
+    for part in path:
+        annotations = [
+            field.annotation
+            for candidate in current
+            for name, field in candidate.model_fields.items()
+            if part in (name, field.alias) and field.annotation is not None
+        ]
+        data = data.get(part) if isinstance(data, dict) else (data[part] if isinstance(data, list) and isinstance(part, int) else None)
+        found = [candidate for annotation in annotations for candidate in _models(annotation)]
+        if annotations:
+            current = found
+        kind = _kind_of(data)
+        if isinstance(kind, str) and kind in STAGES and len(path) >= 2 and path[0] == "stages":
+            current = [STAGES[kind]] if part == path[1] else current
+    return [field.alias or name for candidate in current for name, field in candidate.model_fields.items()]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Annotated, Union, UnionType, list, dict, tuple):
+        return [model for argument in get_args(annotation) for model in _models(argument)]
+    return []

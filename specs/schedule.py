@@ -1,0 +1,54 @@
+"""The learning rate as a pure function of consumed tokens: warm-up, stable, decay (WSD).
+
+Invariant: the rate of a step depends on the tokens consumed by the stage *before* that step, and on nothing else.
+Sources: Apertus report section 2 and the released scripts (1-sqrt: lr_min + (lr_max - lr_min)(1 - sqrt((s - s0) / D))); WSO
+arXiv 2603.16127 is `decay: none`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from specs.base import Spec, execution, identity
+from specs.units import Budget
+
+Decay = Literal["none", "1-sqrt", "linear", "cosine"]
+
+
+class ScheduleSpec(Spec):
+    """As written in the recipe; `Schedule` is what the planner makes of it."""
+
+    warmup: Budget | None = identity(None, description="linear warm-up from `warmup_from` x peak; none by default")
+    warmup_from: float = identity(
+        0.0, ge=0, le=1, description="fraction of the peak at token 0: 0 in the released scripts, 0.1 in the report"
+    )
+    decay: Decay = identity("none")
+    decay_over: Budget | None = identity(None, description="the decay ends with the stage and is this long; the whole stage by default")
+    final: float = identity(0.1, ge=0, le=1, description="fraction of the peak at the end of the decay")
+
+
+class Schedule(Spec):
+    """The rate over consumed tokens of the stage. All positions in tokens; what lies outside a segment is neutral and not hashed."""
+
+    peak: float = execution(gt=0, description="equal to the optimizer's lr, which bears the identity")
+    warmup_tokens: int = identity(0, neutral=0, ge=0)
+    warmup_from: float = identity(0.0, neutral=0.0)
+    decay: Decay = identity("none", neutral="none")
+    decay_start: int = identity(0, neutral=0, ge=0)
+    decay_tokens: int = identity(0, neutral=0, ge=0)
+    final: float = identity(1.0, neutral=1.0)
+
+    def lr(self, tokens: int) -> float:
+        """Learning rate of the step that begins after `tokens` tokens of this stage."""
+        return self.peak * self.factor(tokens)
+
+    def factor(self, tokens: int) -> float:
+        """`lr(tokens) / peak`."""
+        if tokens < self.warmup_tokens:
+            return self.warmup_from + (1.0 - self.warmup_from) * tokens / self.warmup_tokens
+        if self.decay == "none" or tokens < self.decay_start:
+            return 1.0
+        done = min(1.0, (tokens - self.decay_start) / self.decay_tokens)
+        shape = {"1-sqrt": 1.0 - math.sqrt(done), "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[self.decay]
+        return self.final + (1.0 - self.final) * shape

@@ -1,0 +1,48 @@
+"""What all stages share, as written in the YAML and as resolved by the planner.
+
+A *stage* is what a recipe names. The planner resolves it into one or more *parts* (a corpus has one per source, a training stage one per
+segment); a part is a pure function of its spec and its inputs, and is what has a fingerprint.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator
+
+from specs.base import Spec, execution, identity, reference
+from specs.launch import Launch
+from specs.units import Reference
+
+
+class Stage(Spec):
+    """Fields of every stage. `kind` chooses the class; each class states it as a Literal. `VERSION` is raised when results change."""
+
+    VERSION: ClassVar[int]
+    kind: str = identity()
+    after: list[str] = execution(
+        default_factory=list, description="stages that must have finished, and passed their gates, before this one"
+    )
+    launch: Launch = execution(default_factory=Launch)
+    protect: bool = execution(False, description="a finished stage is never rerun by a change: the plan refuses and says what changed")
+    description: str = execution("")
+
+
+class FromCheckpoint(Stage):
+    """A stage that reads a checkpoint: `from: pretrain`, `from: pretrain@step=1200`, `from: pretrain@tokens=7.0T`."""
+
+    from_: Reference = reference(alias="from")
+
+
+class Weight(Spec):
+    """Share of one source in a mixture, relative to the others' weights."""
+
+    weight: float = execution(gt=0)
+    max_repetition: float | None = execution(None, gt=0)
+
+
+def _weight(value: Any) -> Any:
+    return {"weight": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+WeightField = Annotated[Weight, BeforeValidator(_weight, json_schema_input_type=float | Weight)]

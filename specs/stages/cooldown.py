@@ -1,0 +1,21 @@
+"""The `cooldown` stage: annealing from any checkpoint, by default 1-sqrt to 0.1 of the rate at the branch point."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specs.base import identity, reference
+from specs.schedule import ScheduleSpec
+from specs.stages.training import Carry, TrainingStage
+from specs.units import Reference
+
+
+class CooldownStage(TrainingStage):
+    """`carry` says what goes over from the parent: weights always; the optimizer's states; `data`: samples already drawn from
+    the same mixture are not drawn again."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["cooldown"] = identity()
+    from_: Reference = reference(alias="from")
+    carry: list[Carry] = identity(default_factory=lambda: ["weights", "optimizer", "data"])
+    schedule: ScheduleSpec = identity(default_factory=lambda: ScheduleSpec(decay="1-sqrt"))

@@ -1,0 +1,29 @@
+"""The `pretrain` stage: training from new weights, in segments."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from specs.base import identity
+from specs.model import ModelSpec
+from specs.stages.training import TrainingStage
+
+
+class PretrainStage(TrainingStage):
+    """Begins a trajectory, so everything that a later stage may inherit is stated here."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["pretrain"] = identity()
+    model: ModelSpec = identity()
+    seed: int = identity(28, description="of the initial weights")
+
+    @model_validator(mode="after")
+    def _complete(self) -> PretrainStage:
+        for name in ("global_batch_size", "sequence_length"):
+            if getattr(self, name) is None:
+                raise ValueError(f"a pretrain stage has no parent to take {name} from; state it")
+        if self.optimizer.lr is None:
+            raise ValueError("a pretrain stage has no parent to take the learning rate from; state optimizer.lr")
+        return self

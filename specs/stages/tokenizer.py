@@ -1,0 +1,44 @@
+"""The `tokenizer` stage: byte-level BPE trained on text, or an existing Hugging Face tokenizer folder."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.sources import SourceSpec
+from specs.stages.base import Stage
+
+
+class TokenizerStage(Stage):
+    """Trains on the named sources (`sources:` of the pipeline), or imports `path`, a folder with tokenizer.json."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["tokenizer"] = identity()
+    sources: list[str] = reference(default_factory=list)
+    path: str | None = execution(None, description="folder (any fsspec URL) of a Hugging Face tokenizer to import instead of training one")
+    vocab_size: int = identity(131_072, gt=0, multiple_of=128)
+    reserved: int = identity(100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary")
+    bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> TokenizerStage:
+        if bool(self.sources) == (self.path is not None):
+            raise ValueError("give either sources to train on or the path of a tokenizer to import")
+        least = self.reserved + 256
+        if self.sources and self.vocab_size < least:
+            raise ValueError(
+                f"vocab_size {self.vocab_size} has no room for {self.reserved} special tokens and 256 bytes; take {least} or more"
+            )
+        return self
+
+
+class TokenizerPart(Spec):
+    """Resolved. Inputs: `source:<i>` (documents) in order, or `folder`."""
+
+    sources: list[SourceSpec] = identity(default_factory=list)
+    path: str | None = execution(None)
+    vocab_size: int = identity()
+    reserved: int = identity(100, neutral=100)
+    bytes_per_source: int = identity()

@@ -1,0 +1,275 @@
+"""From training stages as written to trajectories: segments with whole steps, and all settings that are inherited filled in.
+
+Mixture, batch size and learning rate are piecewise functions of what the stage has consumed; their borders cut it. Borders and the budget
+are floored to whole batches, and what is left over is kept to be printed.
+
+Invariant: everything here is integer arithmetic on the spec alone; no store, no fingerprint. What lies behind a border has no influence
+on what stands before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from specs.errors import FieldPath, Problem, SpecError
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.schedule import Schedule
+from specs.stages.cooldown import CooldownStage
+from specs.stages.pretrain import PretrainStage
+from specs.stages.training import Carry, Precision, TrainingStage
+from specs.units import Budget, Reference
+
+if TYPE_CHECKING:
+    from specs.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A segment: constant mixture and batch. Samples and steps count within the stage; `[start, end)` in samples."""
+
+    mixture: str
+    batch: int
+    start_sample: int
+    end_sample: int
+    start_step: int
+    schedule: Schedule
+
+    @property
+    def steps(self) -> int:
+        return (self.end_sample - self.start_sample) // self.batch
+
+    @property
+    def end_step(self) -> int:
+        return self.start_step + self.steps
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where a stage starts: step `step` of the segment with index `segment` of the stage `stage`."""
+
+    stage: str
+    segment: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A training stage with every setting resolved."""
+
+    model: ModelSpec
+    seed: int | None
+    sequence_length: int
+    optimizer: OptimizerSpec
+    precision: Precision
+    carry: tuple[Carry, ...]
+    parent: Branch | None
+    cuts: tuple[Cut, ...]
+    leftover_tokens: int
+
+    @property
+    def steps(self) -> int:
+        return self.cuts[-1].end_step
+
+    @property
+    def tokens(self) -> int:
+        return self.cuts[-1].end_sample * self.sequence_length
+
+    def tokens_at(self, step: int) -> int:
+        """Tokens consumed by the stage after `step` steps."""
+        cut = self.cuts[self.segment_of(step)]
+        return (cut.start_sample + (step - cut.start_step) * cut.batch) * self.sequence_length
+
+    def segment_of(self, step: int) -> int:
+        """Index of the segment whose end or inside is that step; the first for step 0."""
+        return next(index for index, cut in enumerate(self.cuts) if step <= cut.end_step)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate that the step after `step` would have."""
+        return self.cuts[self.segment_of(step)].schedule.lr(self.tokens_at(step))
+
+
+def resolve(pipeline: Pipeline, names: list[str]) -> dict[str, Trajectory]:
+    """The trajectories of the training stages among `names` (inputs first). SpecError with all problems; what hangs on a wrong
+    one is left out."""
+    found: dict[str, Trajectory] = {}
+    problems: list[Problem] = []
+    for name in names:
+        stage = pipeline.stages.get(name)
+        if not isinstance(stage, TrainingStage) or (isinstance(stage, CooldownStage) and stage.from_.stage not in found):
+            continue
+        try:
+            found[name] = _trajectory(name, stage, found)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def branch(ref: Reference, parents: dict[str, Trajectory], path: FieldPath) -> Branch:
+    """The step that a reference names. SpecError when the stage does not reach it."""
+    parent = parents[ref.stage]
+    step = parent.steps
+    if ref.step is not None:
+        step = ref.step
+    elif ref.tokens is not None:
+        step = max((s for cut in parent.cuts if (s := _step_at(cut, ref.tokens // parent.sequence_length)) is not None), default=0)
+    asked = ref.tokens if ref.tokens is not None else None
+    if not 0 < step <= parent.steps or (asked is not None and asked > parent.tokens):
+        message = f"'{ref}' lies outside stage '{ref.stage}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
+        raise SpecError([Problem(path, message, "name a step inside it, or raise its budget.")])
+    return Branch(ref.stage, parent.segment_of(step), step)
+
+
+def _step_at(cut: Cut, sample: int) -> int | None:
+    """The last whole step of a segment that has consumed no more than `sample` samples; None before the segment."""
+    return cut.start_step + min((sample - cut.start_sample) // cut.batch, cut.steps) if sample >= cut.start_sample else None
+
+
+def _trajectory(name: str, stage: TrainingStage, found: dict[str, Trajectory]) -> Trajectory:
+    at: FieldPath = ("stages", name)
+    start: Branch | None = None
+    inherited: dict[str, object] = {}
+    batches: dict[str, int] = dict(stage.global_batch_size or {})
+    carry: tuple[Carry, ...] = ()
+    if isinstance(stage, CooldownStage):
+        start = branch(stage.from_, found, (*at, "from"))
+        parent = found[start.stage]
+        inherited = parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
+        batches = batches or {"0 samples": parent.cuts[start.segment].batch}
+        model, seed, carry = parent.model, None, tuple(stage.carry)
+        length, precision = stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
+    else:
+        assert isinstance(stage, PretrainStage) and stage.sequence_length is not None
+        model, seed, length, precision = stage.model, stage.seed, stage.sequence_length, stage.precision or Precision()
+    optimizer = stage.optimizer.resolved(inherited)
+    assert optimizer.lr is not None
+    pieces = _batch_pieces(at, batches, length)
+    total, leftover = _budget(at, stage.budget, pieces, length)
+    mixtures = _mixture_pieces(at, stage.mixture, pieces, length)
+    full = _schedule(at, stage, optimizer.lr, pieces, length)
+    borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
+    if full.decay != "none":
+        borders.add(_floor(full.decay_start // length, pieces))
+    for begin in [*(b for b, _ in pieces), *(b for b, _ in mixtures)]:
+        if begin >= total:
+            message = f"a border at {begin * length:,} tokens lies behind the end of the stage at {total * length:,} tokens"
+            raise SpecError([Problem((*at, "budget"), message, "raise the budget or remove the border.")])
+    cuts: list[Cut] = []
+    ordered = sorted(border for border in borders if border <= total)
+    for begin, end in pairwise(ordered):
+        batch = next(value for border, value in reversed(pieces) if border <= begin)
+        mixture = next(value for border, value in reversed(mixtures) if border <= begin)
+        cut_schedule = _within(full, begin * length, end * length)
+        cuts.append(Cut(mixture, batch, begin, end, cuts[-1].end_step if cuts else 0, cut_schedule))
+    return Trajectory(model, seed, length, optimizer, precision, carry, start, tuple(cuts), leftover)
+
+
+Pieces = list[tuple[int, int]]  # (first sample, batch), in order
+
+
+def _samples(budget: Budget, pieces: Pieces, length: int) -> int:
+    """A budget in samples, floored to a whole one. Steps are counted along the batches."""
+    if budget.unit == "tokens":
+        return budget.amount // length
+    if budget.unit == "samples":
+        return budget.amount
+    steps, position = budget.amount, pieces[0][0]
+    for (begin, batch), following in zip(pieces, [*pieces[1:], None], strict=True):
+        inside = (following[0] - begin) // batch if following else steps
+        if steps <= inside:
+            return begin + steps * batch
+        steps, position = steps - inside, following[0] if following else position
+    return position
+
+
+def _floor(sample: int, pieces: Pieces) -> int:
+    """The last border between whole batches at or before `sample`."""
+    begin, batch = [piece for piece in pieces if piece[0] <= sample][-1]
+    return begin + (sample - begin) // batch * batch
+
+
+def _begins(path: FieldPath, keys: list[str]) -> list[Budget]:
+    begins = []
+    for key in keys:
+        try:
+            begins.append(Budget.parse(key))
+        except ValueError as error:
+            raise SpecError([Problem((*path, key), str(error))]) from None
+    if not begins or begins[0].amount != 0:
+        raise SpecError([Problem(path, "the first piece must begin at 0", "write for example {0 tokens: ..., 7.038T tokens: ...}.")])
+    return begins
+
+
+def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
+    for key, before, after in zip(keys[1:], positions, positions[1:], strict=False):
+        if after <= before:
+            raise SpecError(
+                [Problem((*path, key), "does not lie at least one whole batch behind the border before it", "order the borders.")]
+            )
+
+
+def _batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:
+    path = (*at, "global_batch_size")
+    pieces: Pieces = []
+    for budget, batch in zip(_begins(path, list(batches)), batches.values(), strict=True):
+        if batch < 1:
+            raise SpecError([Problem(path, f"a batch of {batch} sequences is not possible", "use 1 or more.")])
+        pieces.append((_floor(_samples(budget, pieces, length), pieces) if pieces else 0, batch))
+    _increasing(path, list(batches), [begin for begin, _ in pieces])
+    return pieces
+
+
+def _mixture_pieces(at: FieldPath, mixtures: dict[str, str], pieces: Pieces, length: int) -> list[tuple[int, str]]:
+    path = (*at, "mixture")
+    begins = [_floor(_samples(budget, pieces, length), pieces) for budget in _begins(path, list(mixtures))]
+    _increasing(path, list(mixtures), begins)
+    return list(zip(begins, mixtures.values(), strict=True))
+
+
+def _budget(at: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:
+    """Samples of the stage in whole batches, and the tokens left over."""
+    exact = budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
+    total = _floor(exact // length, pieces)
+    if total <= 0:
+        smallest = pieces[0][1] * length
+        raise SpecError([Problem((*at, "budget"), f"{budget} is less than one step of {smallest:,} tokens", "raise it.")])
+    return total, exact - total * length
+
+
+def _schedule(at: FieldPath, stage: TrainingStage, peak: float, pieces: Pieces, length: int) -> Schedule:
+    spec = stage.schedule
+
+    def tokens(budget: Budget) -> int:
+        return budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
+
+    total, warmup = tokens(stage.budget), tokens(spec.warmup) if spec.warmup else 0
+    decaying = spec.decay != "none"
+    decay = (tokens(spec.decay_over) if spec.decay_over else total) if decaying else 0
+    if warmup + decay > total and decaying and spec.decay_over:
+        message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
+        raise SpecError([Problem((*at, "schedule"), message, "shorten one of them.")])
+    if decaying and not spec.decay_over:
+        decay = total - warmup
+    return Schedule(
+        peak=peak,
+        warmup_tokens=warmup,
+        warmup_from=spec.warmup_from if warmup else 0.0,
+        decay=spec.decay,
+        decay_start=total - decay if decaying else 0,
+        decay_tokens=decay,
+        final=spec.final if decaying else 1.0,
+    )
+
+
+def _within(full: Schedule, begin: int, end: int) -> Schedule:
+    """What of a schedule can be seen inside `[begin, end)` or, for the warm-up, lasts beyond it."""
+    seen: dict[str, object] = {"peak": full.peak}
+    if begin < full.warmup_tokens:
+        seen |= {"warmup_tokens": full.warmup_tokens, "warmup_from": full.warmup_from}
+    if full.decay != "none" and end > full.decay_start:
+        seen |= {name: getattr(full, name) for name in ("decay", "decay_start", "decay_tokens", "final")}
+    return Schedule.model_validate(seen)

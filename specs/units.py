@@ -1,0 +1,132 @@
+"""Quantities with their unit: budgets (tokens, samples, steps), durations, references to stages.
+
+Invariant: a quantity is exact. `7.038T tokens` is the integer 7,038,000,000,000; a value that is not a whole number of its unit is
+refused, and so is a number without a unit where more than one would make sense.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+Unit = Literal["tokens", "samples", "steps"]
+MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_AMOUNT = re.compile(r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def _amount(text: str) -> tuple[int, str, str]:
+    match = _AMOUNT.match(text)
+    if not match:
+        raise ValueError(f"'{text}' is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'")
+    exact = Decimal(match["number"].replace("_", "")) * MAGNITUDES[match["magnitude"]]
+    if exact != exact.to_integral_value():
+        raise ValueError(f"'{text}' is {exact}, which is not a whole number")
+    return int(exact), match["unit"], match["magnitude"]
+
+
+class _FromText:
+    """Pydantic glue for a value class that is written as text in YAML: `parse` reads it, `str` writes it."""
+
+    _pattern: str
+
+    @classmethod
+    def parse(cls, value: Any) -> Any:
+        raise TypeError(f"{cls.__name__} has no parser")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema())
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "pattern": cls._pattern, "description": (cls.__doc__ or "").split("\n")[0]}
+
+
+@dataclass(frozen=True)
+class Budget(_FromText):
+    """An amount of training: `15T tokens`, `4_096_000 samples` (sequences), `2.6M steps`. A bare `15T` means tokens."""
+
+    amount: int
+    unit: Unit
+
+    _pattern = r"^\s*\d[\d_]*(\.[\d_]+)?\s*([kKMBGT]?\s*(tokens?|samples?|steps?)|[kKMBGT])\s*$"
+
+    @classmethod
+    def parse(cls, value: Any) -> Budget:
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, bool) or not isinstance(value, str):
+            raise ValueError(f"{value!r} has no unit; write for example '{value} steps', '{value} samples' or '{value} tokens'")
+        amount, unit, magnitude = _amount(value)
+        if not unit and magnitude:
+            unit = "tokens"
+        if not unit:
+            raise ValueError(f"'{value}' has no unit; write '{value} steps', '{value} samples' or '{value} tokens'")
+        if unit not in ("token", "tokens", "sample", "samples", "step", "steps"):
+            raise ValueError(f"'{unit}' is not a unit of training; use tokens, samples or steps")
+        return cls(amount, unit if unit.endswith("s") else unit + "s")  # type: ignore[arg-type]  # checked above
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Duration(_FromText):
+    """A time span: `90s`, `30m`, `2h`, `1d`."""
+
+    seconds: float
+
+    _pattern = r"^\s*\d+(\.\d+)?\s*(s|m|min|h|d)\s*$"
+
+    @classmethod
+    def parse(cls, value: Any) -> Duration:
+        if isinstance(value, Duration):
+            return value
+        match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$", value) if isinstance(value, str) else None
+        if not match or match[2] not in _SECONDS:
+            raise ValueError(f"{value!r} is not a duration; write for example '90s', '30m', '2h' or '1d'")
+        return cls(float(match[1]) * _SECONDS[match[2]])
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s"
+
+
+@dataclass(frozen=True)
+class Reference(_FromText):
+    """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`, `pretrain@tokens=7.0T`."""
+
+    stage: str
+    part: str | None = None
+    step: int | None = None
+    tokens: int | None = None
+
+    _pattern = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?(@(last|step=[\d_]+|tokens=[\d_.]+[kKMBGT]?))?$"
+
+    @classmethod
+    def parse(cls, value: Any) -> Reference:
+        if isinstance(value, Reference):
+            return value
+        if not isinstance(value, str) or not re.match(cls._pattern, value):
+            raise ValueError(
+                f"{value!r} is not a reference to a stage; write for example 'pretrain', 'corpus/code', 'pretrain@step=1200' "
+                "or 'pretrain@tokens=7.0T'"
+            )
+        target, _, selector = value.partition("@")
+        stage, _, part = target.partition("/")
+        step = int(selector.removeprefix("step=").replace("_", "")) if selector.startswith("step=") else None
+        tokens = _amount(selector.removeprefix("tokens="))[0] if selector.startswith("tokens=") else None
+        return cls(stage, part or None, step, tokens)
+
+    def __str__(self) -> str:
+        text = self.stage + (f"/{self.part}" if self.part else "")
+        if self.step is not None:
+            return f"{text}@step={self.step}"
+        return f"{text}@tokens={self.tokens}" if self.tokens is not None else text

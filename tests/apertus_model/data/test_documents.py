@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import zstandard
+
+from apertus_model.data.documents import Rejection, open_source, read_documents
+from infra.store.inputs import SourceError
+from specs.sources import SourceSpec
+
+
+def _read(path: Path, content: bytes | str, **fields: Any) -> list[str | Rejection]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = SourceSpec(url=str(path.parent), **fields)
+    return list(read_documents(source, *open_source(source), path.name))
+
+
+@pytest.mark.parametrize("kind", ["text", "code"])
+def test_a_file_is_a_document_to_the_last_byte(tmp_path: Path, kind: str) -> None:
+    text = "\ufeffdef f():\r\n\treturn 'ż'  \n\n"
+    assert _read(tmp_path / "a", text, format=kind) == [text]
+
+
+def test_files_that_are_not_text_are_counted(tmp_path: Path) -> None:
+    assert _read(tmp_path / "a", b"\xff\xfe\x00", format="text") == [Rejection("not_utf8")]
+    assert _read(tmp_path / "b", b" \n", format="text") == [Rejection("empty")]
+
+
+PYTHON = '''
+"""Module."""
+raise SystemExit("this file is read, not run")
+class A:
+    """Class,
+
+        indented."""
+    def f(self):
+        """Method."""
+    async def g(self):
+        "Coroutine."
+        return """not a docstring, but a rather long string"""
+TOPICS = {"if": "The if statement is used for conditional execution"}
+'''
+
+
+def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
+    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, format="docstrings"))) == [
+        "Class,\n\nindented.",
+        "Coroutine.",
+        "Method.",
+        "Module.",
+    ]
+
+
+def test_long_literals_are_documents_and_docstrings_are_not(tmp_path: Path) -> None:
+    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, format="literals", min_literal=30))) == [
+        "The if statement is used for conditional execution",
+        "not a docstring, but a rather long string",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"def f(:\n", b"x = 1\x00", b"# coding: no-such-coding\n", b"(" * 5000])
+def test_files_that_python_cannot_parse_are_counted(tmp_path: Path, content: bytes) -> None:
+    assert _read(tmp_path / "a.py", content, format="docstrings") == [Rejection("not_python")]
+
+
+def test_half_a_surrogate_pair_is_counted(tmp_path: Path) -> None:
+    assert _read(tmp_path / "a.py", 'x = "\\ud83d" * 1\n', format="literals", min_literal=1) == [Rejection("not_utf8")]
+    assert _read(tmp_path / "a.jsonl", '{"text": "\\ud83d"}\n', format="jsonl") == [Rejection("not_utf8")]
+
+
+def test_lines_of_json_are_documents_and_broken_ones_are_counted(tmp_path: Path) -> None:
+    content = b'{"body": "one"}\n\n{"body": \n{"body": "\xff"}\n[1]\n{"body": null}\n{"body": " "}\n{"body": "two", "id": 3}'
+    assert _read(tmp_path / "a.jsonl", content, format="jsonl", text_column="body") == [
+        "one",
+        Rejection("not_json"),
+        Rejection("not_utf8"),
+        Rejection("not_json"),
+        Rejection("empty"),
+        Rejection("empty"),
+        "two",
+    ]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)])
+def test_compressed_files_are_read_by_their_suffix(tmp_path: Path, suffix: str, compress: Any) -> None:
+    assert _read(tmp_path / f"a.jsonl.{suffix}", compress(b'{"text": "one"}\n'), format="jsonl") == ["one"]
+
+
+def test_a_missing_column_names_file_line_and_columns(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"a\.jsonl', line 2: no column 'text'; there are body, id"):
+        _read(tmp_path / "a.jsonl", '{"text": "one"}\n{"body": "two", "id": 1}\n', format="jsonl")
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.gz", gzip.compress(b"text" * 100)[:20]), ("b.gz", b"no gzip"), ("c.zst", b"no zstd")])
+def test_an_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    with pytest.raises(SourceError, match=rf"cannot read '.*{name}'"):
+        _read(tmp_path / name, content, format="text")
+    with pytest.raises(SourceError, match=r"cannot read '.*gone'"):
+        list(read_documents(SourceSpec(url=str(tmp_path), format="text"), fsspec.filesystem("file"), str(tmp_path), "gone"))
+
+
+def test_catalogues_give_translations_joined_into_documents(tmp_path: Path) -> None:
+    catalogue: dict[str, Any] = {
+        "": {"language": "de"},
+        "Open": ["Öffnen"],
+        "menu\u0004%d file": ["%d Datei", "%d Dateien"],
+        "Untranslated": [""],
+    }
+    catalogue |= {f"message {n}": [f"Nachricht {n} " + "x" * 100] for n in range(60)}
+    documents = _read(tmp_path / "a.json", json.dumps(catalogue), format="gettext-json")
+    assert str(documents[0]).splitlines()[:3] == ["Öffnen", "%d Datei", "%d Dateien"]
+    assert [4000 < len(str(document)) < 4400 for document in documents] == [True, False]
+    assert len("\n".join(map(str, documents)).splitlines()) == 63
+    assert _read(tmp_path / "b.json", '{"name": "package"}', format="gettext-json") == [Rejection("no_catalogue")]
+    assert _read(tmp_path / "c.json", "{", format="gettext-json") == [Rejection("not_json")]
+
+
+def test_any_fsspec_url_is_read() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/documents/a.txt", b"from memory")
+    source = SourceSpec(url="memory://documents", format="text")
+    assert list(read_documents(source, *open_source(source), "a.txt")) == ["from memory"]
+    single = SourceSpec(url="memory://documents/a.txt", format="text")
+    assert list(read_documents(single, *open_source(single), "")) == ["from memory"]

@@ -1,0 +1,209 @@
+"""Runs the engine in forked processes: torch and torchtitan are imported once, each run has process groups of its own.
+
+Runs use one thread per process, which also keeps OpenMP out of forked children.
+"""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import apertus_model.trainer.config  # noqa: F401  # imported here so that the children need not
+from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.config import RunHooks, trainer_config
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.schedule import Schedule
+from specs.stages.training import Precision, Segment
+
+MODEL = ModelSpec(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05)
+RUN_SECONDS = 120
+
+
+class Sample(NamedTuple):
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+
+
+class SyntheticSamples:
+    """Arithmetic progressions modulo the vocabulary, in two documents, some labels masked: a pure function of the index."""
+
+    def __init__(self, length: int = 16, vocab_size: int = 128, masked: bool = True) -> None:
+        self.length, self.vocab_size, self.masked = length, vocab_size, masked
+
+    def __getitem__(self, index: int) -> Sample:
+        random = np.random.default_rng(index)
+        tokens = (np.arange(self.length + 1) * random.integers(1, 7) + random.integers(0, 100)) % self.vocab_size
+        border = int(random.integers(3, self.length - 3))
+        positions = np.arange(self.length)
+        positions[border:] -= border
+        labels = tokens[1:].copy()
+        if self.masked:
+            labels[border - 1] = -100
+            labels[random.random(self.length) < 0.2 * (index % 3)] = -100
+        return Sample(tokens[:-1], labels, positions)
+
+
+class ListedSamples(SyntheticSamples):
+    """The same, and notes every index that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def __getitem__(self, index: int) -> Sample:
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+
+def segment(**changes: Any) -> Segment:
+    """A segment of a few tiny steps."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "seed": 7,
+        "sequence_length": 16,
+        "global_batch_size": 4,
+        "optimizer": OptimizerSpec(lr=1e-2, alpha_warmup=10, beta3_warmup=10, betas=(0.9, 0.99, 0.999)).resolved({}),
+        "schedule": Schedule(peak=1e-2, warmup_tokens=256),
+        "precision": Precision(param="float32"),
+        "end_step": 6,
+        "checkpoint": {"interval": 3},
+    }
+    return Segment(**{**fields, **changes})
+
+
+@dataclass
+class Result:
+    """What a rank has after a run: metric rows (rank 0), final weights and optimizer state in full, samples it read."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
+    learning_rates: list[float] = field(default_factory=list)
+    weight_decays: list[float] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+    heldout: dict[int, Any] = field(default_factory=dict)
+    finished: bool = True
+
+
+def train(
+    folder: Path,
+    spec: Segment,
+    *,
+    processes: int = 1,
+    source: Source | None = None,
+    begin_step: int | None = None,
+    stop_at: int | None = None,
+    heldout: dict[str, list[Sample]] | None = None,
+    inspect: Callable[[Any], Any] | None = None,
+) -> list[Result]:
+    """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is asked to stop there."""
+
+    def run(rank: int) -> Result:
+        samples = ListedSamples()
+        result = Result()
+
+        def stop() -> bool:
+            return stop_at is not None and rank == processes - 1 and len(samples.asked) * processes >= stop_at * 4
+
+        hooks = RunHooks(
+            open_samples=lambda: samples,
+            source=source,
+            begin_step=begin_step if begin_step is not None else spec.start_step,
+            checkpoint_location=lambda step: str(folder / f"step-{step}"),
+            commit=result.committed.append,
+            record=result.rows.append,
+            record_heldout=result.heldout.__setitem__,
+            stop_requested=stop,
+            scratch=str(folder),
+            heldout=heldout or {},
+        )
+        trainer = trainer_config(spec, hooks, world_size=processes).build()
+        result.finished = trainer.train()
+        result.weights = full(trainer.model_parts[0].state_dict())
+        result.optimizer = full(trainer.optimizers.state_dict())
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        result.learning_rates = [group["lr"] for group in groups]
+        result.weight_decays = [group["weight_decay"] for group in groups]
+        result.asked = samples.asked
+        if inspect is not None:
+            inspect(trainer)
+        trainer.close()
+        return result
+
+    return in_processes(folder, run, processes)
+
+
+def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in state.items()
+    }
+
+
+def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
+    """The results of `work(rank)` in forked processes that form a process group; the first error is raised here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answers = [folder / f"answer-{rank}.pt" for rank in range(processes)]
+
+    def child(rank: int) -> None:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        torch.set_num_threads(1)
+        try:
+            torch.save({"result": work(rank)}, answers[rank])
+        except BaseException:
+            torch.save({"error": traceback.format_exc()}, answers[rank])
+        os._exit(0)
+
+    children = [context.Process(target=child, args=(rank,)) for rank in range(processes)]
+    for process in children:
+        process.start()
+    for process in children:
+        process.join(RUN_SECONDS)
+    for process in children:
+        if process.is_alive():
+            process.kill()
+    results = []
+    for answer in answers:
+        assert answer.exists(), f"no answer after {RUN_SECONDS} s: {answer.name}"
+        loaded = torch.load(answer, weights_only=False)
+        if "error" in loaded:
+            raise RuntimeError(loaded["error"])
+        results.append(loaded["result"])
+    return results
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Equal names and equal bits."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest absolute difference over all tensors."""
+    assert a.keys() == b.keys()
+    return max((a[name].float() - b[name].float()).abs().max().item() for name in a)
+
+
+def losses(result: Result) -> list[float]:
+    return [row["loss"] for row in result.rows]
+
+

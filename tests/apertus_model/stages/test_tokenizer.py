@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from apertus_model.data.vocabulary import special_tokens, train
+from infra.store import Artifact
+from infra.store.inputs import SourceError
+
+TRICKY = [
+    "plain text",
+    "  leading and trailing  ",
+    "tabs\tand\r\nline\n\n\nbreaks \n",
+    "1234567 don't DON'T camelCase HTTPServer snake_case",
+    "naïve Ελληνικά Русский 日本語 العربية हिन्दी 🤗👩‍👩‍👧",
+    "a</s>b<s>c<pad><|user_start|>",
+    "\x00\x7f\u200b\ufeff",
+    "",
+]
+
+
+def _folder(artifact: Artifact) -> Path:
+    return artifact.local("tokenizer.json").parent
+
+
+def test_hugging_face_opens_the_folder_and_text_comes_back_exactly(tokenizer: Artifact) -> None:
+    opened = AutoTokenizer.from_pretrained(_folder(tokenizer))
+    for text in TRICKY:
+        ids = opened(text)["input_ids"]
+        assert ids[0] == opened.bos_token_id == 1
+        assert opened.decode(ids[1:]) == text
+    assert (opened.eos_token_id, opened.pad_token_id, opened.unk_token_id) == (2, 10, 0)
+    assert opened("hello")["input_ids"][-1] != opened.eos_token_id
+    assert len(opened) == 512
+
+
+def test_special_tokens_have_the_ids_of_apertus(tokenizer: Artifact) -> None:
+    opened = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+    expected = {"<unk>": 0, "<s>": 1, "</s>": 2, "<SPECIAL_3>": 3, "<pad>": 10, "<|system_start|>": 61, "<|assistant_end|>": 68}
+    expected |= {"<|tools_suffix|>": 72, "<SPECIAL_73>": 73, "<SPECIAL_99>": 99}
+    assert {token: opened.token_to_id(token) for token in expected} == expected
+    assert len(set(special_tokens(100))) == 100
+
+
+def test_the_manifest_states_ids_and_compression(tokenizer: Artifact) -> None:
+    assert tokenizer.manifest["facts"] == {
+        "vocab_size": 512, "bos_token": "<s>", "bos_id": 1, "eos_token": "</s>", "eos_id": 2, "pad_token": "<pad>", "pad_id": 10,
+    }  # fmt: skip
+    metrics = tokenizer.manifest["metrics"]
+    assert metrics["vocab_size"] == 512
+    assert 1.5 < metrics["bytes_per_token"][0] < 10
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_still_has_the_size_asked_for() -> None:
+    tokenizer = train(["ab ab ab"], 1024, 100)
+    assert tokenizer.get_vocab_size() == 1024
+    assert tokenizer.id_to_token(1023) == "<UNUSED_1023>"
+    assert tokenizer.decode(tokenizer.encode("abc ż", add_special_tokens=False).ids) == "abc ż"
+
+
+def test_two_processes_train_the_same_bytes(texts: list[str]) -> None:
+    program = (
+        "import json, sys\n"
+        "from apertus_model.data.vocabulary import train\n"
+        "sys.stdout.write(train(json.load(sys.stdin), 640, 100).to_str())\n"
+    )
+    results = {
+        subprocess.run(
+            [sys.executable, "-c", program], input=json.dumps(texts), capture_output=True, check=True, text=True, timeout=60
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(results) == 1
+    assert len(json.loads(results.pop())["model"]["vocab"]) > 500
+
+
+def test_each_source_gives_at_most_its_bytes(bench: Any, documents: Path) -> None:
+    sources = [{"url": str(documents), "format": "text"}, {"url": str(documents), "format": "text", "limit": 1}]
+    artifact = bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 1001})
+    assert artifact.manifest["metrics"]["bytes_read"] == [pytest.approx(1001, abs=3), len((documents / "00.txt").read_bytes())]
+
+
+def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artifact) -> None:
+    folder = _folder(tokenizer)
+    artifact = bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 640, "bytes_per_source": 1})
+    assert artifact.bytes("tokenizer.json") == tokenizer.bytes("tokenizer.json")
+    assert artifact.manifest["facts"] | {"vocab_size": 512} == tokenizer.manifest["facts"]
+    assert artifact.manifest["facts"]["vocab_size"] == 640
+
+
+def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(bench: Any, tokenizer: Artifact) -> None:
+    with pytest.raises(SourceError, match=r"512 tokens, more than vocab_size 384\. Fix: vocab_size: 512"):
+        bench.run("tokenizer", "imported", {"path": str(_folder(tokenizer)), "vocab_size": 384, "bytes_per_source": 1})
+
+
+def test_folders_that_hold_no_tokenizer_are_refused(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+    with pytest.raises(SourceError, match=r"has no tokenizer\.json"):
+        bench.run("tokenizer", "a", {"path": str(documents), "vocab_size": 512, "bytes_per_source": 1})
+    (documents / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
+    with pytest.raises(SourceError, match="states no bos_token"):
+        bench.run("tokenizer", "b", {"path": str(documents), "vocab_size": 512, "bytes_per_source": 1})
+
+
+def test_a_source_without_text_is_refused_by_name(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "a.txt").write_text(" \n")
+    with pytest.raises(SourceError, match=r"there is no document in the files of .*blank"):
+        bench.run(
+            "tokenizer", "t", {"sources": [{"url": str(tmp_path / "blank"), "format": "text"}], "vocab_size": 512, "bytes_per_source": 1}
+        )

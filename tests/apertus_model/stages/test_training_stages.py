@@ -1,0 +1,282 @@
+"""Training, evaluation and export as stages: from token files in a store to a verified Hugging Face folder."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import in_processes, segment
+
+import apertus_model.stages.train
+from apertus_model.data.megatron import TokenFileWriter
+from apertus_model.progress import Progress
+from apertus_model.stages import evaluate, export
+from apertus_model.stages.evaluate import compare
+from apertus_model.stop import StopSignal
+from infra.store import Artifact, Attempt, Store
+from specs.job import InputRef, Job
+from specs.stages.evaluate import EvaluatePart
+from specs.stages.export import ExportPart
+from specs.stages.training import Segment
+
+BOS, EOS, PAD = 1, 2, 3
+PROBE = list(range(40, 72))
+
+
+class Stages:
+    """A store with a tokenizer, two corpora and a mixture; runs stages in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store.open(str(folder / "store"))
+        self.store.initialise()
+        self._tokenizer()
+        for name, step in (("steady", 1), ("striding", 3)):
+            self._corpus(name, step)
+        self._artifact("mixture", "mixture", {}, {}, {"recipe.json": self._recipe()})
+
+    def _tokenizer(self) -> None:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import Whitespace
+
+        words = {f"t{index}": index for index in range(128)} | {"<unk>": 0}
+        tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = Whitespace()
+        content = tokenizer.to_str()
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "t1", "eos_token": "t2"}
+        files = {"tokenizer.json": json.loads(content), "tokenizer_config.json": config}
+        facts = {"vocab_size": 128, "bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
+        self._artifact("tokenizer", "tokenizer", {}, facts, files)
+
+    def _corpus(self, name: str, step: int) -> None:
+        attempt = self._attempt("corpus", name)
+        for split, documents in (("train-00000", 60), ("validation-00000", 6)):
+            with TokenFileWriter(attempt.workdir / split, np.uint16) as writer:
+                for document in range(documents):
+                    tokens = (np.arange(20) * step + document) % 100 + 20
+                    writer.write([BOS, *tokens.tolist(), EOS])
+            for suffix in (".bin", ".idx"):
+                attempt.put(attempt.workdir / f"{split}{suffix}", f"{split}{suffix}")
+        probes = [{"bucket": bucket, "token_ids": PROBE} for bucket in (0, 8)] + [{"bucket": 8, "token_ids": [1, 2, 3]}]
+        attempt.write_json("probes.json", {"length": len(PROBE), "probes": probes})
+        facts = {"vocab_size": 128, "bos_id": BOS, "eos_id": EOS, "train": ["train-00000"], "validation": ["validation-00000"]}
+        attempt.commit(metrics={}, facts=facts)
+
+    def _recipe(self) -> dict[str, Any]:
+        sources = [{"fingerprint": name, "path": f"corpus/{name}", "weight": 1} for name in ("steady", "striding")]
+        return {"format": 1, "seed": 3, "vocab_size": 128, "bos_id": BOS, "eos_id": EOS, "sources": sources}
+
+    def _artifact(self, kind: str, name: str, metrics: Any, facts: Any, files: dict[str, Any]) -> None:
+        attempt = self._attempt(kind, name)
+        for file, content in files.items():
+            attempt.write_json(file, content)
+        attempt.commit(metrics=metrics, facts=facts)
+
+    def _attempt(self, kind: str, name: str) -> Attempt:
+        return Attempt(self.job(kind, name, {}))
+
+    def job(self, kind: str, name: str, spec: Any, *, attempt: str = "first", **fields: Any) -> Job:
+        scratch = self.folder / "scratch" / name / attempt
+        scratch.mkdir(parents=True, exist_ok=True)
+        return Job(
+            node=name, kind=kind, version=1, fingerprint=name, spec=spec, identity={}, store=self.store.url,
+            path=f"{kind}/{name}", attempt=attempt, scratch=str(scratch), progress=str(scratch / "progress.jsonl"),
+            **{"inputs": {}, "launch": {"threads": 1}, **fields},
+        )  # fmt: skip
+
+    def ref(self, path: str, step: int | None = None) -> InputRef:
+        checkpoint = Artifact(self.store, path).checkpoint(step).folder if step is not None else None
+        kind, fingerprint = path.split("/")
+        return InputRef(kind=kind, fingerprint=fingerprint, path=path, step=step, checkpoint=checkpoint)
+
+    def run(self, module: Any, job: Job, *, processes: int = 1, stop_after: int | None = None) -> None:
+        def work(rank: int) -> None:
+            os.environ.pop("RANK") if processes == 1 else None
+            stop = CountedStop(stop_after)
+            module.run(job, Attempt(job), Progress(job.progress), stop)
+
+        in_processes(Path(job.scratch), work, processes)
+
+    def train(self, name: str, spec: Segment, *, processes: int = 1, stop_after: int | None = None, **fields: Any) -> Artifact:
+        inputs = {"mixture": self.ref("mixture/mixture")} | fields.pop("inputs", {})
+        job = self.job("pretrain", name, spec.model_dump(mode="json"), inputs=inputs, **fields)
+        self.run(apertus_model.stages.train, job, processes=processes, stop_after=stop_after)
+        return Artifact(self.store, f"pretrain/{name}", spec.end_step)
+
+
+class CountedStop(StopSignal):
+    """Asks for a stop when it is looked at for the n-th time."""
+
+    def __init__(self, after: int | None) -> None:
+        super().__init__()
+        self._left = after
+
+    @property
+    def requested(self) -> bool:
+        if self._left is None:
+            return False
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
+    yield Stages(tmp_path_factory.mktemp("stages"))
+
+
+SPEC = segment(goldfish={"k": 5, "h": 3}, source_names=["steady", "striding"], validation={"interval": 4, "samples": 2})
+
+
+@pytest.fixture(scope="module")
+def trained(stages: Stages) -> Artifact:
+    return stages.train("trained", SPEC)
+
+
+def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -> None:
+    manifest = trained.manifest
+    assert manifest["step"] == 6
+    assert trained.checkpoint_steps() == [3, 6]
+    metrics = manifest["metrics"]
+    assert (metrics["tokens"], metrics["samples"]) == (6 * 64, 24)
+    assert set(metrics["validation"]) == {"steady", "striding"}
+    rows = [row for row in trained.history() if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[-1]["loss"] == metrics["loss"]
+    assert [row["step"] for row in trained.history() if "validation" in row] == [4, 6]
+    assert all(0 < row["masked_share"] < 0.5 for row in rows)
+
+
+def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(stages: Stages, trained: Artifact) -> None:
+    stages.train("interrupted", SPEC, stop_after=4)
+    interrupted = Artifact(stages.store, "pretrain/interrupted", 6)
+    assert not interrupted.complete
+    assert interrupted.checkpoint_steps() == [3, 4]
+    folder = interrupted.checkpoint(4).folder
+    resumed = stages.train("interrupted", SPEC, attempt="second", resume_step=4, resume_checkpoint=folder)
+    assert weights_of(resumed, 6) == weights_of(trained, 6)
+    ours, theirs = ([(r["step"], r["loss"]) for r in a.history() if "loss" in r] for a in (resumed, trained))
+    assert ours == theirs
+
+
+def weights_of(artifact: Artifact, step: int) -> dict[str, list[float]]:
+    from torch.distributed.checkpoint import load
+
+    from apertus_model.trainer.safe_reader import reader
+
+    location = artifact.store.location(artifact.checkpoint(step).folder)
+    index = reader(location).read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in index.items()}
+    load(state, storage_reader=reader(location), no_dist=True)
+    return {name: value.flatten().tolist() for name, value in state.items()}
+
+
+def test_a_segment_that_was_at_its_end_already_only_commits(stages: Stages) -> None:
+    artifact = stages.train("ended", SPEC.model_copy(update={"end_step": 3}))
+    artifact.store.remove(artifact.manifest_path)
+    folder = artifact.checkpoint(3).folder
+    again = stages.train("ended", SPEC.model_copy(update={"end_step": 3}), attempt="second", resume_step=3, resume_checkpoint=folder)
+    assert again.manifest["metrics"]["tokens"] == 3 * 64
+
+
+def test_two_processes_follow_one(stages: Stages, trained: Artifact) -> None:
+    two = stages.train("two", SPEC, processes=2, launch={"threads": 1, "processes": 2})
+    losses = [[row["loss"] for row in artifact.history() if "loss" in row] for artifact in (trained, two)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_the_next_segment_takes_over_everything_and_counts_on(stages: Stages, trained: Artifact) -> None:
+    parent = stages.ref("pretrain/trained", 6)
+    chained = SPEC.model_copy(
+        update={"seed": None, "start_step": 6, "start_tokens": 384, "sample_offset": 24, "end_step": 8}
+    )
+    longer = stages.train("longer", SPEC.model_copy(update={"end_step": 8}))
+    next_segment = stages.train("next", chained, inputs={"parent": parent})
+    assert weights_of(next_segment, 8) == weights_of(longer, 8)
+    assert next_segment.manifest["metrics"]["tokens"] == 8 * 64
+
+
+def test_a_branch_without_optimizer_begins_with_new_moments(stages: Stages, trained: Artifact) -> None:
+    parent = stages.ref("pretrain/trained", 6)
+    branch = SPEC.model_copy(update={"seed": None, "end_step": 1, "carry": ["weights"]})
+    state = weights_of(stages.train("branch", branch, inputs={"parent": parent}), 1)
+    assert state["optimizer.state.norm.weight.step"] == [1.0]
+    carried = SPEC.model_copy(update={"seed": None, "end_step": 1, "carry": ["weights", "optimizer"]})
+    state = weights_of(stages.train("carried", carried, inputs={"parent": parent}), 1)
+    assert state["optimizer.state.norm.weight.step"] == [7.0]
+
+
+EVALUATION = EvaluatePart(
+    model=SPEC.model, sequence_length=16, samples=3, prefix=16, suffix=8, source_names=["steady", "striding"], batch_size=2
+)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_evaluation_scores_each_source_and_each_bucket(stages: Stages, trained: Artifact, processes: int) -> None:
+    inputs = {
+        "checkpoint": stages.ref("pretrain/trained", 6),
+        "source:0": stages.ref("corpus/steady"),
+        "source:1": stages.ref("corpus/striding"),
+        "probes": stages.ref("corpus/steady"),
+    }
+    name = f"evaluation-{processes}"
+    spec = EVALUATION.model_dump(mode="json")
+    stages.run(evaluate, stages.job("evaluate", name, spec, inputs=inputs), processes=processes)
+    metrics = Artifact(stages.store, f"evaluate/{name}").manifest["metrics"]
+    assert {key for key in metrics if key.startswith("perplexity")} == {
+        "perplexity", "perplexity/steady", "perplexity/striding"
+    }  # fmt: skip
+    assert {key for key in metrics if key.startswith("memorisation/exact")} == {"memorisation/exact/0", "memorisation/exact/8"}
+    low, high = sorted((metrics["perplexity/steady"], metrics["perplexity/striding"]))
+    assert low <= metrics["perplexity"] <= high
+    assert all(math.isfinite(value) for value in metrics.values())
+    if processes == 2:
+        alone = Artifact(stages.store, "evaluate/evaluation-1").manifest["metrics"]
+        assert metrics == pytest.approx(alone, rel=1e-5)
+
+
+def test_continuations_are_compared_by_equality_subsequence_and_run() -> None:
+    assert compare([1, 2, 3, 4], [1, 2, 3, 4]) == (1.0, 1.0, 1.0)
+    assert compare([1, 2, 3, 4], [1, 2, 9, 4]) == (0.0, 0.75, 0.5)
+    assert compare([1, 2, 3, 4], [5, 6, 7, 8]) == (0.0, 0.0, 0.0)
+    assert compare([1, 2, 3, 4], [4, 1, 2, 3]) == (0.0, 0.75, 0.75)
+
+
+EXPORT = ExportPart(model=SPEC.model, sequence_length=16, max_shard_size=20_000, tolerance=1e-4)
+
+
+def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(stages: Stages, trained: Artifact) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    stages.run(export, stages.job("export", "folder", EXPORT.model_dump(mode="json"), inputs=inputs))
+    artifact = Artifact(stages.store, "export/folder")
+    files = artifact.manifest["files"]
+    assert {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json"} <= files.keys()
+    assert sum(name.endswith(".safetensors") for name in files) > 1
+    folder = Path(stages.store.full(artifact.stored_name("config.json"))).parent
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "ApertusForCausalLM"
+    assert model.config.rope_parameters["rope_theta"] == 500_000
+    assert model.config.max_position_embeddings == 16
+    assert artifact.manifest["metrics"]["logit_difference"] < 1e-5
+    embeddings = weights_of(trained, 6)["tok_embeddings.weight"]
+    assert model.get_input_embeddings().weight.flatten().tolist() == embeddings
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("t5 t7")["input_ids"] == [5, 7]
+
+
+def test_an_export_that_computes_something_else_is_refused(stages: Stages, trained: Artifact) -> None:
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    strict = EXPORT.model_copy(update={"tolerance": 1e-30})
+    job = stages.job("export", "refused", strict.model_dump(mode="json"), inputs=inputs)
+    with pytest.raises(RuntimeError, match=r"ExportError: the logits .* differ .* allowed is 1e-30"):
+        stages.run(export, job)
+    assert not Artifact(stages.store, "export/refused").complete
+
+

@@ -1,0 +1,90 @@
+"""Documents outside the store: found by globs, known by what they hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.store import Store
+from infra.store.inputs import SourceError, list_source, lock, locked_digest
+from specs.sources import SourceSpec
+from tests.recipes import write_documents
+
+
+def source(url: object, **fields: object) -> SourceSpec:
+    return SourceSpec.model_validate({"url": str(url), "format": "text"} | fields)
+
+
+def tree(root: Path) -> Path:
+    for name in ("a.py", "b.txt", "pkg/c.py", "pkg/test/d.py", "pkg/deep/er/e.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (["**/*.py"], [], ["a.py", "pkg/c.py", "pkg/deep/er/e.py", "pkg/test/d.py"]),
+        (["**/*.py"], ["**/test/**"], ["a.py", "pkg/c.py", "pkg/deep/er/e.py"]),
+        (["*"], [], ["a.py", "b.txt"]),
+        (["pkg/*.py"], [], ["pkg/c.py"]),
+        (["pkg/**/*.py"], ["pkg/deep/**"], ["pkg/c.py", "pkg/test/d.py"]),
+        (["p*/deep/*/e.py"], [], ["pkg/deep/er/e.py"]),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_globs(tmp_path: Path, protocol: str, include: list[str], exclude: list[str], expected: list[str]) -> None:
+    tree(tmp_path)
+    url = str(tmp_path)
+    if protocol == "memory":
+        import fsspec
+
+        url = f"memory://{tmp_path.name}"
+        fsspec.filesystem("memory").put(str(tmp_path), f"/{tmp_path.name}", recursive=True)
+    assert [file.path for file in list_source(source(url, include=include, exclude=exclude)).files] == expected
+
+
+def test_the_digest_depends_on_content_and_not_on_place_or_time(tmp_path: Path) -> None:
+    one, two = tree(tmp_path / "one"), tree(tmp_path / "elsewhere" / "two")
+    os.utime(two / "a.py", (1, 1))
+    first, second = list_source(source(one)), list_source(source(two))
+    assert first.key != second.key
+    assert first.digest() == second.digest()
+    (two / "a.py").write_text("b.py")
+    assert list_source(source(two)).digest() != first.digest()
+
+
+def test_a_renamed_file_is_another_input(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    before = list_source(source(root)).digest()
+    (root / "a.py").rename(root / "z.py")
+    assert list_source(source(root)).digest() != before
+
+
+def test_the_lock_spares_reading_until_the_listing_changes(tmp_path: Path) -> None:
+    store, root = Store.open(str(tmp_path / "store")), write_documents(tmp_path / "d", 3)
+    listing = list_source(source(root))
+    assert locked_digest(store, listing) is None
+    lock(store, listing, listing.digest())
+    assert locked_digest(store, list_source(source(root))) == listing.digest()
+    (root / "note-00.txt").write_text("other")
+    assert locked_digest(store, list_source(source(root))) is None
+
+
+@pytest.mark.parametrize(("url", "fields"), [("/nowhere/at/all", {}), (".", {"include": ["*.nothing"]})])
+def test_a_source_without_files_is_an_error_that_names_it(url: str, fields: dict[str, object]) -> None:
+    with pytest.raises(SourceError, match="nowhere|nothing"):
+        list_source(source(url, **fields))
+
+
+def test_installed_packages_are_found_without_importing_them() -> None:
+    import sys
+
+    files = [file.path for file in list_source(source("installed:stdlib", include=["wsgiref/*.py"])).files]
+    assert "wsgiref/util.py" in files
+    assert "wsgiref.util" not in sys.modules
+    with pytest.raises(ValueError, match="no installed package 'not_there'"):
+        source("installed:not_there")

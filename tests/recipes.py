@@ -1,0 +1,61 @@
+"""Recipes in memory for tests: a small pipeline over files that the test writes, and helpers to edit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RECIPE = """\
+name: tiny
+sources:
+  notes: {{url: "{documents}", format: text, include: ["*.txt"]}}
+stages:
+  tokenizer: {{kind: tokenizer, sources: [notes], vocab_size: 512, bytes_per_source: 50_000}}
+  corpus: {{kind: corpus, tokenizer: tokenizer, sources: {{notes: {{holdout: 0.2}}}}}}
+  main: {{kind: mixture, weights: {{corpus/notes: 1}}, max_repetition: 100}}
+  second: {{kind: mixture, weights: {{corpus/notes: 1}}, max_repetition: 100, seed: 29}}
+  pretrain:
+    kind: pretrain
+    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}}
+    mixture: {{0 steps: main, 8 steps: second}}
+    sequence_length: 32
+    global_batch_size: {{0 steps: 4, 12 steps: 8}}
+    budget: 16 steps
+    optimizer: {{lr: 1e-2, alpha_warmup: 10 steps, beta3_warmup: 10 steps, betas: [0.9, 0.99, 0.99]}}
+    schedule: {{warmup: 4 steps}}
+    precision: {{param: float32}}
+    checkpoint: {{interval: 5, keep: 2}}
+    validation: {{interval: 8, samples: 2}}
+  cooldown:
+    kind: cooldown
+    from: pretrain
+    mixture: main
+    budget: 6 steps
+    checkpoint: {{interval: 4}}
+    validation: {{interval: 0}}
+  evaluate:
+    kind: evaluate
+    from: cooldown
+    sources: [corpus/notes]
+    samples: 4
+    gates: [{{metric: perplexity, max: 1000}}]
+  export: {{kind: export, from: cooldown, after: [evaluate]}}
+"""
+
+
+def write_documents(folder: Path, count: int = 30) -> Path:
+    """Text files with different content, enough for a few hundred training sequences."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        lines = [f"document {index} line {line}: {'abcdefghij'[line % 10] * 3} the {index * line} quick foxes" for line in range(40)]
+        (folder / f"note-{index:02d}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def write_recipe(folder: Path, text: str = RECIPE) -> Path:
+    """The tiny recipe over documents that lie beside it."""
+    documents = folder / "documents"
+    if not documents.exists():
+        write_documents(documents)
+    path = folder / "tiny.yaml"
+    path.write_text(text.format(documents=documents))
+    return path

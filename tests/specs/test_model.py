@@ -1,0 +1,30 @@
+"""Parameters and FLOPs of the published sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from specs.model import ModelSpec
+
+
+@pytest.mark.parametrize(("flavour", "parameters", "flops"), [("8b", 8_053_338_176, 5.158e10), ("70b", 70_599_864_480, 4.496e11)])
+def test_published_sizes(flavour: str, parameters: int, flops: float) -> None:
+    model = ModelSpec.model_validate({"flavour": flavour})
+    assert model.parameters == parameters
+    assert model.flops_per_token(4096) == pytest.approx(flops, rel=2e-3)
+
+
+def test_the_name_of_a_flavour_bears_no_identity() -> None:
+    model = ModelSpec.model_validate({"flavour": "mini"})
+    same = ModelSpec.model_validate({**model.model_dump(exclude={"flavour"})})
+    assert model.identity_fields() == same.identity_fields()
+
+
+def test_a_stated_dimension_wins_over_the_flavour() -> None:
+    assert ModelSpec.model_validate({"flavour": "8b", "n_layers": 2}).n_layers == 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("n_kv_heads", 3), ("head_dim", 33), ("vocab_size", 100), ("flavour", "9b"), ("width", 3)])
+def test_impossible_models_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field if field != "flavour" else "9b"):
+        ModelSpec.model_validate({"flavour": "mini", field: value})

@@ -1,0 +1,121 @@
+"""Segments: whole batches, exact borders, and nothing before a border depends on what lies behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specs.document import Document
+from specs.errors import SpecError
+from specs.pipeline import order, validate
+from specs.trajectory import Trajectory, resolve
+
+MODEL = {"flavour": "mini"}
+
+
+def trajectories(pretrain: dict[str, Any], **stages: dict[str, Any]) -> dict[str, Trajectory]:
+    base = {"kind": "pretrain", "model": MODEL, "sequence_length": 10, "mixture": "m", "optimizer": {"lr": 1e-3}}
+    document = {
+        "name": "t",
+        "sources": {"s": {"url": "/nowhere", "format": "text"}},
+        "stages": {
+            "tok": {"kind": "tokenizer", "sources": ["s"], "vocab_size": 512},
+            "c": {"kind": "corpus", "tokenizer": "tok", "sources": {"s": {}}},
+            "m": {"kind": "mixture", "weights": {"c/s": 1}},
+            "n": {"kind": "mixture", "weights": {"c/s": 1}, "seed": 2},
+            "pretrain": base | pretrain,
+            **stages,
+        },
+    }
+    pipeline = validate(Document("t.yaml", document))
+    return resolve(pipeline, order(pipeline))
+
+
+def shape(trajectory: Trajectory) -> list[tuple[str, int, int, int]]:
+    """(mixture, batch, first sample, end step) of every segment."""
+    return [(cut.mixture, cut.batch, cut.start_sample, cut.end_step) for cut in trajectory.cuts]
+
+
+def test_two_borders_make_three_segments() -> None:
+    stage = {"mixture": {"0 tokens": "m", "400 tokens": "n"}, "global_batch_size": {"0 tokens": 4, "800 tokens": 8}, "budget": "1200 tokens"}
+    assert shape(trajectories(stage)["pretrain"]) == [("m", 4, 0, 10), ("n", 4, 40, 20), ("n", 8, 80, 25)]
+
+
+def test_borders_and_budget_are_floored_to_whole_batches() -> None:
+    stage = {"global_batch_size": {"0 samples": 4, "41 samples": 8}, "budget": "1005 tokens"}
+    found = trajectories(stage)["pretrain"]
+    assert shape(found) == [("m", 4, 0, 10), ("m", 8, 40, 17)]
+    assert found.tokens == (40 + 56) * 10
+    assert found.leftover_tokens == 1005 - found.tokens
+
+
+def test_steps_are_counted_along_the_batches() -> None:
+    stage = {"global_batch_size": {"0 steps": 4, "10 steps": 8}, "budget": "15 steps", "mixture": {"0 steps": "m", "12 steps": "n"}}
+    assert shape(trajectories(stage)["pretrain"]) == [("m", 4, 0, 10), ("m", 8, 40, 12), ("n", 8, 56, 15)]
+
+
+def test_a_longer_budget_changes_the_last_segment_in_its_end_only() -> None:
+    stage = {"global_batch_size": {"0 samples": 4, "40 samples": 8}, "budget": "15 steps", "schedule": {"warmup": "100 tokens"}}
+    short, long = trajectories(stage)["pretrain"], trajectories(stage | {"budget": "30 steps"})["pretrain"]
+    assert short.cuts[0] == long.cuts[0]
+    assert short.cuts[1].schedule == long.cuts[1].schedule
+    assert short.cuts[1].start_step == long.cuts[1].start_step
+
+
+def test_a_decay_inside_a_stage_cuts_it_and_is_unseen_before() -> None:
+    stage = {"global_batch_size": 4, "budget": "20 steps", "schedule": {"decay": "linear", "decay_over": "5 steps", "final": 0.0}}
+    found = trajectories(stage)["pretrain"]
+    assert [cut.end_step for cut in found.cuts] == [15, 20]
+    assert found.cuts[0].schedule.decay == "none"
+    assert (found.cuts[1].schedule.decay_start, found.cuts[1].schedule.decay_tokens) == (600, 200)
+    assert found.cuts[1].schedule.lr(700) == pytest.approx(0.5e-3)
+
+
+def test_the_published_batch_doubling_falls_on_the_published_iteration() -> None:
+    stage = {"sequence_length": 4096, "global_batch_size": {"0 samples": 1024, "1_718_272_000 samples": 2048}, "budget": "3_662_109_375 samples"}
+    found = trajectories(stage)["pretrain"]
+    assert found.cuts[0].end_step == 1_678_000
+    assert found.steps == 1_678_000 + (3_662_109_375 - 1_718_272_000) // 2048 == 2_627_139
+
+
+def test_a_cooldown_inherits_and_starts_from_the_rate_at_the_branch_point() -> None:
+    stage = {"global_batch_size": {"0 steps": 4, "10 steps": 8}, "budget": "20 steps", "optimizer": {"lr": 1e-3, "weight_decay": 0.3}}
+    stage |= {"schedule": {"warmup": "10 steps"}}
+    cooldown = {"kind": "cooldown", "from": "pretrain@step=5", "mixture": "n", "budget": "8 steps"}
+    found = trajectories(stage, cooldown=cooldown)["cooldown"]
+    assert found.optimizer.lr == pytest.approx(0.5e-3)  # half of the warm-up
+    assert found.optimizer.weight_decay == 0.3
+    assert found.cuts[0].batch == 4
+    assert found.cuts[0].schedule.lr(8 * 40) == pytest.approx(0.5e-4)  # 0.1 of the peak at the end
+
+
+@pytest.mark.parametrize(("selector", "segment", "step"), [("", 1, 20), ("@step=10", 0, 10), ("@step=11", 1, 11), ("@tokens=490", 1, 11)])
+def test_a_branch_point_is_found_in_its_segment(selector: str, segment: int, step: int) -> None:
+    stage = {"global_batch_size": {"0 steps": 4, "10 steps": 8}, "budget": "20 steps"}
+    cooldown = {"kind": "cooldown", "from": f"pretrain{selector}", "mixture": "n", "budget": "8 steps"}
+    parent = trajectories(stage, cooldown=cooldown)["cooldown"].parent
+    assert parent is not None
+    assert (parent.segment, parent.step) == (segment, step)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"budget": "3 samples"}, "less than one step"),
+        ({"budget": "10 steps", "global_batch_size": {"0 steps": 4, "12 steps": 8}}, "lies behind the end"),
+        ({"budget": "10 steps", "mixture": {"0 steps": "m", "8 steps": "n", "6 steps": "m"}}, "order the borders"),
+        ({"budget": "10 steps", "mixture": {"2 steps": "m"}}, "must begin at 0"),
+        ({"budget": "10 steps", "mixture": {"0 steps": "m", "5 bananas": "n"}}, "not a unit"),
+        ({"budget": "10 steps", "schedule": {"warmup": "8 steps", "decay": "linear", "decay_over": "8 steps"}}, "do not fit"),
+    ],
+)
+def test_impossible_stages_are_refused_with_the_numbers(stage: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        trajectories({"global_batch_size": 4} | stage)
+
+
+def test_a_branch_point_outside_the_parent_is_refused() -> None:
+    cooldown = {"kind": "cooldown", "from": "pretrain@step=21", "mixture": "n", "budget": "8 steps"}
+    with pytest.raises(SpecError, match="has 20 steps"):
+        trajectories({"global_batch_size": 4, "budget": "20 steps"}, cooldown=cooldown)

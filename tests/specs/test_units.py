@@ -1,0 +1,71 @@
+"""Quantities: exact, with a unit, or refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from specs.units import Budget, Duration, Reference
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("15T tokens", 15 * 10**12, "tokens"),
+        ("15T", 15 * 10**12, "tokens"),
+        ("7.038T tokens", 7_038_000_000_000, "tokens"),
+        ("4_096_000 samples", 4_096_000, "samples"),
+        ("2.6M steps", 2_600_000, "steps"),
+        ("1 step", 1, "steps"),
+        ("200k tokens", 200_000, "tokens"),
+    ],
+)
+def test_a_budget_is_exact(text: str, amount: int, unit: str) -> None:
+    assert Budget.parse(text) == Budget(amount, unit)  # type: ignore[arg-type]  # the parameter is one of the units
+    assert Budget.parse(str(Budget.parse(text))) == Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("100", "has no unit"),
+        (100, "has no unit"),
+        ("3 bananas", "not a unit"),
+        ("1.5 steps", "not a whole number"),
+        ("-1 steps", "not an amount"),
+        (True, "no unit"),
+        ("lots", "not an amount"),
+    ],
+)
+def test_a_wrong_budget_says_what_to_write(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Budget.parse(value)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration.parse(text).seconds == seconds
+
+
+def test_a_duration_without_a_unit_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        Duration.parse("90")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("pretrain", Reference("pretrain")),
+        ("corpus/code", Reference("corpus", part="code")),
+        ("pretrain@step=1200", Reference("pretrain", step=1200)),
+        ("pretrain@tokens=7.0T", Reference("pretrain", tokens=7 * 10**12)),
+        ("pretrain@last", Reference("pretrain")),
+    ],
+)
+def test_references(text: str, reference: Reference) -> None:
+    assert Reference.parse(text) == reference
+
+
+@pytest.mark.parametrize("text", ["", "a b", "pretrain@", "pretrain@step", "pretrain@step=x", "../x"])
+def test_what_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a reference"):
+        Reference.parse(text)
