@@ -40,8 +40,9 @@ class _Silent:
 
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
+    def note(self, name: str, text: str) -> None: ...
     def progress(self, name: str, row: dict[str, Any]) -> None: ...
-    def end(self, step: Step, outcome: str, seconds: float) -> None: ...
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
 
 
 _observer: ContextVar[Observer] = ContextVar("observer")  # the terminal of `apertus run`; not set: nobody watches
@@ -62,11 +63,16 @@ class _Logged:
             self.loggers[name].info(text)
         self.inner.line(name, text)
 
+    def note(self, name: str, text: str) -> None:
+        if name in self.loggers:
+            self.loggers[name].warning(text)
+        self.inner.note(name, text)
+
     def progress(self, name: str, row: dict[str, Any]) -> None:
         self.inner.progress(name, row)
 
-    def end(self, step: Step, outcome: str, seconds: float) -> None:
-        self.inner.end(step, outcome, seconds)
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
+        self.inner.end(step, outcome, seconds, metrics)
 
 
 class Session:

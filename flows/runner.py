@@ -47,8 +47,9 @@ class Observer(Protocol):
 
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
+    def note(self, name: str, text: str) -> None: ...
     def progress(self, name: str, row: dict[str, Any]) -> None: ...
-    def end(self, step: Step, outcome: str, seconds: float) -> None: ...
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
 
 
 class Runner:
@@ -89,13 +90,14 @@ class Runner:
             try:
                 self._attempt(node, step)
             except (StageFailed, Interrupted) as error:
-                self.observer.end(step, str(error).splitlines()[0], time.monotonic() - begun)
+                self.observer.end(step, str(error).splitlines()[0], time.monotonic() - begun, None)
                 raise
             step = decide(node, self.plan)
+        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
         if step.gate_failures:
-            self.observer.end(step, step.gate_failures[0], time.monotonic() - begun)
+            self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
             raise GateFailed("; ".join(step.gate_failures))
-        self.observer.end(step, "finished", time.monotonic() - begun)
+        self.observer.end(step, "finished", time.monotonic() - begun, metrics)
         return step
 
     def _attempt(self, node: Node, step: Step) -> None:
@@ -116,12 +118,11 @@ class Runner:
             finally:
                 with self._lock:
                     self._processes.discard(process)
-            self._keep_log(job, scratch)
-            self._judge(node, ended)
+            self._judge(node, ended, self._keep_log(job, scratch))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _judge(self, node: Node, ended: Ended) -> None:
+    def _judge(self, node: Node, ended: Ended, log: str) -> None:
         if Artifact(self.plan.store, node.path, node.end_step).complete:
             return
         if ended.stopped and self.stopping:
@@ -131,14 +132,17 @@ class Runner:
         if ended.stopped:
             raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
         if ended.error:
-            raise StageFailed(f"{node.name}: {ended.error['message']}", again=bool(ended.error["again"]))
-        tail = "\n".join(ended.tail)
-        raise StageFailed(f"{node.name} ended with exit code {ended.code} and no result. Its last lines:\n{tail}", again=True)
+            raise StageFailed(f"{node.name}: {ended.error['message']} (log: {log})", again=bool(ended.error["again"]))
+        last = ended.tail[-1] if ended.tail else "it printed nothing"
+        raise StageFailed(f"{node.name}: ended with exit code {ended.code} and no result: {last} (log: {log})", again=True)
 
-    def _keep_log(self, job: Job, scratch: Path) -> None:
+    def _keep_log(self, job: Job, scratch: Path) -> str:
+        """Stores what the attempt printed, whatever became of it; where."""
+        path = f"{job.path}/attempts/{job.attempt}/log.txt"
         log = scratch / "log.txt"
-        if log.exists():
-            self.plan.store.upload(log, f"{job.path}/attempts/{job.attempt}/log.txt")
+        log.touch()
+        self.plan.store.upload(log, path)
+        return self.plan.store.location(path)
 
     def _job(self, node: Node, step: Step, scratch: Path) -> Job:
         inputs = {role: self._input(read) for role, read in node.inputs.items()}
@@ -184,7 +188,7 @@ class Runner:
                 artifact.verify_checkpoint(artifact.checkpoint(candidate))
                 return candidate
             except StoreError as error:
-                self.observer.line(node.name, f"checkpoint {candidate} is not used: {error}")
+                self.observer.note(node.name, f"checkpoint {candidate} is not used: {error}")
         return None
 
 

@@ -73,7 +73,7 @@ def status_table(plan: Plan) -> Table:
         times = "+".join(f"{seconds[name]:.1f}" for name in ("startup", "compute", "storage") if name in seconds)
         colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(row["state"], "cyan")
         numbers = (amount(row["steps"]), amount(row["tokens"]))
-        result = escape(_headline(row["metrics"] or {}))
+        result = escape(headline(row["metrics"] or {}))
         rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
     return _filled(table, ("part", "state", "id", "steps", "tokens", "seconds*", "result"), rows, overflow="ellipsis")
 
@@ -114,10 +114,11 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-HEADLINES = ("loss", "validation_loss", "perplexity", "documents", "bytes_per_token", "max_logit_difference")
+HEADLINES = ("loss", "validation_loss", "perplexity", "documents", "tokens", "bytes_per_token[0]", "max_logit_difference")
 
 
-def _headline(metrics: dict[str, Any]) -> str:
+def headline(metrics: dict[str, Any]) -> str:
+    """The few numbers that say how a part turned out."""
     metrics = flatten(metrics)
     chosen = [name for name in HEADLINES if name in metrics] or [n for n, v in metrics.items() if isinstance(v, (int, float))][:2]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen[:3])
@@ -208,18 +209,20 @@ class Live:
         self.bars[name] = self.display.add_task(f"[cyan]{escape(name)}[/]", total=None, numbers="starting")
 
     def line(self, name: str, text: str) -> None:
-        if "rror" in text or "arning" in text:
-            self.display.console.print(f"[dim]{escape(name)}: {escape(text)}[/]")
+        """A stage's own lines go to its log."""
+
+    def note(self, name: str, text: str) -> None:
+        self.display.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
 
     def progress(self, name: str, row: dict[str, Any]) -> None:
         if name in self.bars:
             self.display.update(self.bars[name], total=row["total"], completed=row["done"], numbers=describe(row))
 
-    def end(self, step: Step, outcome: str, seconds: float) -> None:
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
         name = step.node.name
         if name in self.bars:
             self.display.remove_task(self.bars.pop(name))
-        self.display.console.print(finished_line(step, outcome, seconds))
+        self.display.console.print(finished_line(step, outcome, seconds, metrics))
         if outcome == "finished":
             self.display.advance(self.whole)
 
@@ -240,8 +243,10 @@ class Plain:
         self.console.print(escape(f"{step.node.name}: {step.action}, {step.reason}" if step.reason else f"{step.node.name}: {step.action}"))
 
     def line(self, name: str, text: str) -> None:
-        if "rror" in text or "arning" in text:
-            self.console.print(escape(f"{name}: {text}"))
+        """A stage's own lines go to its log."""
+
+    def note(self, name: str, text: str) -> None:
+        self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
 
     def progress(self, name: str, row: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -249,8 +254,8 @@ class Plain:
             self.last[name] = now
             self.console.print(escape(f"{name}: {describe(row)}"))
 
-    def end(self, step: Step, outcome: str, seconds: float) -> None:
-        self.console.print(finished_line(step, outcome, seconds))
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
+        self.console.print(finished_line(step, outcome, seconds, metrics))
 
 
 def describe(row: dict[str, Any]) -> str:
@@ -265,10 +270,10 @@ def describe(row: dict[str, Any]) -> str:
     return text
 
 
-def finished_line(step: Step, outcome: str, seconds: float) -> str:
+def finished_line(step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> str:
     mark = "[green]done[/]" if outcome == "finished" else "[red]stop[/]"
-    text = "" if outcome == "finished" else f": {escape(outcome)}"
-    return f"{mark} {escape(step.node.name)} [dim]in {seconds:.1f} s[/]{text}"
+    text = headline(metrics or {}) if outcome == "finished" else outcome
+    return f"{mark} {escape(step.node.name)} [dim]in {seconds:.1f} s[/]  {escape(text)}"
 
 
 def watcher(console: Console, total: int) -> Live | Plain:

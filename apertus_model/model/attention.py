@@ -166,11 +166,7 @@ def resolve_backend(requested: str, *, param_dtype: str, context_parallel: int) 
         return chosen
     obstacle = _obstacle(requested, param_dtype=param_dtype, context_parallel=context_parallel)
     if obstacle is not None:
-        runnable = [
-            name
-            for name in BACKENDS
-            if _obstacle(name, param_dtype=param_dtype, context_parallel=context_parallel) is None
-        ]
+        runnable = [name for name in BACKENDS if _obstacle(name, param_dtype=param_dtype, context_parallel=context_parallel) is None]
         raise AttentionBackendError(
             f"attention backend {requested!r} cannot run here: {obstacle}; what can: {', '.join(runnable)} (or auto)"
         )

@@ -64,9 +64,7 @@ def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) ->
         generator = torch.Generator().manual_seed(_block_seed(seed, name, block))
         values = torch.empty(min(rows_per_block, rows - first), columns).normal_(0.0, std, generator=generator)
         begin, end = max(first, row_start), min(first + len(values), row_end)
-        local[begin - row_start : end - row_start].copy_(
-            values[begin - first : end - first, column_start : column_start + local_columns]
-        )
+        local[begin - row_start : end - row_start].copy_(values[begin - first : end - first, column_start : column_start + local_columns])
 
 
 def _block_seed(seed: int, name: str, block: int) -> int:

@@ -123,11 +123,11 @@ class ApertusModel(Decoder):
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         if attention_masks is None:
             attention_masks = self.get_attention_masks(positions)
-        return super().forward(tokens, positions, attention_masks)  # type: ignore[arg-type]  # dense masks are ours
+        return super().forward(tokens, positions, attention_masks)  # dense masks are ours
 
     def get_attention_masks(self, positions: torch.Tensor) -> Any:
         """The document mask in the form that the attention backend wants; made once, shared by all layers."""
-        backend = self.config.first_attention.inner_attention  # type: ignore[union-attr]  # every layer has attention
+        backend = self.config.first_attention.inner_attention  # every layer has attention
         if isinstance(backend, SdpaAttention.Config):
             return document_mask(positions, self.cp_mesh)
         if isinstance(backend, VarlenAttention.Config):
@@ -137,9 +137,7 @@ class ApertusModel(Decoder):
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         """Fill buffers (torchtitan) and parameters (ours, independent of the layout)."""
         super().init_states(buffer_device=buffer_device)
-        initialise_parameters(
-            self, seed=self.config.seed, std=self.config.init_std, n_layers=len(self.config.layers)
-        )
+        initialise_parameters(self, seed=self.config.seed, std=self.config.init_std, n_layers=len(self.config.layers))
 
 
 def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed: int = 0) -> ApertusModel.Config:
@@ -177,7 +175,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
             wo=linear(spec.n_heads * spec.head_dim, spec.dim),
         ),
         ffn_norm=norm(spec.dim),
-        feed_forward=ApertusFeedForward.Config(  # type: ignore[arg-type]  # torchtitan accepts any Module here
+        feed_forward=ApertusFeedForward.Config(  # torchtitan accepts any Module here
             up_proj=linear(spec.dim, spec.ffn_dim),
             act=XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init}),
             down_proj=linear(spec.ffn_dim, spec.dim),
@@ -188,9 +186,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
         vocab_size=spec.vocab_size,
         seed=seed,
         init_std=spec.init_std,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init
-        ),
+        tok_embeddings=Embedding.Config(num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init),
         layers=[_copy(layer) for _ in range(spec.n_layers)],
         norm=norm(spec.dim),
         lm_head=linear(spec.dim, spec.vocab_size),
@@ -216,8 +212,6 @@ def rope_config(spec: ModelSpec, sequence_length: int) -> Llama3RoPE.Config:
 def _copy(config: Any) -> Any:
     """A config with nested configs of its own, so that no two layers share one that torchtitan may edit."""
     nested = {
-        field.name: _copy(value)
-        for field in dataclasses.fields(config)
-        if isinstance(value := getattr(config, field.name), Module.Config)
+        field.name: _copy(value) for field in dataclasses.fields(config) if isinstance(value := getattr(config, field.name), Module.Config)
     }
     return dataclasses.replace(config, **nested)

@@ -75,9 +75,9 @@ def refuse_unsupported(parallelism: ParallelismConfig) -> None:
 def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
     """Context parallelism: each rank has a slice of every sequence and fetches the keys of the others."""
     mesh = parallel_dims.get_mesh("cp")
-    attentions = [block.attention.inner_attention for block in model.layers.values()]  # type: ignore[union-attr]
+    attentions = [block.attention.inner_attention for block in model.layers.values()]
     if all(isinstance(attention, FlexAttention) for attention in attentions):
-        apply_cp_to_forward(attentions, mesh)  # type: ignore[arg-type]
+        apply_cp_to_forward(attentions, mesh)
         return
     model.cp_mesh = mesh
     for attention in attentions:

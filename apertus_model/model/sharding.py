@@ -24,9 +24,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
     """Fill `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
-    block_input = (
-        dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
-    )
+    block_input = dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
     heads = dense_activation_placement(tp=spmd.S(2))
     replicated = dense_param_placement(tp=spmd.R)
     for layer in config.layers:
@@ -47,7 +45,5 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
             in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)},
         )
         feed_forward.up_proj.sharding_config = colwise_config()
-        feed_forward.act.sharding_config = ShardingConfig(
-            state_shardings={"alpha_p": replicated, "alpha_n": replicated}
-        )
+        feed_forward.act.sharding_config = ShardingConfig(state_shardings={"alpha_p": replicated, "alpha_n": replicated})
         feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)

@@ -91,7 +91,7 @@ class AdEMAMix(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient."""
         loss = None
         if closure is not None:
@@ -123,10 +123,9 @@ class AdEMAMix(Optimizer):
         correction1, correction2 = 1 - beta1**step, 1 - beta2**step
 
         weights = [_local(parameter) for parameter in parameters]
-        gradients = [_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]  # checked by step
+        gradients = [_local(parameter.grad) for parameter in parameters]  # checked by step
         fast, slow, square = (
-            [_local(self.state[parameter][name]) for parameter in parameters]
-            for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq")
+            [_local(self.state[parameter][name]) for parameter in parameters] for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq")
         )
         torch._foreach_lerp_(fast, gradients, 1 - beta1)
         torch._foreach_lerp_(slow, gradients, 1 - beta3)

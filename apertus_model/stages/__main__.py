@@ -1,7 +1,7 @@
 """Entry point of a stage's process: `python -m apertus_model.stages JOB.json`, or the same under torchrun.
 
 Invariant: the module of a kind is found by its name; everything it needs is in the job file; its standard input is the
-launcher's pipe. An error is left in `error.json` for the launcher, which does not try again after a `StageError`.
+launcher's pipe. An error is left in `error.json` for the launcher, with whether another attempt may succeed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from specs.errors import StageError
 from specs.job import Job
 
 MODULES = {"pretrain": "train", "cooldown": "train"}  # the other kinds have a module of their own name
+WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
 COOPERATIVE = {"train"}  # they end by themselves, with a checkpoint
 
 
@@ -33,12 +34,13 @@ def main(path: str) -> int:
         attempt.begin()
         stage.run(job, attempt, Progress(job.progress), stop)
     except Exception as error:
-        again = not isinstance(error, StageError)
-        if again:
+        message = str(error)
+        if not isinstance(error, StageError):
             traceback.print_exc()
-        document = {"type": type(error).__name__, "message": str(error), "again": again}
-        (Path(job.scratch) / "error.json").write_text(json.dumps(document))
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            message = f"{type(error).__name__}: {error}"
+        again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
+        (Path(job.scratch) / "error.json").write_text(json.dumps({"message": message, "again": again}))
+        print(message, file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -60,18 +60,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             attempt.commit(metrics=metrics)
 
 
-def held_out_perplexity(
-    evaluator: Evaluator, attempt: Attempt, job: Job, part: EvaluatePart, progress: Progress
-) -> dict[str, float]:
+def held_out_perplexity(evaluator: Evaluator, attempt: Attempt, job: Job, part: EvaluatePart, progress: Progress) -> dict[str, float]:
     """Perplexity of each source, and over all their tokens."""
     metrics: dict[str, float] = {}
     nats, tokens = 0.0, 0
     for index, name in enumerate(part.source_names):
         corpus = Artifact(attempt.store, job.inputs[f"source:{index}"].path or "")
         recipe = {"sources": [None], **{key: corpus.manifest["facts"][key] for key in ("vocab_size", "eos_id")}}
-        heldout = validation_samples(
-            recipe, [split_files(corpus, "validation")], sequence_length=part.sequence_length
-        )
+        heldout = validation_samples(recipe, [split_files(corpus, "validation")], sequence_length=part.sequence_length)
         loss = evaluator.loss([heldout[i] for i in range(min(part.samples, len(heldout)))])
         metrics[f"perplexity/{name}"] = math.exp(loss.nats)
         nats += loss.nats * loss.tokens

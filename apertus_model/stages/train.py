@@ -71,9 +71,7 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
         return None
     assert parent.checkpoint is not None and parent.step is not None, "the launcher gives step and folder"
     chained = segment.start_step > 0
-    return Source(
-        attempt.store.location(parent.checkpoint), parent.step, optimizer=chained or "optimizer" in segment.carry
-    )
+    return Source(attempt.store.location(parent.checkpoint), parent.step, optimizer=chained or "optimizer" in segment.carry)
 
 
 class MixtureData:
@@ -157,5 +155,3 @@ class Report:
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-

@@ -147,8 +147,6 @@ def load_tensors(state: dict[str, Any], location: str) -> None:
             "or optimizer; start from its weights only (leave 'optimizer' out of carry) or use a matching spec"
         )
     for name, tensor in state.items():
-        if tuple(index[name].size) != tuple(tensor.shape):  # type: ignore[union-attr]  # read_index lets only tensors pass
-            raise CheckpointError(
-                f"{name!r} has shape {tuple(index[name].size)} in {location}, this model has {tuple(tensor.shape)}"  # type: ignore[union-attr]
-            )
+        if tuple(index[name].size) != tuple(tensor.shape):  # read_index lets only tensors pass
+            raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {location}, this model has {tuple(tensor.shape)}")
     dcp.load(state, storage_reader=storage)

@@ -71,12 +71,8 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
     """
     parallelism = parallelism_config(segment.parallel)
     local_batch_size = micro_batch_size(segment, world_size=world_size)
-    attention = resolve_backend(
-        segment.attention, param_dtype=segment.precision.param, context_parallel=segment.parallel.cp
-    )
-    model = model_config(
-        segment.model, sequence_length=segment.sequence_length, attention=attention, seed=segment.seed or 0
-    )
+    attention = resolve_backend(segment.attention, param_dtype=segment.precision.param, context_parallel=segment.parallel.cp)
+    model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=segment.seed or 0)
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
     return ApertusTrainer.Config(
         model_spec=titan_model(model),
@@ -88,7 +84,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             global_batch_size=segment.global_batch_size,
         ),
         optimizer=optimizer_config(segment.optimizer),
-        lr_scheduler=LearningRate.Config(rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(steps_done))),
+        lr_scheduler=LearningRate.Config(rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))),
         loss=CrossEntropyLoss.Config(),
         training=TrainingConfig(
             local_batch_size=local_batch_size,
@@ -115,9 +111,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         ),
         activation_checkpoint=FullAC.Config() if segment.activation_checkpointing == "full" else None,
         compile=CompileConfig(enable=segment.compile),
-        comm=CommConfig(
-            init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS, train_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS
-        ),
+        comm=CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS, train_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS),
         metrics=StepMetrics.Config(
             disable_color_printing=True,
             record=hooks.record,
@@ -161,9 +155,7 @@ def micro_batch_size(segment: Segment, *, world_size: int) -> int:
     """
     shared = segment.parallel.tp * segment.parallel.cp
     if world_size % shared:
-        raise ValueError(
-            f"{world_size} processes cannot be divided into groups of tp {segment.parallel.tp} x cp {segment.parallel.cp}"
-        )
+        raise ValueError(f"{world_size} processes cannot be divided into groups of tp {segment.parallel.tp} x cp {segment.parallel.cp}")
     ranks = world_size // shared
     size = segment.micro_batch_size or segment.global_batch_size // ranks
     if size == 0 or segment.global_batch_size % (size * ranks):
@@ -172,4 +164,3 @@ def micro_batch_size(segment: Segment, *, world_size: int) -> int:
             f"{ranks} data-parallel processes; change micro_batch_size or the number of processes"
         )
     return size
-

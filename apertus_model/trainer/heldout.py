@@ -43,9 +43,7 @@ class Filler:
 class Evaluator:
     """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel rank."""
 
-    def __init__(
-        self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int) -> None:
         self.model = model
         self.device = device
         self.batch_size = batch_size
@@ -120,18 +118,14 @@ class Evaluator:
         parts = zip(gathered, shares, strict=True)
         return torch.cat([part[: len(share)].cpu() for part, share in parts])
 
-    def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and labels of this rank's part of the rows."""
         tokens, positions, labels = (tensor.to(self.device) for tensor in (tokens, positions, labels))
         masks = None
         if self._dims.cp_enabled:
-            masks = self.model.get_attention_masks(positions) if self._masks_are_made_before_the_split() else None  # type: ignore[operator]
+            masks = self.model.get_attention_masks(positions) if self._masks_are_made_before_the_split() else None
             kwargs = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
-            tokens, labels, kwargs = prepare_context_parallel_input(
-                tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None
-            )
+            tokens, labels, kwargs = prepare_context_parallel_input(tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None)
             positions, masks = kwargs["positions"], kwargs.get("attention_masks")
         return self.model(tokens, positions, masks), labels
 

@@ -48,9 +48,7 @@ def load_evaluator(
     """
     backend = resolve_backend(attention, param_dtype="float32", context_parallel=parallel.cp)
     parallelism = parallelism_config(parallel)
-    world_size = dist_utils.init_distributed(
-        CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
-    )
+    world_size = dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
     dims = ParallelDims.from_config(parallelism, world_size)
     device = get_local_device()
     dist_utils.set_spmd_backend(parallelism.spmd_backend)

@@ -37,8 +37,7 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 def collate(samples: list[SampleLike]) -> Batch:
     """`({"input", "positions"}, labels)`, each int64 of shape (batch, seq_len)."""
     inputs, labels, positions = (
-        torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
-        for name in ("input", "labels", "positions")
+        torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in ("input", "labels", "positions")
     )
     return {"input": inputs, "positions": positions}, labels
 

@@ -28,6 +28,7 @@ class StepMetrics(MetricsProcessor):
         tokens_per_step: int
 
     config: Config
+    time_last_log: float
     trained_tokens: int = 0  # of the current step, all ranks; set by the trainer
 
     def should_log(self, step: int) -> bool:

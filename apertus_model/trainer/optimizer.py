@@ -66,9 +66,7 @@ def optimizer_config(spec: OptimizerSpec) -> Optimizers.Config:
     return Optimizers.Config(
         implementation="foreach",
         param_groups=[
-            ParamGroupConfig(
-                pattern=NOT_DECAYED, optimizer_name=spec.name, optimizer_kwargs={**settings, "weight_decay": 0.0}
-            ),
+            ParamGroupConfig(pattern=NOT_DECAYED, optimizer_name=spec.name, optimizer_kwargs={**settings, "weight_decay": 0.0}),
             ParamGroupConfig(
                 pattern=".*",
                 optimizer_name=spec.name,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
 
@@ -24,7 +25,7 @@ class LearningRate(LRSchedulersContainer):
             return LearningRate(optimizers, self.rate)
 
     def __init__(self, optimizers: OptimizersContainer, rate: Callable[[int], float]) -> None:
-        self.schedulers = []
+        self.schedulers: list[LRScheduler] = []
         self._optimizers = optimizers
         self._rate = rate
         self.seek(0)

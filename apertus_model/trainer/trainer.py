@@ -15,13 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchtitan.components.tokenizer import BaseTokenizer
-
 from torchtitan.trainer import Trainer
 
 from apertus_model.trainer.device import set_collective_timeout
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import SampleLike
-
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +69,8 @@ class ApertusTrainer(Trainer):
         config = self.config
         self.checkpointer.load()
         self.step = config.begin_step
-        self.lr_schedulers.seek(self.step)  # type: ignore[attr-defined]  # LearningRate
-        self.dataloader.seek(self.step)  # type: ignore[attr-defined]  # SampleLoader
+        self.lr_schedulers.seek(self.step)  # LearningRate
+        self.dataloader.seek(self.step)  # SampleLoader
         batches = self.batch_generator(self.dataloader)
         stop_group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         while self.step < config.training.steps and not self._agreed_to_stop(stop_group):
@@ -95,14 +93,12 @@ class ApertusTrainer(Trainer):
 
     def heldout_losses(self) -> dict[str, HeldOutLoss]:
         """Loss on the held-out sequences of each source. Collective."""
-        evaluator = Evaluator(
-            self.model_parts[0], self.parallel_dims, self.device, batch_size=self.config.training.local_batch_size
-        )
+        evaluator = Evaluator(self.model_parts[0], self.parallel_dims, self.device, batch_size=self.config.training.local_batch_size)
         return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
 
     def forward_backward_step(self, *, global_valid_tokens: torch.Tensor, **batch: Any) -> torch.Tensor:
         """One micro-batch; notes for the metrics how many tokens the whole step trains on."""
-        self.metrics_processor.trained_tokens = int(global_valid_tokens)  # type: ignore[attr-defined]  # StepMetrics
+        self.metrics_processor.trained_tokens = int(global_valid_tokens)  # StepMetrics
         return super().forward_backward_step(global_valid_tokens=global_valid_tokens, **batch)
 
     def _agreed_to_stop(self, group: dist.ProcessGroup | None) -> bool:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from specs.base import identity, reference
-from specs.schedule import ScheduleSpec
+from specs.schedule import Decay, ScheduleSpec
 from specs.stages.training import Carry, TrainingStage
 from specs.units import Reference
+
+
+class CooldownSchedule(ScheduleSpec):
+    """A schedule that decays unless it is told not to (WSO: `decay: none`)."""
+
+    decay: Decay = identity("1-sqrt")
 
 
 class CooldownStage(TrainingStage):
@@ -18,4 +24,4 @@ class CooldownStage(TrainingStage):
     kind: Literal["cooldown"] = identity()
     from_: Reference = reference(alias="from")
     carry: list[Carry] = identity(default_factory=lambda: ["weights", "optimizer", "data"])
-    schedule: ScheduleSpec = identity(default_factory=lambda: ScheduleSpec(decay="1-sqrt"))
+    schedule: CooldownSchedule = identity(default_factory=CooldownSchedule)

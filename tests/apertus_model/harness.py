@@ -144,10 +144,7 @@ def train(
 
 
 def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {
-        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
-        for name, value in state.items()
-    }
+    return {name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone() for name, value in state.items()}
 
 
 def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
@@ -205,5 +202,3 @@ def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 def losses(result: Result) -> list[float]:
     return [row["loss"] for row in result.rows]
-
-

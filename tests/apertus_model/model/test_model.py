@@ -40,9 +40,7 @@ def test_logits_equal_those_of_transformers(scaled: bool) -> None:
         spec = spec.model_copy(update={"rope_scaling": scaling, "rope_theta": 1000.0})
     model = build(spec)
     config = ApertusConfig(
-        **hugging_face_config(
-            spec, max_position_embeddings=SEQUENCE_LENGTH, bos_token_id=1, eos_token_id=2, pad_token_id=3
-        )
+        **hugging_face_config(spec, max_position_embeddings=SEQUENCE_LENGTH, bos_token_id=1, eos_token_id=2, pad_token_id=3)
     )
     theirs = ApertusForCausalLM(config)
     theirs.load_state_dict(to_hugging_face(model.state_dict()), strict=True)
@@ -61,7 +59,7 @@ def test_hugging_face_names_go_there_and_back_without_loss() -> None:
 def test_a_checkpoint_with_another_xielu_constant_is_refused() -> None:
     weights = to_hugging_face(build().state_dict())
     weights["model.layers.1.mlp.act_fn.beta"] = torch.tensor(0.25)
-    with pytest.raises(ValueError, match="beta is 0.25"):
+    with pytest.raises(ValueError, match=r"beta is 0\.25"):
         from_hugging_face(weights)
 
 
@@ -84,9 +82,7 @@ def test_changing_one_document_never_changes_the_logits_of_its_neighbours() -> N
 
 def test_document_mask_is_causal_and_ends_at_borders() -> None:
     mask = document_mask(torch.tensor([[0, 1, 2, 0, 1]]))[0, 0]
-    expected = torch.tensor(
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]], dtype=torch.bool
-    )
+    expected = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]], dtype=torch.bool)
     assert torch.equal(mask, expected)
 
 
@@ -106,9 +102,7 @@ def test_xielu_follows_its_formula_in_float64() -> None:
     x = torch.linspace(-6, 6, 241, dtype=torch.float64)
     alpha_p = torch.log1p(torch.exp(torch.tensor(0.3, dtype=torch.float64)))
     alpha_n = 0.5 + torch.log1p(torch.exp(torch.tensor(-0.7, dtype=torch.float64)))
-    expected = torch.where(
-        x > 0, alpha_p * x**2 + 0.5 * x, alpha_n * (torch.expm1(x.clamp(max=-1e-6)) - x) + 0.5 * x
-    )
+    expected = torch.where(x > 0, alpha_p * x**2 + 0.5 * x, alpha_n * (torch.expm1(x.clamp(max=-1e-6)) - x) + 0.5 * x)
     torch.testing.assert_close(activation(x.float()).double(), expected, rtol=1e-6, atol=1e-6)
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +125,8 @@ class CountedStop(StopSignal):
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
-    yield Stages(tmp_path_factory.mktemp("stages"))
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    return Stages(tmp_path_factory.mktemp("stages"))
 
 
 SPEC = segment(goldfish={"k": 5, "h": 3}, source_names=["steady", "striding"], validation={"interval": 4, "samples": 2})
@@ -192,9 +191,7 @@ def test_two_processes_follow_one(stages: Stages, trained: Artifact) -> None:
 
 def test_the_next_segment_takes_over_everything_and_counts_on(stages: Stages, trained: Artifact) -> None:
     parent = stages.ref("pretrain/trained", 6)
-    chained = SPEC.model_copy(
-        update={"seed": None, "start_step": 6, "start_tokens": 384, "sample_offset": 24, "end_step": 8}
-    )
+    chained = SPEC.model_copy(update={"seed": None, "start_step": 6, "start_tokens": 384, "sample_offset": 24, "end_step": 8})
     longer = stages.train("longer", SPEC.model_copy(update={"end_step": 8}))
     next_segment = stages.train("next", chained, inputs={"parent": parent})
     assert weights_of(next_segment, 8) == weights_of(longer, 8)
@@ -273,10 +270,17 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(stag
 
 def test_an_export_that_computes_something_else_is_refused(stages: Stages, trained: Artifact) -> None:
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
-    strict = EXPORT.model_copy(update={"tolerance": 1e-30})
-    job = stages.job("export", "refused", strict.model_dump(mode="json"), inputs=inputs)
-    with pytest.raises(RuntimeError, match=r"ExportError: the logits .* differ .* allowed is 1e-30"):
+    unreachable = EXPORT.model_copy(update={"tolerance": -1.0})
+    job = stages.job("export", "refused", unreachable.model_dump(mode="json"), inputs=inputs)
+    with pytest.raises(RuntimeError, match=r"ExportError: the logits .* differ .* allowed is -1"):
         stages.run(export, job)
     assert not Artifact(stages.store, "export/refused").complete
 
 
+def test_a_changed_weight_shows_in_the_comparison_of_logits(stages: Stages, trained: Artifact, tmp_path: Path) -> None:
+    model = export.load_model(EXPORT, stages.store.location(trained.checkpoint(6).folder))
+    export.write_folder(model, EXPORT, Artifact(stages.store, "tokenizer/tokenizer"), tmp_path)
+    assert export.largest_difference(model, tmp_path, EXPORT) < 1e-5
+    with torch.no_grad():
+        model.layers["1"].attention.k_norm.weight += 0.5
+    assert export.largest_difference(model, tmp_path, EXPORT) > 1e-4

@@ -1,0 +1,84 @@
+"""What the engine uses of torchtitan 0.3.0 and torch beyond their documented interface.
+
+A failure here means: read the new source, then change the one file that is named, before anything else is trusted.
+"""
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torchtitan.tools.utils
+
+import apertus_model.trainer  # noqa: F401
+
+SIGNATURES = {
+    # apertus_model/trainer/device.py
+    "torchtitan.distributed.utils.set_pg_timeouts": ["timeout", "parallel_dims"],
+    # apertus_model/trainer/trainer.py
+    "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],
+    "torchtitan.trainer.Trainer.forward_backward_step": ["self", "input_dict", "labels", "global_valid_tokens"],
+    "torchtitan.trainer.Trainer.batch_generator": ["self", "data_iterable"],
+    # apertus_model/trainer/metrics.py
+    "torchtitan.components.metrics.MetricsProcessor.log": [
+        "self", "step", "global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics",
+    ],
+    "torchtitan.components.metrics.MetricsProcessor.should_log": ["self", "step"],
+    # apertus_model/trainer/schedule.py
+    "torchtitan.components.optimizer.LRSchedulersContainer.Config.build": ["self", "optimizers", "training_steps"],
+    # apertus_model/trainer/optimizer.py
+    "torchtitan.components.optimizer.OptimizersContainer._resolve_optimizer_factory": ["name"],
+    "torchtitan.components.optimizer.utils.init_optim_state": ["optim"],
+    "torchtitan.components.optimizer.utils.get_flat_optim_state_dict": ["optim"],
+    # apertus_model/trainer/checkpoint.py
+    "torchtitan.components.checkpointer.BaseCheckpointManager._load": ["self", "step"],
+    "torchtitan.components.checkpointer.BaseCheckpointManager._save": ["self", "curr_step", "last_step"],
+    "torchtitan.components.checkpointer.base.ModelWrapper.load_state_dict": ["self", "state_dict"],
+    # apertus_model/trainer/safe_reader.py
+    "torch.distributed.checkpoint.FileSystemReader._get_metadata_path": ["self", "rank"],
+    "torch.distributed.checkpoint._fsspec_filesystem.FsspecReader.__init__": ["self", "path", "kwargs"],
+    # apertus_model/model/rope.py
+    "torchtitan.models.common.CosSinRoPE._precompute_cache": ["self"],
+    # apertus_model/model/init.py
+    "torch.distributed.tensor.DTensor.__create_chunk_list__": ["self"],
+    # apertus_model/model/attention.py
+    "torch.distributed.tensor.experimental._context_parallel._attention.flex_cp_allgather._init_fn": ["k", "v", "seq_dim", "pg_name"],
+    "torch.distributed._get_process_group_name": ["pg"],
+    # apertus_model/trainer/heldout.py
+    "torchtitan.distributed.context_parallel.prepare_context_parallel_input": [
+        "inputs", "labels", "extra_kwargs", "cp_mesh", "device", "load_balancer_type", "ptrr_mask_key",
+    ],
+    "torchtitan.components.loss.cross_entropy_loss": ["pred", "labels", "global_vocab_size"],
+}  # fmt: skip
+
+
+def resolve(path: str) -> Any:
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise LookupError(path)
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_a_name_that_the_engine_relies_on_is_unchanged(path: str) -> None:
+    assert list(inspect.signature(resolve(path)).parameters) == SIGNATURES[path]
+
+
+def test_every_module_of_torchtitan_computes_on_the_device_of_the_shim() -> None:
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    for name in ("torchtitan.distributed.utils", "torchtitan.distributed.parallel_dims", "torchtitan.tools.utils"):
+        assert importlib.import_module(name).device_type == expected, name
+    assert torchtitan.tools.utils.device_module.get_device_properties(None).total_memory > 2**28
+
+
+def test_the_reason_for_refusing_pipelines_still_holds() -> None:
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
+
+    assert "arg_mbs" not in inspect.signature(_PipelineSchedule.step).parameters

@@ -1,0 +1,81 @@
+"""Plans over a store in which parts can be declared finished without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.graph import Node
+from flows.nearest import Records
+from flows.plan import Plan, make
+from infra.store import Attempt, Store
+from specs.job import InputRef, Job
+from specs.pipeline import load
+from specs.stages.corpus import CorpusPart
+from tests.recipes import write_recipe
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    opened = Store.open(str(tmp_path / "store"))
+    opened.initialise()
+    return opened
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture
+def planned(recipe: Path, store: Store) -> Callable[..., Plan]:
+    """`planned("a.b=c", ...)`: the plan of the tiny recipe with overrides."""
+    return lambda *overrides: make(load(recipe, overrides), store)
+
+
+def finish(plan: Plan, *names: str, until: int | None = None, metrics: dict[str, float] | None = None) -> None:
+    """Commits parts (all by default) as if they had run; a training part up to step `until`, with a manifest at its own end."""
+    Records(plan.store, plan.pipeline.name).write(plan.graph, {})
+    for name in names or plan.graph.nodes:
+        _commit(plan, plan.graph.nodes[name], until, metrics or {})
+
+
+def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]) -> None:
+    attempt = Attempt(_job(plan, node), plan.store)
+    attempt.begin()
+    if node.end_step is None:
+        tokens = {"train": {"tokens": 40_000}} if isinstance(node.part, CorpusPart) else {}
+        attempt.commit(metrics={"perplexity": 10.0} | metrics | tokens)
+        return
+    step = until or node.end_step
+    folder = attempt.folder(Attempt.checkpoint_folder(step))
+    plan.store.write_once(f"{folder}/weights", b"weights")
+    attempt.commit_checkpoint(step, {"tokens": 0})
+    if step == node.end_step:
+        attempt.commit(metrics=metrics, step=step)
+
+
+def _job(plan: Plan, node: Node) -> Job:
+    inputs = {
+        role: InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, step=read.step) for role, read in node.inputs.items()
+    }
+    scratch = Path(plan.store.root) / "scratch"
+    return Job(
+        node=node.name,
+        kind=node.kind,
+        version=node.version,
+        fingerprint=node.fingerprint,
+        spec={},
+        identity=node.identity,
+        inputs=inputs,
+        launch={},
+        store=plan.store.url,
+        path=node.path,
+        attempt=f"attempt-{node.name.replace('/', '-')}",
+        scratch=str(scratch),
+        progress=str(scratch / "progress"),
+    )
+
+
