@@ -7,8 +7,6 @@ code 2, never as a traceback; a run that fails ends with 1, one that is interrup
 from __future__ import annotations
 
 import json
-import logging
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -116,11 +114,11 @@ def run(
 def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
     """Starts Prefect in this process and the flow in it."""
     signal.signal(signal.SIGTERM, _as_interrupt)
-    _quiet_prefect()
     console.print("starting Prefect ...", style="dim")
     from flows.pipeline import PipelineFailed, run_here
+    from flows.server import start_prefect
 
-    _no_prefect_on_the_terminal()
+    start_prefect()
     try:
         with terminal.watcher(console, total) as observer:
             run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
@@ -135,29 +133,6 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
 
 def _as_interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def _quiet_prefect() -> None:
-    """Settings of the in-process run, unless the user set others: no telemetry, no network, a temporary server when none is named."""
-    for name, value in (
-        ("DO_NOT_TRACK", "1"),
-        ("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
-        ("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true"),
-        ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
-        ("PREFECT_CLI_COLORS", "false"),
-    ):
-        os.environ.setdefault(name, value)
-
-
-def _no_prefect_on_the_terminal() -> None:
-    """Prefect's log lines go to its server only; the terminal has the observer."""
-    from prefect.logging.handlers import PrefectConsoleHandler
-
-    for name in [None, "prefect", "prefect.flow_runs", "prefect.task_runs"]:
-        logger = logging.getLogger(name)
-        for handler in list(logger.handlers):
-            if isinstance(handler, PrefectConsoleHandler):
-                logger.removeHandler(handler)
 
 
 @app.command()

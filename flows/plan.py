@@ -21,6 +21,7 @@ from specs.stages.evaluate import EvaluateStage
 from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.training import Segment
 
+COMPRESSION = 20  # bytes of text that a byte of .gz or .zst can hold, generously
 Action = Literal["reuse", "resume", "run"]
 
 
@@ -188,14 +189,10 @@ def _available(plan: Plan, node: Node) -> tuple[int, bool]:
         return int(artifact.manifest["metrics"]["train"]["tokens"]), True
     assert isinstance(node.part, CorpusPart)
     repeats = node.part.process.repeats
-    if repeats:
-        return repeats.per_bucket * repeats.length * sum(repeats.buckets), False
+    repeated = repeats.per_bucket * repeats.length * sum(repeats.buckets) if repeats else 0
     listing = plan.graph.listings[node.inputs["documents"].name]
-    return listing.bytes * 4 + 2 * len(listing.files) if _compressed(listing) else listing.bytes + 2 * len(listing.files), False
-
-
-def _compressed(listing: Listing) -> bool:
-    return any(file.path.endswith((".gz", ".zst", ".parquet")) for file in listing.files)
+    factor = COMPRESSION if any(file.path.endswith((".gz", ".zst")) for file in listing.files) else 1
+    return factor * listing.bytes + 2 * len(listing.files) + repeated, False
 
 
 def _lost_parents(plan: Plan) -> list[Problem]:

@@ -22,7 +22,6 @@ from rich.tree import Tree
 from flows.graph import Node
 from flows.plan import Plan, Step
 from infra.store import Artifact, StoreError
-from specs.base import flatten
 
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
 PLAIN_INTERVAL = 5.0
@@ -105,7 +104,7 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
                 "fingerprint": step.node.fingerprint,
                 "path": step.node.path if step.stored else None,
                 "steps": step.node.steps,
-                "tokens": step.node.tokens or int((manifest or {}).get("metrics", {}).get("tokens", 0)),
+                "tokens": step.node.tokens or (int(manifest["metrics"]["tokens"]) if manifest and step.node.kind == "corpus" else 0),
                 "seconds": manifest["seconds"] if manifest else None,
                 "metrics": manifest["metrics"] if manifest else None,
                 "created": manifest["created"] if manifest else None,
@@ -114,14 +113,12 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-HEADLINES = ("loss", "validation_loss", "perplexity", "documents", "tokens", "bytes_per_token[0]", "max_logit_difference")
+HEADLINES = ("loss", "validation_loss", "perplexity", "documents", "vocab_size", "logit_difference")
 
 
 def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out."""
-    metrics = flatten(metrics)
-    chosen = [name for name in HEADLINES if name in metrics] or [n for n, v in metrics.items() if isinstance(v, (int, float))][:2]
-    return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen[:3])
+    return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in HEADLINES if name in metrics)
 
 
 def lineage_tree(plan: Plan, name: str) -> Tree:

@@ -30,10 +30,13 @@ INITIAL_ALPHA_N = inverse_softplus(INITIAL_ALPHA - BETA)
 class XIELU(Module):
     """Elementwise activation with two trained scalars per layer, `alpha_p` and `alpha_n`, each of shape (1,).
 
-    With a_p = softplus(alpha_p) and a_n = beta + softplus(alpha_n):
+    With a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n):
 
         x >  0:  a_p x^2 + beta x
-        x <= 0:  a_n (expm1(min(x, eps)) - x) + beta x
+        x <= 0:  a_n (expm1(x) - x) + beta x
+
+    The published form has min(x, eps) in place of x inside expm1, eps = -1e-6, which is the same up to a_n * 1e-6 between
+    eps and 0, and leaves no derivative there. Exports state eps, since transformers computes with it.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -52,25 +55,25 @@ class XIELU(Module):
 
 class _XIELU(torch.autograd.Function):
     """The formula with a backward pass of its own, which keeps `x` alone: the tensors that autograd would keep for it are
-    several times the size of all other activations of a layer, and moving them is what the CPU spends its time on.
-
-    The derivative is that of the smooth function also between eps and 0, where min(x, eps) has none.
+    several times the size of all other activations of a layer, and moving them is what the CPU would spend its time on.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, slope_p: torch.Tensor, slope_n: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, slope_p, slope_n)
-        positive = x > 0
-        curve = torch.expm1(x.clamp(max=EPS)).sub_(x).mul_(slope_n)
-        return torch.where(positive, slope_p * x * x, curve).add_(x, alpha=BETA)
+        above = x.clamp(min=0)
+        below = x - above
+        curved = torch.expm1(below).sub_(below).mul_(slope_n)
+        return above.square().mul_(slope_p).add_(curved).add_(x, alpha=BETA)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         (gradient,) = gradients
         x, slope_p, slope_n = ctx.saved_tensors
         above = x.clamp(min=0)
-        bend = torch.expm1(x.clamp(max=EPS)).masked_fill_(x > 0, 0)
-        to_slope_p = (above.square() * gradient).sum(dtype=torch.float32)
-        to_slope_n = ((bend - x + above) * gradient).sum(dtype=torch.float32)
+        below = x - above
+        bend = torch.expm1(below)
+        to_slope_p = above.square().mul_(gradient).sum(dtype=torch.float32)
+        to_slope_n = (bend - below).mul_(gradient).sum(dtype=torch.float32)
         to_x = above.mul_(2 * slope_p).add_(bend.mul_(slope_n)).add_(BETA).mul_(gradient)
         return to_x, to_slope_p.to(slope_p.dtype).view(1), to_slope_n.to(slope_n.dtype).view(1)

@@ -48,6 +48,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 batch_size=part.batch_size,
                 scratch=job.scratch,
             )
+        if torch.distributed.get_rank() != 0:
+            progress = Progress(None)
         metrics = held_out_perplexity(evaluator, attempt, job, part, progress)
         if part.suffix:
             corpus = Artifact(attempt.store, job.inputs["probes"].path or "")

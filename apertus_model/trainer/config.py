@@ -84,7 +84,9 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             global_batch_size=segment.global_batch_size,
         ),
         optimizer=optimizer_config(segment.optimizer),
-        lr_scheduler=LearningRate.Config(rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))),
+        lr_scheduler=LearningRate.Config(
+            rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))
+        ),
         loss=CrossEntropyLoss.Config(),
         training=TrainingConfig(
             local_batch_size=local_batch_size,
@@ -94,7 +96,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             steps=segment.end_step,
             dtype="float32",
             mixed_precision_param=segment.precision.param,
-            mixed_precision_reduce="float32",
+            mixed_precision_reduce=segment.precision.reduce,
             disable_cuda_graphs=True,
         ),
         parallelism=parallelism,
@@ -148,19 +150,20 @@ def parallelism_config(parallel: Parallel) -> ParallelismConfig:
 
 
 def micro_batch_size(segment: Segment, *, world_size: int) -> int:
-    """Sequences per forward pass and data-parallel rank.
+    """Sequences per forward pass and data-parallel rank: at most what the segment says, and a divisor of the rank's share.
 
     Raises:
-        ValueError: the processes do not divide into the layout, or the global batch not into micro-batches.
+        ValueError: the processes do not divide into the layout, or the global batch not among the processes.
     """
     shared = segment.parallel.tp * segment.parallel.cp
     if world_size % shared:
         raise ValueError(f"{world_size} processes cannot be divided into groups of tp {segment.parallel.tp} x cp {segment.parallel.cp}")
     ranks = world_size // shared
-    size = segment.micro_batch_size or segment.global_batch_size // ranks
-    if size == 0 or segment.global_batch_size % (size * ranks):
+    share, left = divmod(segment.global_batch_size, ranks)
+    if left or not share:
         raise ValueError(
-            f"a global batch of {segment.global_batch_size} sequences cannot be divided into micro-batches of {size or 1} on "
-            f"{ranks} data-parallel processes; change micro_batch_size or the number of processes"
+            f"a global batch of {segment.global_batch_size} sequences cannot be divided among {ranks} data-parallel processes; "
+            "change the number of processes or the batch"
         )
-    return size
+    largest = min(segment.micro_batch_size or share, share)
+    return next(size for size in range(largest, 0, -1) if share % size == 0)

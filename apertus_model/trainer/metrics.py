@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torchtitan.components.metrics import MetricsProcessor
 
@@ -29,7 +30,7 @@ class StepMetrics(MetricsProcessor):
 
     config: Config
     time_last_log: float
-    trained_tokens: int = 0  # of the current step, all ranks; set by the trainer
+    trained_tokens: torch.Tensor | int = 0  # of the current step, all ranks; set by the trainer
 
     def should_log(self, step: int) -> bool:
         """Every step: the loss is also how a run that went wrong is noticed."""
@@ -59,7 +60,7 @@ class StepMetrics(MetricsProcessor):
                 "grad_norm": grad_norm,
                 "lr": (extra_metrics or {})["lr"],
                 "tokens_per_second": round(tokens_per_step / seconds, 1),
-                "masked_share": round(1 - self.trained_tokens / tokens_per_step, 6),
+                "masked_share": round(1 - int(self.trained_tokens) / tokens_per_step, 6),
                 "time": round(time.time(), 3),
             }
         )

@@ -98,7 +98,7 @@ class ApertusTrainer(Trainer):
 
     def forward_backward_step(self, *, global_valid_tokens: torch.Tensor, **batch: Any) -> torch.Tensor:
         """One micro-batch; notes for the metrics how many tokens the whole step trains on."""
-        self.metrics_processor.trained_tokens = int(global_valid_tokens)  # StepMetrics
+        self.metrics_processor.trained_tokens = global_valid_tokens  # StepMetrics
         return super().forward_backward_step(global_valid_tokens=global_valid_tokens, **batch)
 
     def _agreed_to_stop(self, group: dist.ProcessGroup | None) -> bool:

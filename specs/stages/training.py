@@ -33,7 +33,7 @@ class Precision(Spec):
     """Data types of computation (`param`) and of gradient reduction; weights and optimizer states are float32."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16")
-    reduce: Literal["float32", "bfloat16"] = identity("float32")
+    reduce: Literal["float32"] = identity("float32")
 
 
 def _piecewise(value: Any) -> Any:
@@ -58,7 +58,7 @@ class TrainingStage(Stage):
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
     precision: Precision | None = identity(None)
     micro_batch_size: int | None = execution(
-        None, ge=1, description="sequences per forward pass and data-parallel rank; all of them by default"
+        None, ge=1, description="sequences per forward pass and data-parallel rank, at most; all of them by default"
     )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = execution("auto")
     activation_checkpointing: Literal["none", "full"] = execution("none")

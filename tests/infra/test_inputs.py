@@ -76,7 +76,7 @@ def test_the_lock_spares_reading_until_the_listing_changes(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("url", "fields"), [("/nowhere/at/all", {}), (".", {"include": ["*.nothing"]})])
 def test_a_source_without_files_is_an_error_that_names_it(url: str, fields: dict[str, object]) -> None:
-    with pytest.raises(SourceError, match="nowhere|nothing"):
+    with pytest.raises(SourceError, match=r"nowhere|nothing"):
         list_source(source(url, **fields))
 
 

@@ -79,7 +79,8 @@ def test_each_mistake_is_named_with_its_fix(tmp_path: Path, old: str, new: str, 
 
 
 def test_a_batch_that_the_processes_cannot_divide_is_refused(tmp_path: Path) -> None:
-    assert "cannot be divided among 3 data-parallel processes. Fix: use a multiple of 3" in problems(write_recipe(tmp_path), "launch.processes=3")
+    text = problems(write_recipe(tmp_path), "launch.processes=3")
+    assert "cannot be divided among 3 data-parallel processes. Fix: use a multiple of 3" in text
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def shape(trajectory: Trajectory) -> list[tuple[str, int, int, int]]:
 
 
 def test_two_borders_make_three_segments() -> None:
-    stage = {"mixture": {"0 tokens": "m", "400 tokens": "n"}, "global_batch_size": {"0 tokens": 4, "800 tokens": 8}, "budget": "1200 tokens"}
+    mixture, batch = {"0 tokens": "m", "400 tokens": "n"}, {"0 tokens": 4, "800 tokens": 8}
+    stage = {"mixture": mixture, "global_batch_size": batch, "budget": "1200 tokens"}
     assert shape(trajectories(stage)["pretrain"]) == [("m", 4, 0, 10), ("n", 4, 40, 20), ("n", 8, 80, 25)]
 
 
@@ -73,7 +74,8 @@ def test_a_decay_inside_a_stage_cuts_it_and_is_unseen_before() -> None:
 
 
 def test_the_published_batch_doubling_falls_on_the_published_iteration() -> None:
-    stage = {"sequence_length": 4096, "global_batch_size": {"0 samples": 1024, "1_718_272_000 samples": 2048}, "budget": "3_662_109_375 samples"}
+    batch = {"0 samples": 1024, "1_718_272_000 samples": 2048}
+    stage = {"sequence_length": 4096, "global_batch_size": batch, "budget": "3_662_109_375 samples"}
     found = trajectories(stage)["pretrain"]
     assert found.cuts[0].end_step == 1_678_000
     assert found.steps == 1_678_000 + (3_662_109_375 - 1_718_272_000) // 2048 == 2_627_139

@@ -93,7 +93,10 @@ def test_every_layout_starts_from_the_same_weights_and_follows_the_same_losses(t
     expected = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
     expected.init_weights()
     assert same(start.weights, dict(expected.state_dict()))
-    assert losses(train(tmp_path / "two", spec, processes=2)[0]) == pytest.approx(losses(reference), abs=1e-5)
+    result = train(tmp_path / "two", spec, processes=2)[0]
+    assert losses(result) == pytest.approx(losses(reference), abs=1e-5)
+    assert [row["grad_norm"] for row in result.rows] == pytest.approx([row["grad_norm"] for row in reference.rows], rel=1e-4)
+    assert difference(result.weights, reference.weights) < 1e-4
 
 
 def test_a_checkpoint_goes_over_to_another_number_of_processes(tmp_path: Path) -> None:
@@ -293,10 +296,17 @@ def test_the_next_token_is_the_one_with_the_highest_logit(tmp_path: Path, proces
 def test_a_batch_that_the_processes_cannot_divide_is_refused() -> None:
     from apertus_model.trainer.config import micro_batch_size
 
-    with pytest.raises(ValueError, match="global batch of 4 sequences cannot be divided into micro-batches of 3 on 1"):
-        micro_batch_size(segment(micro_batch_size=3), world_size=1)
-    with pytest.raises(ValueError, match="on 3 data-parallel processes"):
+    with pytest.raises(ValueError, match="global batch of 4 sequences cannot be divided among 3 data-parallel processes"):
         micro_batch_size(segment(), world_size=3)
+    with pytest.raises(ValueError, match="3 processes cannot be divided into groups of tp 2 x cp 1"):
+        micro_batch_size(segment(parallel=Parallel(tp=2)), world_size=3)
+
+
+@pytest.mark.parametrize(("requested", "world_size", "used"), [(None, 1, 12), (5, 1, 4), (8, 2, 6), (1, 4, 1), (6, 4, 3)])
+def test_the_micro_batch_is_the_largest_that_divides_the_share_of_a_process(requested: int | None, world_size: int, used: int) -> None:
+    from apertus_model.trainer.config import micro_batch_size
+
+    assert micro_batch_size(segment(global_batch_size=12, micro_batch_size=requested), world_size=world_size) == used
 
 
 def test_pipeline_parallelism_is_refused_with_the_reason() -> None:

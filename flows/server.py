@@ -1,0 +1,48 @@
+"""Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names one.
+
+Invariant: the temporary server never outlives the process, however that ends. Prefect stops it at exit, when its logs are delivered; a guard,
+which holds the other end of a pipe, kills it when this process was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+
+_GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+}
+
+
+def start_prefect() -> None:
+    """Sets Prefect up for the rest of this process. What the user has set in the environment wins."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from prefect.settings import get_current_settings
+
+    _log_to_the_server_only()
+    if get_current_settings().api.url is not None:
+        return
+    from prefect.server.api.server import SubprocessASGIServer
+
+    server = SubprocessASGIServer()
+    server.start()
+    assert server.server_process is not None, "a started server has a process"
+    kill = ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(server.server_process.pid)]
+    _GUARDS.append(subprocess.Popen(kill, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True))
+
+
+def _log_to_the_server_only() -> None:
+    """Takes Prefect's own lines off the terminal, where the observer of the run writes."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    for name in (None, "prefect", "prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            if isinstance(handler, PrefectConsoleHandler):
+                logger.removeHandler(handler)

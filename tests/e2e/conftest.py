@@ -1,0 +1,101 @@
+"""Runs of the smoke recipe as a user starts them: `apertus run` in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMOKE = "specs/recipes/smoke.yaml"
+MARK = "APERTUS_TEST_MARK"
+
+
+class Run:
+    """One command line, with every process that descends from it findable by a mark in its environment."""
+
+    def __init__(self, home: Path, *arguments: str, importtime: bool = False) -> None:
+        self.mark = uuid.uuid4().hex
+        environment = os.environ | {
+            MARK: self.mark,
+            "PREFECT_HOME": str(home / "prefect"),
+            "APERTUS_SCRATCH": str(home),
+            "COLUMNS": "200",
+        }
+        environment.pop("PREFECT_API_URL", None)
+        program = [sys.executable, *(["-X", "importtime"] if importtime else []), "-m", "flows.cli", *arguments]
+        self.output = home / f"output-{self.mark}.txt"
+        self.errors = home / f"errors-{self.mark}.txt"
+        with open(self.output, "w") as output, open(self.errors, "w") as errors:
+            self.process = subprocess.Popen(program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True)
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text() + self.errors.read_text()
+
+    def wait(self, timeout: float = 240) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill_everything()
+            raise AssertionError(f"the command did not end in {timeout} s:\n{self.text}") from None
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 120) -> None:
+        """Polls until a condition holds while the command runs."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"the command ended too early:\n{self.text}"
+            assert time.monotonic() < deadline, f"nothing happened in {timeout} s:\n{self.text}"
+            time.sleep(0.005)
+
+    def processes(self) -> list[int]:
+        """Processes that carry the mark, zombies aside."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+    def kill_everything(self) -> None:
+        """kill -9 of every process at once."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+    def no_process_is_left(self, within: float) -> bool:
+        deadline = time.monotonic() + within
+        while self.processes():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def finished(home: Path) -> Path:
+    """A store in which the smoke recipe ran without an interruption."""
+    store = home / "uninterrupted"
+    run = Run(home, "run", SMOKE, "--store", str(store))
+    assert run.wait() == 0, run.text
+    assert run.no_process_is_left(10)
+    return store

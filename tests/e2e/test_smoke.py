@@ -1,0 +1,163 @@
+"""The whole pipeline through the Prefect flow: to its end, killed, interrupted, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.plan import Plan, make
+from infra.store import Artifact, Store
+from specs.pipeline import load
+from tests.e2e.conftest import ROOT, SMOKE, Run
+
+
+def plan_of(store: Path, *overrides: str) -> Plan:
+    return make(load(ROOT / SMOKE, overrides), Store.open(str(store)))
+
+
+def artifact(plan: Plan, name: str) -> Artifact:
+    node = plan.graph.nodes[name]
+    return Artifact(plan.store, node.path, node.end_step)
+
+
+def result(store: Path) -> dict[str, Any]:
+    """What must not depend on interruptions: weights as exported, the loss of every training step, evaluation."""
+    plan = plan_of(store)
+    rows = {
+        name: [(row["step"], row["loss"], row["lr"]) for row in artifact(plan, name).history() if "loss" in row]
+        for name in ("pretrain/1", "pretrain/2", "cooldown")
+    }
+    files = artifact(plan, "export").manifest["files"]
+    weights = {name: record["sha256"] for name, record in files.items() if name.endswith(".safetensors")}
+    return {"weights": weights, "rows": rows, "evaluation": artifact(plan, "evaluate").manifest["metrics"]}
+
+
+def test_every_stage_finishes_and_accounts_for_its_time(finished: Path) -> None:
+    plan = plan_of(finished)
+    assert plan.pending == []
+    for step in plan.steps.values():
+        manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
+        assert set(manifest["seconds"]) == {"startup", "compute", "storage"}
+        assert manifest["seconds"]["startup"] > 0
+    rows = result(finished)["rows"]
+    assert [step for step, _, _ in rows["pretrain/1"] + rows["pretrain/2"]] == list(range(1, 41))
+    assert rows["pretrain/2"][-1][1] < rows["pretrain/1"][0][1] - 0.5  # it learns
+
+
+def test_a_second_run_finds_everything_finished_without_prefect_or_torch(finished: Path, home: Path) -> None:
+    run = Run(home, "run", SMOKE, "--store", str(finished), importtime=True)
+    assert run.wait(60) == 0
+    output = run.output.read_text()
+    assert "All 11 parts of smoke are finished; nothing to run." in output
+    assert "the model is in" in output
+    assert "apertus-store" not in output
+    imported = run.errors.read_text()
+    assert "specs.pipeline" in imported
+    assert not any(f"| {name}\n" in imported.replace("|   ", "| ") or f" {name}\n" in imported for name in ("torch", "prefect"))
+
+
+def test_the_exported_folder_is_a_model_that_transformers_opens(finished: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exported = artifact(plan_of(finished), "export")
+    folder = str(Path(exported.store.full(exported.stored_name("config.json"))).parent)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert type(model).__name__ == "ApertusForCausalLM"
+    text = tokenizer("import json", return_tensors="pt")
+    assert text.input_ids[0, 0] == tokenizer.bos_token_id == 1
+    with torch.no_grad():
+        logits = model(**text).logits
+    assert logits.shape == (1, text.input_ids.shape[1], 512)
+    assert tokenizer.decode(text.input_ids[0], skip_special_tokens=True) == "import json"
+
+
+def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: Path) -> None:
+    store = home / "interrupted"
+    shutil.copytree(finished, store)
+    for kind in ("pretrain", "cooldown", "evaluate", "export", "runs"):
+        shutil.rmtree(store / kind)
+
+    # kill -9 of every process in the middle of the second segment
+    run = Run(home, "run", SMOKE, "--store", str(store))
+    middle = Artifact(Store.open(str(store)), plan_of(store).graph.nodes["pretrain/2"].path)
+    run.wait_for(lambda: bool(middle.checkpoint_steps()))
+    run.kill_everything()
+    step = plan_of(store).steps["pretrain/2"]
+    assert step.action == "resume"
+    assert step.resume_step in range(21, 40)
+
+    # SIGTERM in the middle of the cooldown: a checkpoint within seconds, exit code 130, nothing left behind
+    run = Run(home, "run", SMOKE, "--store", str(store))
+    annealing = Artifact(Store.open(str(store)), plan_of(store).graph.nodes["cooldown"].path)
+    run.wait_for(lambda: bool(annealing.checkpoint_steps()))
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(60) == 130, run.text
+    assert "the same command goes on from there" in run.text
+    assert run.no_process_is_left(10)
+    assert "Traceback" not in run.text
+    assert plan_of(store).steps["cooldown"].action in ("resume", "reuse")
+
+    run = Run(home, "run", SMOKE, "--store", str(store))
+    assert run.wait() == 0, run.text
+    assert result(store) == result(finished)
+
+
+def test_when_the_launcher_is_killed_its_stages_commit_and_end(finished: Path, home: Path) -> None:
+    store = home / "orphaned"
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "cooldown")
+    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", "stages.cooldown.budget=500 steps")
+    path = plan_of(store, "stages.cooldown.budget=500 steps").graph.nodes["cooldown"].path
+    annealing = Artifact(Store.open(str(store)), path)
+    run.wait_for(lambda: len(annealing.checkpoint_steps()) >= 2)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    assert run.no_process_is_left(20), "processes outlived the run"
+    last = annealing.checkpoint_steps()[-1]
+    assert last < 500
+    annealing.verify_checkpoint(annealing.checkpoint(last))
+
+
+def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(finished: Path, home: Path) -> None:
+    store = home / "gated"
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "export")
+    gate = "stages.evaluate.gates=[{metric: perplexity, max: 2}]"
+    run = Run(home, "run", SMOKE, "--store", str(store), "--set", gate)
+    assert run.wait() == 1
+    assert "failed: evaluate: gate on perplexity:" in run.text
+    assert "is above the allowed 2" in run.text
+    assert "failed: export: not run, since evaluate did not finish" in run.text
+    assert "Traceback" not in run.text
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["run"], ["status"], ["lineage", "export"]])
+def test_a_bad_spec_is_a_message_and_exit_code_2(home: Path, tmp_path: Path, arguments: list[str]) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text((ROOT / SMOKE).read_text().replace("budget: 10 steps", "budgte: 10 steps"))
+    run = Run(home, arguments[0], str(bad), *arguments[1:], "--store", str(tmp_path / "store"))
+    assert run.wait(60) == 2
+    assert "there is no field 'budgte' here. Fix: did you mean 'budget'?" in run.text
+    assert "Traceback" not in run.text
+    assert not (tmp_path / "store").exists()
+
+
+def test_status_and_lineage_as_json(finished: Path, home: Path) -> None:
+    status = Run(home, "status", SMOKE, "--store", str(finished), "--json")
+    assert status.wait(60) == 0
+    parts = {part["name"]: part for part in json.loads(status.output.read_text())["parts"]}
+    assert parts["pretrain/2"]["state"] == "finished"
+    assert set(parts["pretrain/2"]["seconds"]) == {"startup", "compute", "storage"}
+    lineage = Run(home, "lineage", SMOKE, "export", "--store", str(finished), "--json")
+    assert lineage.wait(60) == 0
+    document = json.loads(lineage.output.read_text())
+    corpus = document["inputs"]["checkpoint"]["inputs"]["mixture"]["inputs"]["source:0"]
+    assert corpus["inputs"]["documents"]["source"]["license"] in ("PSF-2.0", "BSD-3-Clause")
