@@ -1,7 +1,7 @@
 """Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names one.
 
-Invariant: the temporary server never outlives the process, however that ends. Prefect stops it at exit, when its logs are delivered; a guard,
-which holds the other end of a pipe, kills it when this process was killed.
+Invariant: the temporary server never outlives the process, however that ends. Prefect stops it at exit, when its logs are delivered;
+a guard, which holds the other end of a pipe, kills it when this process was killed.
 """
 
 from __future__ import annotations

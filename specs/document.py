@@ -160,4 +160,3 @@ def override(document: Document, assignment: str) -> None:
                 place[key] = {}
             place = place[key]
     document.overridden[tuple(int(key) if key.isdigit() else key for key in keys)] = assignment
-

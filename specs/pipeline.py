@@ -218,9 +218,6 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
         if batch < 1 or batch % ranks:
             fix = f"use a multiple of {ranks}, or other launch.processes."
             yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
-        elif stage.micro_batch_size and (batch // ranks) % stage.micro_batch_size:
-            message = f"{batch // ranks} sequences per process cannot be divided into micro-batches of {stage.micro_batch_size}"
-            yield Problem(path, message, "choose a micro_batch_size that divides it.")
 
 
 # From Pydantic's errors to problems

@@ -6,6 +6,7 @@ Artifact: `metrics.json`, the same numbers as in the manifest:
     memorisation/exact/<n>                  share of the sequences seen n times that are continued word for word
     memorisation/rouge_l/<n>                mean Rouge-L (F1 of the longest common subsequence) of continuation and truth
     memorisation/common_substring/<n>       mean longest common contiguous run, as a share of the suffix
+    memorisation/passes                     passes of training over the corpus that repeats them: n x passes is how often one was seen
 
 Invariant: nothing about the gates enters the metrics; whoever plans compares the stored metrics with the gates of the spec.
 """
@@ -55,6 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             corpus = Artifact(attempt.store, job.inputs["probes"].path or "")
             probes = corpus.json("probes.json")["probes"]
             metrics |= memorisation(evaluator, probes, prefix=part.prefix, suffix=part.suffix, progress=progress)
+            metrics["memorisation/passes"] = passes_over_probes(job, attempt)
         if torch.distributed.get_rank() == 0:
             for name, value in metrics.items():
                 progress.log(f"{name}: {value:.4g}")
@@ -105,6 +107,14 @@ def memorisation(
         for bucket, rows in sorted(scores.items())
         for name, values in zip(names, zip(*rows, strict=True), strict=True)
     }
+
+
+def passes_over_probes(job: Job, attempt: Attempt) -> float:
+    """How often training went through the corpus with the probes, up to the checkpoint."""
+    checkpoint = job.inputs["checkpoint"]
+    assert checkpoint.path is not None and checkpoint.step is not None, "the launcher gives folder and step"
+    passes = Artifact(attempt.store, checkpoint.path).checkpoint(checkpoint.step).facts["passes"]
+    return float(passes.get(job.inputs["probes"].fingerprint, 0.0))
 
 
 def compare(truth: Sequence[int], answer: Sequence[int]) -> tuple[float, float, float]:

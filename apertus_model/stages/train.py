@@ -36,6 +36,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         report = Report(attempt, progress, segment, data)
         if job.resume_step is not None:
             report.facts = attempt.artifact.checkpoint(job.resume_step).facts
+        report.passes_before = passes_of_parent(job, attempt)
         hooks = RunHooks(
             open_samples=lambda: data.samples,
             heldout=data.heldout,
@@ -55,7 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         finally:
             trainer.close()
         if finished and dist.get_rank() == 0:
-            attempt.commit(step=segment.end_step, metrics=report.facts)
+            attempt.commit(step=segment.end_step, metrics={name: fact for name, fact in report.facts.items() if name != "passes"})
 
 
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
@@ -74,6 +75,16 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
     return Source(attempt.store.location(parent.checkpoint), parent.step, optimizer=chained or "optimizer" in segment.carry)
 
 
+def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
+    """Passes over each corpus, by fingerprint, on the way to the checkpoint that the segment begins with."""
+    parent = job.inputs.get("parent")
+    if parent is None:
+        return {}
+    assert parent.path is not None and parent.step is not None, "the launcher gives folder and step"
+    passes: dict[str, float] = Artifact(attempt.store, parent.path).checkpoint(parent.step).facts["passes"]
+    return passes
+
+
 class MixtureData:
     """The samples of the segment's mixture: `samples` to train on, `heldout` by source name."""
 
@@ -82,6 +93,7 @@ class MixtureData:
         corpora = [Artifact(attempt.store, source["path"]) for source in recipe["sources"]]
         names = segment.source_names or [source["fingerprint"][:8] for source in recipe["sources"]]
         self.names: list[str] = names
+        self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
         self.samples = MixtureSamples.open(
             recipe,
             [split_files(corpus, "train") for corpus in corpora],
@@ -113,6 +125,7 @@ class Report:
         self._heldout: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
+        self.passes_before: dict[str, float] = {}
 
     def add_step(self, row: dict[str, Any]) -> None:
         """A step is done."""
@@ -144,6 +157,7 @@ class Report:
             "tokens": segment.tokens_at(step),
             "samples": samples,
             "epochs": dict(zip(self._data.names, self._data.samples.epochs(samples), strict=True)),
+            "passes": self._passes(samples),
             **{name: self._last[name] for name in ("loss", "grad_norm", "lr", "masked_share")},
             "tokens_per_second": round(_median(self._speeds), 1),
             "validation": self._heldout,
@@ -151,6 +165,14 @@ class Report:
         self._attempt.commit_checkpoint(step, self.facts)
         self._attempt.prune(segment.checkpoint.keep, set(segment.checkpoint.milestones))
         self._progress.log(f"step {step}: checkpoint committed, loss {self._last['loss']:.4f}")
+
+    def _passes(self, samples: int) -> dict[str, float]:
+        """Passes over each corpus since the weights were new: what memorisation is compared with."""
+        data, passes = self._data, dict(self.passes_before)
+        begin, end = data.samples.epochs(self._segment.sample_offset), data.samples.epochs(samples)
+        for corpus, before, after in zip(data.fingerprints, begin, end, strict=True):
+            passes[corpus] = passes.get(corpus, 0.0) + after - before
+        return passes
 
 
 def _median(values: list[float]) -> float:

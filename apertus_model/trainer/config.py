@@ -96,7 +96,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             steps=segment.end_step,
             dtype="float32",
             mixed_precision_param=segment.precision.param,
-            mixed_precision_reduce=segment.precision.reduce,
+            mixed_precision_reduce="float32",
             disable_cuda_graphs=True,
         ),
         parallelism=parallelism,

@@ -30,10 +30,9 @@ class Goldfish(Spec):
 
 
 class Precision(Spec):
-    """Data types of computation (`param`) and of gradient reduction; weights and optimizer states are float32."""
+    """`param`: data type of forward and backward. Weights, gradient reduction and optimizer states are float32."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16")
-    reduce: Literal["float32"] = identity("float32")
 
 
 def _piecewise(value: Any) -> Any:

@@ -77,5 +77,3 @@ def _job(plan: Plan, node: Node) -> Job:
         scratch=str(scratch),
         progress=str(scratch / "progress"),
     )
-
-
