@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import model_validator
+
 from specs.base import identity, reference
 from specs.schedule import Decay, ScheduleSpec
 from specs.stages.training import Carry, TrainingStage
@@ -25,3 +27,9 @@ class CooldownStage(TrainingStage):
     from_: Reference = reference(alias="from")
     carry: list[Carry] = identity(default_factory=lambda: ["weights", "optimizer", "data"])
     schedule: CooldownSchedule = identity(default_factory=CooldownSchedule)
+
+    @model_validator(mode="after")
+    def _carries_weights(self) -> CooldownStage:
+        if "weights" not in self.carry:
+            raise ValueError("a stage that starts from a checkpoint carries its weights; add weights to carry")
+        return self

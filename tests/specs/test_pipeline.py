@@ -9,6 +9,7 @@ import pytest
 
 from specs.errors import SpecError
 from specs.pipeline import load
+from specs.reference import markdown
 from specs.schema import json_schema
 from tests.recipes import write_recipe
 
@@ -111,6 +112,10 @@ def test_a_missing_file_is_a_message(tmp_path: Path) -> None:
 def test_every_recipe_loads_and_points_to_the_schema(recipe: Path) -> None:
     load(recipe)
     assert recipe.read_text().splitlines()[0] == "# yaml-language-server: $schema=../pipeline.schema.json"
+
+
+def test_the_checked_in_reference_is_the_models() -> None:
+    assert (ROOT / "docs" / "recipe.md").read_text() == markdown(), "run: python -m specs.reference > docs/recipe.md"
 
 
 def test_the_checked_in_schema_is_the_models() -> None:

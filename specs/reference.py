@@ -1,0 +1,99 @@
+"""The reference of a pipeline file as Markdown, made from the models; checked in as `docs/recipe.md`.
+
+Invariant: what the page says of a field is what the model says: type, default, role and description.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Discriminator
+from pydantic_core import PydanticUndefined
+
+from specs.base import role_of
+from specs.launch import Checkpointing, Launch, Parallel, Retries, Validation
+from specs.model import ModelSpec, RopeScaling
+from specs.optimizer import DEFAULTS, OptimizerSpec
+from specs.pipeline import Pipeline
+from specs.schedule import ScheduleSpec
+from specs.sources import AlphabeticFilter, LengthFilter, RepeatedLinesFilter, SourceSpec
+from specs.stages import STAGES
+from specs.stages.base import Stage, Weight
+from specs.stages.corpus import CorpusSource, Repeats
+from specs.stages.evaluate import Gate, Memorisation
+from specs.stages.training import Goldfish, Precision
+
+INTRODUCTION = """\
+# The fields of a pipeline file
+
+Made from the models (`python -m specs.reference > docs/recipe.md`); the same is in `specs/pipeline.schema.json` for editors.
+
+The role of a field says what a change of it does. **identity**: it changes the result, so the stage and what follows it run again.
+**execution**: it says where or how; recorded, and nothing runs again. **reference**: it names sources or other stages; what counts is what
+they are, not their names, and for borders and budgets the whole steps they come to.
+
+Amounts carry their unit: `15T tokens`, `4_096_000 samples` (sequences), `2.6M steps`; a bare `15T` means tokens. A piecewise value is a map
+from where each piece begins: `{0 tokens: main, 7.038T tokens: second}`. A checkpoint is named `pretrain`, `pretrain@step=1200` or
+`pretrain@tokens=7.0T`; one part of a corpus, `corpus/code`.
+"""
+NESTED: tuple[type[BaseModel], ...] = (
+    *(SourceSpec, CorpusSource, LengthFilter, AlphabeticFilter, RepeatedLinesFilter, Repeats, Weight),
+    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, Memorisation, Gate),
+    *(Launch, Parallel, Retries),
+)
+
+
+def markdown() -> str:
+    """The whole page."""
+    defaults = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in DEFAULTS.items())
+    sections = [INTRODUCTION, _section("The file", Pipeline), _section("Every stage", Stage)]
+    sections += [_section(f"Stage `{kind}`", stage, leave_out=set(Stage.model_fields)) for kind, stage in STAGES.items()]
+    for model in NESTED:
+        sections.append(_section(model.__name__, model))
+        if model is OptimizerSpec:
+            sections.append(f"Defaults of a stage without a parent: {defaults}.\n")
+    return "\n".join(sections)
+
+
+def _section(title: str, model: type[BaseModel], leave_out: Container[str] = ()) -> str:
+    lines = [f"## {title}", "", " ".join((model.__doc__ or "").split()), "", "| field | type | default | role | |", "|---|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name in leave_out:
+            continue
+        text = (field.description or "").replace("|", "\\|")
+        lines.append(f"| `{field.alias or name}` | {_type(field.annotation)} | {_default(field)} | {role_of(model, name)} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type(annotation: Any) -> str:
+    return f"`{_spelled(annotation)}`".replace("|", "\\|")
+
+
+def _spelled(annotation: Any) -> str:
+    """An annotation as a reader writes it: unions with `|`, no modules, no metadata."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return "a stage" if any(isinstance(mark, Discriminator) for mark in arguments[1:]) else _spelled(arguments[0])
+    if origin in (Union, UnionType):
+        return " | ".join(_spelled(argument) for argument in arguments)
+    if origin is Literal:
+        return " | ".join(str(argument) for argument in arguments)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(_spelled(argument) for argument in arguments)}]"
+    return "null" if annotation is type(None) else str(annotation.__name__)
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default_factory() if field.default_factory is not None else field.default
+    if value is PydanticUndefined or isinstance(value, BaseModel):
+        return ""
+    return f"`{json.dumps(value, default=str)}`".replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
