@@ -28,6 +28,7 @@ from infra.store import Artifact, Store
 from specs.base import flatten
 from specs.pipeline import load
 
+STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation"}
 ENDLESS = 10**6  # threads of the task runner; the walk itself limits what runs at the same time
 
 
@@ -158,7 +159,7 @@ def walk(session: Session) -> None:
             else:
                 failed[name] = _reason(state)
     except BaseException as error:
-        runner.stop(f"the run was stopped ({type(error).__name__})")
+        runner.stop(f"the run was stopped by {STOPPED_BY.get(type(error).__name__, repr(error))}")
         for future in running.values():
             future.wait()
         raise

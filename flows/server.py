@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 
 _GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
@@ -31,7 +32,12 @@ def start_prefect() -> None:
     from prefect.server.api.server import SubprocessASGIServer
 
     server = SubprocessASGIServer()
-    server.start()
+    # Ctrl-C goes to every process of the terminal. The server has to live on to be told how the run ended: it inherits this mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        server.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert server.server_process is not None, "a started server has a process"
     kill = ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(server.server_process.pid)]
     _GUARDS.append(subprocess.Popen(kill, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True))

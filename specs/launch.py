@@ -23,7 +23,7 @@ class Launch(Spec):
 
     processes: int | None = execution(None, ge=1, description="training processes (one per GPU); 1 by default")
     threads: int | None = execution(
-        None, ge=1, description="CPU threads per process; fixed, since the number of threads changes sums; 2 by default"
+        None, ge=1, description="CPU threads per process, fixed since their number changes sums; 2 for one process, 1 for more, by default"
     )
     workers: int | None = execution(None, ge=1, description="worker processes of data stages; 2 by default")
     parallel: Parallel | None = execution(None)

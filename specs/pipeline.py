@@ -68,7 +68,8 @@ class Pipeline(Spec):
 
     def launch_of(self, stage: Stage) -> Launch:
         """The stage's launch over the pipeline's, with the defaults filled in."""
-        return stage.launch.over(self.launch.over(Launch(processes=1, threads=2, workers=2)))
+        stated = stage.launch.over(self.launch)
+        return stated.over(Launch(processes=1, threads=max(1, 2 // stated.world_size), workers=2))
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:

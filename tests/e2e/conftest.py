@@ -68,6 +68,24 @@ class Run:
                 continue
         return found
 
+    def _stages(self) -> dict[int, str]:
+        """Job file by process, of the running stages."""
+        found = {}
+        for pid in self.processes():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if "apertus_model.stages" in words:
+                found[pid] = next(word for word in words if word.endswith("job.json"))
+        return found
+
+    def stage_processes(self) -> list[int]:
+        return list(self._stages())
+
+    def stages_running(self) -> set[str]:
+        return set(self._stages().values())
+
     def kill_everything(self) -> None:
         """kill -9 of every process at once."""
         for pid in self.processes():

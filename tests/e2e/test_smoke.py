@@ -110,20 +110,39 @@ def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: 
     assert result(store) == result(finished)
 
 
-def test_when_the_launcher_is_killed_its_stages_commit_and_end(finished: Path, home: Path) -> None:
-    store = home / "orphaned"
+@pytest.mark.parametrize("how", ["kill -9 of the launcher", "Ctrl-C"])
+def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, home: Path, how: str) -> None:
+    longer = "stages.cooldown.budget=500 steps"
+    store = home / how.replace(" ", "-")
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", "stages.cooldown.budget=500 steps")
-    path = plan_of(store, "stages.cooldown.budget=500 steps").graph.nodes["cooldown"].path
-    annealing = Artifact(Store.open(str(store)), path)
+    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", longer)
+    annealing = Artifact(Store.open(str(store)), plan_of(store, longer).graph.nodes["cooldown"].path)
     run.wait_for(lambda: len(annealing.checkpoint_steps()) >= 2)
-    os.kill(run.process.pid, signal.SIGKILL)
-    run.process.wait()
+    if how == "Ctrl-C":
+        os.killpg(run.process.pid, signal.SIGINT)  # a terminal signals the whole process group
+        assert run.wait(60) == 130, run.text
+        assert "the run was stopped by Ctrl-C" in run.text
+        assert "Traceback" not in run.text
+    else:
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait()
     assert run.no_process_is_left(20), "processes outlived the run"
     last = annealing.checkpoint_steps()[-1]
     assert last < 500
     annealing.verify_checkpoint(annealing.checkpoint(last))
+
+
+def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(finished: Path, home: Path) -> None:
+    store = home / "concurrent"
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "corpus")
+    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "corpus", "--set", "concurrency=3")
+    run.wait_for(lambda: len(run.stages_running()) == 3)
+    assert run.wait() == 0, run.text
+    for name in ("corpus/code", "corpus/reference", "corpus/translations"):
+        files, before = (artifact(plan_of(place), name).manifest["files"] for place in (store, finished))
+        assert files == before
 
 
 def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(finished: Path, home: Path) -> None:
@@ -137,6 +156,19 @@ def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(finished: 
     assert "is above the allowed 2" in run.text
     assert "failed: export: not run, since evaluate did not finish" in run.text
     assert "Traceback" not in run.text
+
+
+def test_a_stage_whose_process_is_killed_is_tried_again(finished: Path, home: Path) -> None:
+    store = home / "retried"
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "export")
+    run = Run(home, "run", SMOKE, "--store", str(store), "--set", "retries.backoff=1s")
+    run.wait_for(lambda: bool(run.stage_processes()))
+    for pid in run.stage_processes():
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait() == 0, run.text
+    assert "stop export" in run.text
+    assert "done export" in run.text
 
 
 @pytest.mark.parametrize("arguments", [["plan"], ["run"], ["status"], ["lineage", "export"]])

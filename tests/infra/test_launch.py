@@ -1,0 +1,148 @@
+"""Starting and ending the process of a stage."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.launch import Ended, Process
+from specs.job import Job
+from specs.launch import Launch
+from specs.units import Duration
+
+
+class Script(Process):
+    """A launcher whose stage is a few lines of Python."""
+
+    def __init__(self, folder: Path, program: str, **launch: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        job = Job(
+            node="stage",
+            kind="script",
+            version=1,
+            fingerprint="f",
+            spec={},
+            identity={},
+            inputs={},
+            launch={},
+            store=str(folder),
+            path="script/f",
+            attempt="a",
+            scratch=str(folder),
+            progress=str(folder / "progress.jsonl"),
+        )
+        super().__init__(job, Launch(processes=1, threads=3, **launch), distributed=False)
+        self.program = program
+        self.lines: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def command(self, job_file: Path) -> list[str]:
+        return [sys.executable, "-c", self.program, str(job_file)]
+
+    def go(self) -> Ended:
+        return self.run(self.lines.append, self.rows.append)
+
+
+ENDS_WITH_STDIN = "import sys; print('up', flush=True); sys.stdin.read(); print('told to stop', flush=True)"
+
+
+def test_lines_progress_threads_and_exit_code_reach_the_launcher(tmp_path: Path) -> None:
+    program = """
+import json, os, sys
+job = json.load(open(sys.argv[1]))
+open(job["progress"], "a").write(json.dumps({"done": 1, "total": 2, "unit": "x", "metrics": {}}) + "\\n")
+print("threads", os.environ["OMP_NUM_THREADS"])
+sys.exit(7)
+"""
+    process = Script(tmp_path, program)
+    ended = process.go()
+    assert (ended.code, ended.stopped, ended.error) == (7, "", None)
+    assert process.lines == ["threads 3"]
+    assert process.rows == [{"done": 1, "total": 2, "unit": "x", "metrics": {}}]
+    assert (tmp_path / "log.txt").read_text() == "threads 3\n"
+
+
+def test_an_error_that_the_stage_left_is_read(tmp_path: Path) -> None:
+    program = """
+import json, pathlib
+pathlib.Path("SCRATCH/error.json").write_text(json.dumps({"message": "no", "again": False}))
+""".replace("SCRATCH", str(tmp_path))
+    assert Script(tmp_path, program).go().error == {"message": "no", "again": False}
+
+
+def test_stopping_closes_the_pipe_and_waits_for_the_end(tmp_path: Path) -> None:
+    process = Script(tmp_path, ENDS_WITH_STDIN)
+    threading.Thread(target=lambda: _when(lambda: "up" in process.lines, lambda: process.stop("enough"))).start()
+    ended = process.go()
+    assert ended.stopped == "enough"
+    assert process.lines == ["up", "told to stop"]
+
+
+def test_a_stage_that_was_stopped_before_it_began_never_begins(tmp_path: Path) -> None:
+    process = Script(tmp_path, "print('up')")
+    process.stop("too late")
+    assert process.go().stopped == "too late"
+    assert process.lines == []
+
+
+def test_the_time_limit_stops_a_stage(tmp_path: Path) -> None:
+    ended = Script(tmp_path, ENDS_WITH_STDIN, time_limit=Duration(0.5)).go()
+    assert ended.stopped == "the time limit of 0.5s is over"
+
+
+def test_run_waits_for_grandchildren_that_hold_the_output(tmp_path: Path) -> None:
+    """A torchrun that is killed leaves ranks behind; they see the end of the pipe, and the launcher waits for them."""
+    program = f"""
+import subprocess, sys, os
+subprocess.Popen([sys.executable, "-c", {ENDS_WITH_STDIN!r}])
+os.kill(os.getpid(), 9)
+"""
+    process = Script(tmp_path, program)
+    ended = process.go()
+    assert ended.code == -9
+    assert process.lines == ["up", "told to stop"]
+
+
+@pytest.mark.parametrize("cooperative", [True, False])
+def test_a_stage_notices_that_its_launcher_is_gone(tmp_path: Path, cooperative: bool) -> None:
+    """The launcher is killed with -9; the stage ends by itself."""
+    stage = f"""
+import os, sys, time
+sys.path.insert(0, {os.getcwd()!r})
+from apertus_model.stop import StopSignal
+stop = StopSignal(); stop.watch(cooperative={cooperative})
+print("up", os.getpid(), flush=True)
+while not stop.requested: time.sleep(0.01)
+open("{tmp_path}/noticed", "w").write(stop.reason)
+"""
+    launcher = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {stage!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+print(child.stdout.readline().decode(), flush=True)
+time.sleep(60)
+"""
+    import subprocess
+
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline().split()[1])
+    process.kill()
+    process.wait()
+    assert _when(lambda: not Path(f"/proc/{pid}").exists(), lambda: None)
+    assert (tmp_path / "noticed").exists() == cooperative
+
+
+def _when(condition: Any, then: Any, timeout: float = 20) -> bool:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    then()
+    return True
