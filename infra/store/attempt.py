@@ -45,7 +45,10 @@ class Attempt:
 
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
-        document = {
+        self.store.write_once(f"{self.job.path}/identity.json", to_json(self._identity()))
+
+    def _identity(self) -> dict[str, Any]:
+        return {
             "kind": self.job.kind,
             "version": self.job.version,
             "fingerprint": self.job.fingerprint,
@@ -53,7 +56,6 @@ class Attempt:
             "spec": self.job.identity,
             "inputs": {role: ref.model_dump(exclude_none=True) for role, ref in self.job.inputs.items()},
         }
-        self.store.write_once(f"{self.job.path}/identity.json", to_json(document))
 
     # Files of the artifact
 
@@ -163,13 +165,7 @@ class Attempt:
 
     def commit(self, *, metrics: dict[str, Any], facts: dict[str, Any] | None = None, step: int | None = None) -> None:
         """Writes the manifest, last of all. `step`: the end of a training segment, whose checkpoint is committed already."""
-        manifest: dict[str, Any] = {
-            "kind": self.job.kind,
-            "version": self.job.version,
-            "fingerprint": self.job.fingerprint,
-            "name": self.job.node,
-            "spec": self.job.identity,
-            "inputs": {role: ref.model_dump(exclude_none=True) for role, ref in self.job.inputs.items()},
+        manifest: dict[str, Any] = self._identity() | {
             "attempt": self.job.attempt,
             "files": self.files,
             "metrics": metrics,
