@@ -101,13 +101,13 @@ def run(
         made = _plan(spec, store, overrides)
         chosen = select(made, until, only)
         pending = [step for step in made.pending if step.node.stage in chosen]
+        parts = sum(step.node.stage in chosen for step in made.steps.values())
         if not pending:
-            parts = sum(step.node.stage in chosen for step in made.steps.values())
             console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
             terminal.outro(console, made, spec)
             return
         console.print(terminal.plan_table(made))
-        _run(made, spec, overrides, until, only, len(pending))
+        _run(made, spec, overrides, until, only, parts)
         terminal.outro(console, make(made.pipeline, made.store), spec)
 
 

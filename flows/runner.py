@@ -83,6 +83,7 @@ class Runner:
         node = self.plan.graph.nodes[name]
         begun = time.monotonic()
         step = decide(node, self.plan)
+        outcome = "reused" if step.action == "reuse" else "finished"
         if step.action != "reuse":
             if self.stopping:
                 raise Interrupted(f"{name} was not started: {self.stopping}")
@@ -97,7 +98,7 @@ class Runner:
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
             raise GateFailed("; ".join(step.gate_failures))
-        self.observer.end(step, "finished", time.monotonic() - begun, metrics)
+        self.observer.end(step, outcome, time.monotonic() - begun, metrics)
         return step
 
     def _attempt(self, node: Node, step: Step) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -24,6 +24,7 @@ from flows.plan import Plan, Step
 from infra.store import Artifact, StoreError
 
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
+DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
 PLAIN_INTERVAL = 5.0
 
 
@@ -174,6 +175,13 @@ def lineage_json(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """Not for the pipeline as a whole: its parts are too different for an extrapolation."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields.get("parts") else super().render(task)
+
+
 class Live:
     """Bars in a terminal: what runs, how far, tokens per second, loss, time left."""
 
@@ -185,12 +193,14 @@ class Live:
             BarColumn(bar_width=28),
             TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
+            _TimeLeft(compact=True),
             console=console,
             transient=False,
         )
-        self.whole = self.display.add_task("[bold]pipeline[/]", total=total, numbers="")
+        self.total = total
+        self.whole = self.display.add_task("[bold]pipeline[/]", total=total, numbers=f"0 of {total} parts", parts=True)
         self.bars: dict[str, TaskID] = {}
+        self.finished: set[str] = set()
 
     def __enter__(self) -> Live:
         self.display.start()
@@ -220,8 +230,10 @@ class Live:
         if name in self.bars:
             self.display.remove_task(self.bars.pop(name))
         self.display.console.print(finished_line(step, outcome, seconds, metrics))
-        if outcome == "finished":
-            self.display.advance(self.whole)
+        if outcome in DONE and name not in self.finished:
+            self.finished.add(name)
+            numbers = f"{len(self.finished)} of {self.total} parts"
+            self.display.update(self.whole, completed=len(self.finished), numbers=numbers)
 
 
 class Plain:
@@ -268,9 +280,9 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def finished_line(step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> str:
-    mark = "[green]done[/]" if outcome == "finished" else "[red]stop[/]"
-    text = headline(metrics or {}) if outcome == "finished" else outcome
-    return f"{mark} {escape(step.node.name)} [dim]in {seconds:.1f} s[/]  {escape(text)}"
+    text = headline(metrics or {}) if outcome in DONE else outcome
+    took = "" if outcome == "reused" else f" [dim]in {seconds:.1f} s[/]"
+    return f"{DONE.get(outcome, '[red]stop[/]')} {escape(step.node.name)}{took}  {escape(text)}".rstrip()
 
 
 def watcher(console: Console, total: int) -> Live | Plain:

@@ -127,5 +127,5 @@ def test_a_deployed_run_is_cancelled_with_a_checkpoint_and_run_again_to_its_end(
 
 
 def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect) -> None:
-    with pytest.raises(OSError, match="409|422"):
+    with pytest.raises(OSError, match=r"409|422"):
         prefect.run(spec=SMOKE, overrides="not a list")
