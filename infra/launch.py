@@ -66,6 +66,8 @@ class Process:
         return os.environ | {
             "OMP_NUM_THREADS": str(self.launch.threads),
             "MKL_NUM_THREADS": str(self.launch.threads),
+            # OpenMP threads spin only briefly while they wait: beside another busy process, long spinning made a step ten times as long.
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
             "PYTHONUNBUFFERED": "1",
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": path,

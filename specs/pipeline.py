@@ -12,13 +12,13 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError
+from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
 
 from specs.base import Spec, execution, reference
 from specs.document import Document, override, read
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Retries
-from specs.sources import SourceSpec
+from specs.sources import SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
 from specs.stages.cooldown import CooldownStage
@@ -57,6 +57,11 @@ class Pipeline(Spec):
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     stages: dict[Name, AnyStage] = reference(min_length=1)
 
+    @field_validator("store")
+    @classmethod
+    def _no_credentials(cls, url: str) -> str:
+        return without_credentials(url)
+
     _document: Document | None = PrivateAttr(None)
 
     def located(self, error: SpecError) -> SpecError:
@@ -88,11 +93,17 @@ def validate(document: Document) -> Pipeline:
     except ValidationError as error:
         problems = [_explain(document, details) for details in error.errors()]
         pipeline = _what_is_right(document.data)
-    problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, set(document.data.get("stages") or {}))]
+    problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
     if problems:
         raise SpecError(problems)
     pipeline._document = document
     return pipeline
+
+
+def _names(data: dict[str, Any]) -> set[str]:
+    """Names of all stages of a document, right or wrong."""
+    stages = data.get("stages")
+    return set(stages) if isinstance(stages, dict) else set()
 
 
 def _what_is_right(data: dict[str, Any]) -> Pipeline:
@@ -158,12 +169,7 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
     for index, other in enumerate(stage.after):
         if other not in names:
             yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
-    try:
-        references = list(uses(name, stage))
-    except ValueError as error:
-        yield Problem(("stages", name), str(error))
-        return
-    for path, ref, kinds in references:
+    for path, ref, kinds in uses(name, stage):
         target = pipeline.stages.get(ref.stage)
         if target is None:
             if ref.stage in names:

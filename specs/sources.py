@@ -6,6 +6,7 @@ Invariant: where the files lie (`url`, globs, licence) bears no identity; what t
 from __future__ import annotations
 
 import importlib.util
+import re
 import sysconfig
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,7 +40,7 @@ class SourceSpec(Spec):
     @classmethod
     def _known_package(cls, url: str) -> str:
         resolve_url(url)
-        return url
+        return without_credentials(url)
 
 
 def resolve_url(url: str) -> str:
@@ -59,6 +60,13 @@ def resolve_url(url: str) -> str:
     if ".." in Path(rest).parts:
         raise ValueError(f"'{url}' leaves the package")
     return str(root / rest) if rest else str(root)
+
+
+def without_credentials(url: str) -> str:
+    """The url. ValueError, which does not repeat it, when it carries a user name or password."""
+    if re.search(r"://[^/]*@", url):
+        raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
+    return url
 
 
 class LengthFilter(Spec):

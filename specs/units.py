@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 Unit = Literal["tokens", "samples", "steps"]
@@ -130,3 +130,12 @@ class Reference(_FromText):
         if self.step is not None:
             return f"{text}@step={self.step}"
         return f"{text}@tokens={self.tokens}" if self.tokens is not None else text
+
+
+def _is_reference(text: str) -> str:
+    Reference.parse(text)
+    return text
+
+
+ReferenceText = Annotated[str, AfterValidator(_is_reference)]
+"""A reference kept as it is written, for keys and values of mappings."""

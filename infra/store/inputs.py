@@ -79,7 +79,7 @@ def list_source(source: SourceSpec) -> Listing:
     try:
         fs, root = fsspec.core.url_to_fs(url)
         entries = _walk(fs, root, source.include, source.exclude) if isinstance(fs, LocalFileSystem) else fs.find(root, detail=True)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # filesystems of third parties raise errors of their own kinds
         raise SourceError(f"cannot list {source.url}: {type(error).__name__}: {error}") from error
     if isinstance(fs, LocalFileSystem) and not fs.exists(root):
         raise SourceError(f"there is nothing at {source.url}")

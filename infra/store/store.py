@@ -30,6 +30,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from specs.sources import without_credentials
+
 FORMAT = 1
 CHUNK = 4 * 2**20
 
@@ -50,8 +52,12 @@ class Store:
     def open(cls, url: str) -> Store:
         """Connects, and checks the version of the layout. StoreError for a folder of another version."""
         try:
+            without_credentials(url)
+        except ValueError as error:
+            raise StoreError(f"the store has {error}") from None
+        try:
             fs, root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
+        except (ValueError, ImportError, OSError) as error:
             raise StoreError(f"cannot open the store '{url}': {error}") from error
         if isinstance(fs, LocalFileSystem):
             root = str(Path(root).expanduser().resolve())

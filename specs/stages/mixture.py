@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from specs.base import Spec, identity, reference
 from specs.stages.base import Stage, WeightField
+from specs.units import ReferenceText
 
 
 class MixtureStage(Stage):
@@ -13,7 +14,7 @@ class MixtureStage(Stage):
 
     VERSION: ClassVar[int] = 1
     kind: Literal["mixture"] = identity()
-    weights: dict[str, WeightField] = reference(min_length=1)
+    weights: dict[ReferenceText, WeightField] = reference(min_length=1)
     max_repetition: float = reference(4.0, gt=0, description="passes over a source that are allowed; a weight may state its own")
     seed: int = identity(28)
 

@@ -17,7 +17,7 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule, ScheduleSpec
 from specs.stages.base import Stage
-from specs.units import Budget
+from specs.units import Budget, ReferenceText
 
 Carry = Literal["weights", "optimizer", "data"]
 
@@ -42,7 +42,7 @@ def _piecewise(value: Any) -> Any:
 class TrainingStage(Stage):
     """Fields of `pretrain`, `cooldown` and the later kinds. A field left out in a stage with a parent is the parent's."""
 
-    mixture: Annotated[dict[str, str], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
+    mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
         description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}"
     )
     global_batch_size: Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])] | None = (

@@ -1,0 +1,72 @@
+"""Whatever is done to a recipe, the answer is a plan or a list of problems, never another exception."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.plan import make
+from infra.store import Store
+from specs.document import Document, read
+from specs.errors import SpecError
+from specs.pipeline import validate
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, -1, 1, 3.5, 1e-4, 10**30, float("inf"), "", "x", "a b", "évaluer", "10 steps", "3 bananas", "5k tokens"),
+    *("main", "pretrain", "corpus/notes", "pretrain@step=3", "pretrain@step=0", "installed:nothing", "/nowhere", "nonsense://x"),
+    *([], ["x"], [1], [[]], {}, {"x": 1}, {"0 tokens": "main"}, {"5 steps": 4}, {"kind": "export"}, {"kind": "mixture", "weights": {}}),
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(item, (*path, key))
+
+
+def mutate(data: dict[str, Any], chance: random.Random) -> None:
+    """Replaces, removes or adds one value somewhere."""
+    path = chance.choice(list(places(data)))
+    container: Any = data
+    for key in path[:-1]:
+        container = container[key]
+    how = chance.random()
+    if how < 0.7:
+        container[path[-1]] = copy.deepcopy(chance.choice(VALUES))
+    elif how < 0.85:
+        del container[path[-1]]
+    elif isinstance(container, dict):
+        container[chance.choice(["x", "kind", "from", "after", "lr", "0 tokens"])] = copy.deepcopy(chance.choice(VALUES))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mutated_recipe_is_planned_or_refused_with_problems(recipe: Path, store: Store, seed: int) -> None:
+    document, chance, refused = read(recipe), random.Random(seed), 0
+    for _ in range(100):
+        data = copy.deepcopy(document.data)
+        for _ in range(chance.choice([1, 1, 2, 3])):
+            mutate(data, chance)
+        try:
+            make(validate(Document(document.name, data, document.lines)), store)
+        except SpecError as error:
+            refused += 1
+            assert error.problems
+            assert all(problem.message for problem in error.problems)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("url", ["s3://user:secret@bucket/x", "https://token@host/x"])
+def test_credentials_in_a_url_are_refused_and_not_repeated(recipe: Path, url: str) -> None:
+    document = read(recipe)
+    document.data["sources"]["notes"]["url"] = document.data["store"] = url
+    with pytest.raises(SpecError, match="credentials") as caught:
+        validate(document)
+    assert len(caught.value.problems) == 2
+    assert "secret" not in str(caught.value)
+    assert "token@" not in str(caught.value)
