@@ -246,7 +246,7 @@ class _Builder:
                 carry=list(trajectory.carry) if index == 0 and parent is not None else [],
                 optimizer=trajectory.optimizer,
                 schedule=cut.schedule,
-                goldfish=stage.goldfish,
+                goldfish=trajectory.goldfish,
                 precision=trajectory.precision,
                 end_step=cut.end_step,
                 micro_batch_size=stage.micro_batch_size,

@@ -98,7 +98,7 @@ def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
     except StageFailed as error:
         return error.again
     except Exception as error:
-        return isinstance(error, (OSError, ConnectionError))
+        return isinstance(error, OSError)
     return False
 
 

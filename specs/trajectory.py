@@ -19,7 +19,7 @@ from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
 from specs.stages.cooldown import CooldownStage
 from specs.stages.pretrain import PretrainStage
-from specs.stages.training import Carry, Precision, TrainingStage
+from specs.stages.training import Carry, Goldfish, Precision, TrainingStage
 from specs.units import Budget, Reference
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Trajectory:
     sequence_length: int
     optimizer: OptimizerSpec
     precision: Precision
+    goldfish: Goldfish | None
     carry: tuple[Carry, ...]
     parent: Branch | None
     cuts: tuple[Cut, ...]
@@ -142,9 +143,11 @@ def _trajectory(name: str, stage: TrainingStage, found: dict[str, Trajectory]) -
         batches = batches or {"0 samples": parent.cuts[start.segment].batch}
         model, seed, carry = parent.model, None, tuple(stage.carry)
         length, precision = stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
+        goldfish = stage.goldfish if "goldfish" in stage.model_fields_set else parent.goldfish
     else:
         assert isinstance(stage, PretrainStage) and stage.sequence_length is not None
         model, seed, length, precision = stage.model, stage.seed, stage.sequence_length, stage.precision or Precision()
+        goldfish = stage.goldfish
     optimizer = stage.optimizer.resolved(inherited)
     assert optimizer.lr is not None
     pieces = _batch_pieces(at, batches, length)
@@ -165,7 +168,7 @@ def _trajectory(name: str, stage: TrainingStage, found: dict[str, Trajectory]) -
         mixture = next(value for border, value in reversed(mixtures) if border <= begin)
         cut_schedule = _within(full, begin * length, end * length)
         cuts.append(Cut(mixture, batch, begin, end, cuts[-1].end_step if cuts else 0, cut_schedule))
-    return Trajectory(model, seed, length, optimizer, precision, carry, start, tuple(cuts), leftover)
+    return Trajectory(model, seed, length, optimizer, precision, goldfish, carry, start, tuple(cuts), leftover)
 
 
 Pieces = list[tuple[int, int]]  # (first sample, batch), in order

@@ -40,7 +40,8 @@ def _piecewise(value: Any) -> Any:
 
 
 class TrainingStage(Stage):
-    """Fields of `pretrain`, `cooldown` and the later kinds. A field left out in a stage with a parent is the parent's."""
+    """Fields of `pretrain`, `cooldown` and the later kinds. In a stage with a parent, length, batch, optimizer, Goldfish and precision are
+    the parent's where they are left out."""
 
     mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
         description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}"

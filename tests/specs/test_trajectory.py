@@ -92,6 +92,17 @@ def test_a_cooldown_inherits_and_starts_from_the_rate_at_the_branch_point() -> N
     assert found.cuts[0].schedule.lr(8 * 40) == pytest.approx(0.5e-4)  # 0.1 of the peak at the end
 
 
+@pytest.mark.parametrize(("stated", "expected"), [({}, None), ({"goldfish": {"k": 4}}, 4), ({"goldfish": None}, None)])
+def test_goldfish_is_the_parents_unless_it_is_stated(stated: dict[str, Any], expected: int | None) -> None:
+    stage = {"global_batch_size": 4, "budget": "20 steps", "goldfish": None}
+    found = trajectories(stage, cooldown={"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "8 steps"} | stated)
+    goldfish = found["cooldown"].goldfish
+    assert (goldfish and goldfish.k) == expected
+    default = trajectories({"global_batch_size": 4, "budget": "20 steps"})["pretrain"].goldfish
+    assert default is not None
+    assert (default.k, default.h) == (50, 50)
+
+
 @pytest.mark.parametrize(("selector", "segment", "step"), [("", 1, 20), ("@step=10", 0, 10), ("@step=11", 1, 11), ("@tokens=490", 1, 11)])
 def test_a_branch_point_is_found_in_its_segment(selector: str, segment: int, step: int) -> None:
     stage = {"global_batch_size": {"0 steps": 4, "10 steps": 8}, "budget": "20 steps"}
