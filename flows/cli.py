@@ -53,7 +53,7 @@ def _mistakes_are_messages() -> Iterator[None]:
         for problem in error.problems:
             errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
         raise typer.Exit(2) from None
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2) from None
 

@@ -13,7 +13,7 @@ from typing import Any
 from infra.store import Store
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.base import Spec, fingerprint
-from specs.errors import Problem, SpecError
+from specs.errors import FieldPath, Problem, SpecError
 from specs.launch import Checkpointing, Launch, Parallel
 from specs.pipeline import Pipeline, order
 from specs.sources import SourceSpec
@@ -234,6 +234,8 @@ class _Builder:
         for index, cut in enumerate(trajectory.cuts):
             mixture = self._part(Reference.parse(cut.mixture))
             tokenizer = self._tokenizer_of(mixture, name, trajectory)
+            if parent is not None:
+                self._same_tokenizer(("stages", name, "mixture"), mixture.name, tokenizer, self._tokenizer_behind(parent))
             counter = (mixture.fingerprint, trajectory.sequence_length)
             segment = Segment(
                 model=trajectory.model,
@@ -312,7 +314,12 @@ class _Builder:
     def _add_evaluate(self, name: str, stage: EvaluateStage) -> None:
         checkpoint, trajectory = self._checkpoint(stage.from_, ("stages", name, "from"))
         sources = [self._part(source) for source in stage.sources]
-        inputs = {"checkpoint": checkpoint, "tokenizer": self._tokenizer_behind(checkpoint)}
+        tokenizer = self._tokenizer_behind(checkpoint)
+        for index, source in enumerate(sources):
+            self._same_tokenizer(
+                ("stages", name, "sources", index), source.name, self.graph.nodes[source.name].inputs["tokenizer"], tokenizer
+            )
+        inputs = {"checkpoint": checkpoint, "tokenizer": tokenizer}
         inputs |= {f"source:{index}": source for index, source in enumerate(sources)}
         memorisation = stage.memorisation
         if memorisation:
@@ -336,6 +343,12 @@ class _Builder:
             tolerance=stage.tolerance,
         )
         self._node(name, name, part, {"checkpoint": checkpoint, "tokenizer": self._tokenizer_behind(checkpoint)})
+
+    def _same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
+        """Token ids mean nothing to a model that was trained with another tokenizer."""
+        if its.fingerprint != models.fingerprint:
+            message = f"'{what}' is tokenised by '{its.name}', the model was trained with '{models.name}'"
+            self.problems.append(Problem(path, message, f"use a corpus made with '{models.name}'."))
 
     def _tokenizer_behind(self, checkpoint: Input) -> Input:
         return self.graph.nodes[checkpoint.name].inputs["tokenizer"]

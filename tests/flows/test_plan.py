@@ -213,6 +213,27 @@ def test_a_missing_source_is_an_error_with_its_place(planned: Planned, tmp_path:
         planned()
 
 
+def test_a_model_never_meets_the_ids_of_another_tokenizer(planned: Planned) -> None:
+    other = [
+        "stages.evaluate.sources=[pages/notes]",
+        "stages.cooldown.mixture=foreign",
+        "stages.pretrain.model.vocab_size=1024",
+    ]
+    text = RECIPE + (
+        "  letters: {{kind: tokenizer, sources: [notes], vocab_size: 1024}}\n"
+        "  pages: {{kind: corpus, tokenizer: letters, sources: {{notes: {{holdout: 0.2}}}}}}\n"
+        "  foreign: {{kind: mixture, weights: {{pages/notes: 1}}, max_repetition: 100}}\n"
+    )
+    path = write_recipe(Path(planned().store.root).parent, text)
+    with pytest.raises(SpecError) as caught:
+        make(load(path, other), planned().store)
+    text = str(caught.value)
+    assert "stages.cooldown.mixture: 'foreign' is tokenised by 'letters', the model was trained with 'tokenizer'" in text
+    assert "stages.evaluate.sources[0]: 'pages/notes' is tokenised by 'letters'" not in text  # the cooldown is what is wrong
+    with pytest.raises(SpecError, match=r"stages\.evaluate\.sources\[0\]: 'pages/notes' is tokenised by 'letters'"):
+        make(load(path, [other[0], other[2]]), planned().store)
+
+
 def test_json_has_one_object_per_stage_and_totals(planned: Planned) -> None:
     finish(planned(), "tokenizer")
     document = json.loads(json.dumps(planned().to_json()))
