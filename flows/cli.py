@@ -118,8 +118,8 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
     from flows.pipeline import PipelineFailed, run_here
     from flows.server import start_prefect
 
-    start_prefect()
     try:
+        start_prefect()
         with terminal.watcher(console, total) as observer:
             run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
     except PipelineFailed as error:
