@@ -311,6 +311,9 @@ def outro(console: Console, plan: Plan, spec: str) -> None:
 
 
 def _short(path: str) -> str:
+    """A local path relative to the working folder where it lies below it; a URL as it is."""
+    if "://" in path:
+        return path
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except ValueError:
