@@ -157,13 +157,16 @@ def lineage(
     """Show what a stage was made from, down to the source documents."""
     with _mistakes_are_messages():
         made = _plan(spec, store, overrides)
-        names = [stage] if stage in made.graph.nodes else [node.name for node in made.graph.of(stage)]
+        names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
         if not names:
             raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)])
-        if as_json:
-            _print_json(terminal.lineage_json(made, names[-1]))
+        if not as_json:
+            for name in names:
+                console.print(terminal.lineage_tree(made, name))
+        elif len(names) == 1:
+            _print_json(terminal.lineage_json(made, names[0]))
         else:
-            console.print(terminal.lineage_tree(made, names[-1]))
+            _print_json({"name": stage, "parts": [terminal.lineage_json(made, name) for name in names]})
 
 
 @app.command()

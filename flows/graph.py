@@ -94,6 +94,12 @@ class Graph:
         """The parts of a stage, in order."""
         return [node for node in self.nodes.values() if node.stage == stage]
 
+    def ends_of(self, stage: str) -> list[str]:
+        """The parts of a stage that no other part of it reads: the last of a chain, all parts of a corpus."""
+        parts = self.of(stage)
+        read = {name for part in parts for name in self.parents(part)}
+        return [part.name for part in parts if part.name not in read]
+
     def parents(self, node: Node) -> list[str]:
         """Names of the parts that a part reads."""
         return [read.node for read in node.inputs.values() if read.node is not None]

@@ -250,6 +250,13 @@ def test_json_has_one_object_per_stage_and_totals(planned: Planned) -> None:
     assert document["totals"]["parameters"] == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 2 * 16 + 2 * 32 * 64 + 2 + 64) + 2 * 512 * 32 + 32
 
 
+def test_the_ends_of_a_stage_are_the_last_of_a_chain_or_all_that_stand_side_by_side(planned: Planned) -> None:
+    graph = planned("stages.corpus.sources.copy={}", 'sources.copy={url: "installed:stdlib", format: code, include: ["json/*.py"]}').graph
+    assert graph.ends_of("pretrain") == ["pretrain/3"]
+    assert graph.ends_of("corpus") == ["corpus/notes", "corpus/copy"]
+    assert graph.ends_of("nothing") == []
+
+
 def test_planning_needs_neither_torch_nor_prefect(recipe: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from flows.cli import app; from typer.testing import CliRunner; "
