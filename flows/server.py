@@ -21,13 +21,16 @@ SETTINGS = {
 
 
 def start_prefect() -> None:
-    """Sets Prefect up for the rest of this process. What the user has set in the environment wins."""
+    """Sets Prefect up for the rest of this process. What the user has set in the environment wins. ConnectionError when the server that
+    `PREFECT_API_URL` names does not answer."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     from prefect.settings import get_current_settings
 
     _log_to_the_server_only()
-    if get_current_settings().api.url is not None:
+    url = get_current_settings().api.url
+    if url is not None:
+        _reach(url)
         return
     from prefect.server.api.server import SubprocessASGIServer
 
@@ -41,6 +44,16 @@ def start_prefect() -> None:
     assert server.server_process is not None, "a started server has a process"
     kill = ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(server.server_process.pid)]
     _GUARDS.append(subprocess.Popen(kill, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True))
+
+
+def _reach(url: str) -> None:
+    """ConnectionError when no server answers there."""
+    import httpx
+
+    try:
+        httpx.get(f"{url}/health", timeout=10)
+    except httpx.TransportError as error:
+        raise ConnectionError(f"no Prefect server answers at {url} ({error}). Fix: start it, or unset PREFECT_API_URL") from error
 
 
 def _log_to_the_server_only() -> None:

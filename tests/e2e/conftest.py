@@ -21,7 +21,7 @@ MARK = "APERTUS_TEST_MARK"
 class Run:
     """One command line, with every process that descends from it findable by a mark in its environment."""
 
-    def __init__(self, home: Path, *arguments: str, importtime: bool = False) -> None:
+    def __init__(self, home: Path, *arguments: str, importtime: bool = False, api: str | None = None) -> None:
         self.mark = uuid.uuid4().hex
         environment = os.environ | {
             MARK: self.mark,
@@ -30,6 +30,8 @@ class Run:
             "COLUMNS": "200",
         }
         environment.pop("PREFECT_API_URL", None)
+        if api is not None:
+            environment["PREFECT_API_URL"] = api
         program = [sys.executable, *(["-X", "importtime"] if importtime else []), "-m", "flows.cli", *arguments]
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"

@@ -182,6 +182,16 @@ def test_a_bad_spec_is_a_message_and_exit_code_2(home: Path, tmp_path: Path, arg
     assert not (tmp_path / "store").exists()
 
 
+def test_a_prefect_server_that_does_not_answer_is_a_message(finished: Path, home: Path) -> None:
+    store = home / "serverless"
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "export")
+    run = Run(home, "run", SMOKE, "--store", str(store), api="http://127.0.0.1:9/api")
+    assert run.wait(60) == 2
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in run.text
+    assert "Traceback" not in run.text
+
+
 def test_status_and_lineage_as_json(finished: Path, home: Path) -> None:
     status = Run(home, "status", SMOKE, "--store", str(finished), "--json")
     assert status.wait(60) == 0
