@@ -147,7 +147,7 @@ class Runner:
 
     def _job(self, node: Node, step: Step, scratch: Path) -> Job:
         inputs = {role: self._input(read) for role, read in node.inputs.items()}
-        resume = self._sound_checkpoint(node, step.resume_step)
+        resume = self.sound_checkpoint(node, step.resume_step)
         attempt = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
         return Job(
             node=node.name,
@@ -180,8 +180,10 @@ class Runner:
             folder = checkpoint.folder
         return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
 
-    def _sound_checkpoint(self, node: Node, step: int | None) -> int | None:
-        """The last checkpoint of the part's own trajectory, up to `step`, whose files are what its marker states."""
+    def sound_checkpoint(self, node: Node, step: int | None) -> int | None:
+        """The last checkpoint of the part's own trajectory, up to `step`, whose files are what its marker states.
+
+        The marker of a damaged one is withdrawn, so that the step can be committed again."""
         artifact = Artifact(self.plan.store, node.path)
         usable = [s for s in artifact.checkpoint_steps() if step is not None and (node.start_step or 0) < s <= step]
         for candidate in reversed(usable):
@@ -189,7 +191,8 @@ class Runner:
                 artifact.verify_checkpoint(artifact.checkpoint(candidate))
                 return candidate
             except StoreError as error:
-                self.observer.note(node.name, f"checkpoint {candidate} is not used: {error}")
+                self.observer.note(node.name, f"checkpoint {candidate} is withdrawn, the one before it is used: {error}")
+                artifact.withdraw(candidate)
         return None
 
 

@@ -124,6 +124,10 @@ class Artifact:
         marker = self.store.read_json(f"{self.path}/checkpoints/{step:08d}.json")
         return Checkpoint(step, f"{self.path}/attempts/{marker['attempt']}/{marker['folder']}", marker)
 
+    def withdraw(self, step: int) -> None:
+        """Takes the marker of a damaged checkpoint away; what it named is then no checkpoint any more."""
+        self.store.remove(f"{self.path}/checkpoints/{step:08d}.json")
+
     def manifest_steps(self) -> list[int]:
         """Steps at which this trajectory was brought to a committed end."""
         names = self.store.names(self.path)

@@ -1,0 +1,50 @@
+"""Choosing what to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flows.plan import Plan, Step
+from flows.runner import Runner
+from infra.store import Artifact
+from tests.flows.conftest import finish
+
+Planned = Callable[..., Plan]
+
+
+class Notes:
+    """An observer that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def begin(self, step: Step) -> None: ...
+    def line(self, name: str, text: str) -> None: ...
+    def note(self, name: str, text: str) -> None:
+        self.notes.append(f"{name}: {text}")
+
+    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
+
+
+def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned: Planned) -> None:
+    plan = planned()
+    for step in (9, 10, 11):
+        finish(plan, "pretrain/2", until=step)
+    node = plan.graph.nodes["pretrain/2"]
+    artifact = Artifact(plan.store, node.path)
+    damaged = artifact.checkpoint(11)
+    plan.store.fs.pipe_file(plan.store.full(f"{damaged.folder}/weights"), b"weightX")
+    notes = Notes()
+    assert Runner(plan, notes).sound_checkpoint(node, 11) == 10
+    assert len(notes.notes) == 1
+    assert "checkpoint 11 is withdrawn" in notes.notes[0]
+    assert artifact.checkpoint_steps() == [9, 10]
+    finish(plan, "pretrain/2", until=11)  # the step is committed again, by another attempt in a folder of its own
+    assert artifact.checkpoint_steps() == [9, 10, 11]
+
+
+def test_nothing_is_resumed_from_where_nothing_is_stored(planned: Planned) -> None:
+    plan = planned()
+    assert Runner(plan, Notes()).sound_checkpoint(plan.graph.nodes["pretrain/2"], None) is None
