@@ -39,34 +39,18 @@ def amount(value: float) -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    table = Table(
-        title=f"plan of {plan.pipeline.name}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption=f"store: {plan.store.url}",
-        caption_justify="left",
-    )
     rows = []
     for name, step in plan.steps.items():
         colour = "red" if step.gate_failures else COLOURS[step.action]
         action = "gate failed" if step.gate_failures else step.action
         numbers = (amount(step.node.steps), amount(step.node.tokens), amount(step.node.flops))
         rows.append([name, f"[{colour}]{action}[/]", *numbers, escape(step.reason)])
-    return _filled(table, ("part", "action", "steps", "tokens", "FLOPs", "why"), rows, overflow="fold")
+    headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
+    return _table(f"plan of {plan.pipeline.name}", f"store: {plan.store.url}", headings, rows, overflow="fold")
 
 
 def status_table(plan: Plan) -> Table:
     """Finished and unfinished parts with what the manifests say."""
-    caption = f"* start-up + compute + storage; store: {plan.store.url}"
-    table = Table(
-        title=f"status of {plan.pipeline.name}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption=caption,
-        caption_justify="left",
-    )
     rows = []
     for row in status_rows(plan):
         seconds = row["seconds"] or {}
@@ -75,11 +59,14 @@ def status_table(plan: Plan) -> Table:
         numbers = (amount(row["steps"]), amount(row["tokens"]))
         result = escape(headline(row["metrics"] or {}))
         rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
-    return _filled(table, ("part", "state", "id", "steps", "tokens", "seconds*", "result"), rows, overflow="ellipsis")
+    headings = ("part", "state", "id", "steps", "tokens", "seconds*", "result")
+    caption = f"* start-up + compute + storage; store: {plan.store.url}"
+    return _table(f"status of {plan.pipeline.name}", caption, headings, rows, overflow="ellipsis")
 
 
-def _filled(table: Table, headings: tuple[str, ...], rows: list[list[str]], overflow: Literal["fold", "ellipsis"]) -> Table:
-    """Adds rows to a table whose columns keep their width; the last one gets what is left of the terminal."""
+def _table(title: str, caption: str, headings: tuple[str, ...], rows: list[list[str]], *, overflow: Literal["fold", "ellipsis"]) -> Table:
+    """A table whose columns keep their width; the last one gets what is left of the terminal."""
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, heading in enumerate(headings[:-1]):
         width = max(len(heading), *(Text.from_markup(row[index]).cell_len for row in rows))
         justify: Literal["left", "right"] = "right" if heading in ("steps", "tokens", "FLOPs") else "left"

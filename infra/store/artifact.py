@@ -107,14 +107,6 @@ class Artifact:
             os.replace(partial, target)
         return target
 
-    def checkpoints(self) -> list[Checkpoint]:
-        """Committed checkpoints by step."""
-        found = []
-        for name in self.store.names(f"{self.path}/checkpoints"):
-            if name.endswith(".json"):
-                found.append(self.checkpoint(int(name.removesuffix(".json"))))
-        return found
-
     def checkpoint_steps(self) -> list[int]:
         """Steps of the committed checkpoints; one listing, no marker is read."""
         names = self.store.names(f"{self.path}/checkpoints")

@@ -144,7 +144,7 @@ class Store:
                 self.fs.pipe_file(full, data, mode="create")
             except FileExistsError:
                 return False
-            except NotImplementedError:
+            except NotImplementedError:  # a filesystem without conditional writes; attempts still never share a path
                 self.fs.pipe_file(full, data)
             except OSError:
                 if not self.fs.exists(full):
