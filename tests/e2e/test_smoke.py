@@ -110,13 +110,13 @@ def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: 
     assert result(store) == result(finished)
 
 
-@pytest.mark.parametrize("how", ["kill -9 of the launcher", "Ctrl-C"])
-def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, home: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "processes"), [("kill -9 of the launcher", 2), ("Ctrl-C", 1)])
+def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, home: Path, how: str, processes: int) -> None:
     longer = "stages.cooldown.budget=500 steps"
     store = home / how.replace(" ", "-")
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", longer)
+    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", longer, "--set", f"launch.processes={processes}")
     annealing = Artifact(Store.open(str(store)), plan_of(store, longer).graph.nodes["cooldown"].path)
     run.wait_for(lambda: len(annealing.checkpoint_steps()) >= 2)
     if how == "Ctrl-C":
@@ -130,6 +130,8 @@ def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, hom
     assert run.no_process_is_left(20), "processes outlived the run"
     last = annealing.checkpoint_steps()[-1]
     assert last < 500
+    ranks = {name.split("_")[2] for name in annealing.checkpoint(last).marker["files"] if name.endswith(".distcp")}
+    assert ranks == {str(rank) for rank in range(processes)}  # every rank wrote its shard
     annealing.verify_checkpoint(annealing.checkpoint(last))
 
 
