@@ -168,8 +168,9 @@ def walk(session: Session) -> None:
 
 
 def _check_again(session: Session) -> None:
-    """Plans again after every part: a corpus that turned out too small is refused before anything trains on it."""
-    make(session.plan.pipeline, session.plan.store)
+    """Plans again after every part: a corpus that turned out too small is refused before anything trains on it, and what `@best:` means is
+    known when its stage has finished."""
+    session.plan = session.runner.plan = make(session.plan.pipeline, session.plan.store)
 
 
 def _reason(state: Any) -> str:

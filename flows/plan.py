@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from flows.graph import Graph, Node, build
+from flows.graph import Graph, Node
 from flows.nearest import Records, difference
+from flows.parts import build
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
 from specs.errors import Problem, SpecError
@@ -139,7 +140,7 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
 
 def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ...]:
     stage = pipeline.stages[node.stage]
-    if not isinstance(stage, EvaluateStage) or not stage.gates:
+    if not isinstance(stage, EvaluateStage) or node.kind != stage.kind or not stage.gates:
         return ()
     metrics = Artifact(store, node.path).manifest["metrics"]
     return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
@@ -156,7 +157,7 @@ def _shortfalls(plan: Plan) -> list[Problem]:
     problems = []
     demand: dict[tuple[str, int], tuple[int, Node]] = {}
     for node in plan.graph.nodes.values():
-        if isinstance(node.part, Segment):
+        if isinstance(node.part, Segment) and "mixture" in node.inputs:
             key = (node.inputs["mixture"].name, node.part.sequence_length)
             samples = node.part.sample_at(node.end_step or 0)
             if samples > demand.get(key, (0, node))[0]:
@@ -199,9 +200,8 @@ def _lost_parents(plan: Plan) -> list[Problem]:
     """Stages that start from a step which a finished parent did not keep."""
     problems = []
     for step in plan.steps.values():
-        for role in ("parent", "checkpoint"):
-            read = step.node.inputs.get(role)
-            if step.action == "reuse" or read is None or read.node is None or plan.steps[read.node].action != "reuse":
+        for read in step.node.inputs.values():
+            if step.action == "reuse" or read.step is None or read.node is None or plan.steps[read.node].action != "reuse":
                 continue
             kept = Artifact(plan.store, plan.graph.nodes[read.node].path).checkpoint_steps()
             if read.step not in kept:

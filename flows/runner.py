@@ -22,8 +22,9 @@ from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from specs.base import Spec
 from specs.job import InputRef, Job
+from specs.pipeline import CHECKPOINTS
 
-DISTRIBUTED = {"pretrain", "cooldown", "evaluate"}  # kinds that run on the training engine, under torchrun
+DISTRIBUTED = {*CHECKPOINTS, "evaluate", "log_probabilities"}  # kinds that run on the training engine, under torchrun
 
 
 class StageFailed(RuntimeError):

@@ -288,7 +288,7 @@ def outro(console: Console, plan: Plan, spec: str) -> None:
         console.print(f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True)
     program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).exists() else "apertus"
     last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
-    training = list(plan.graph.trajectories)
+    training = [leg for leg, trajectory in plan.graph.trajectories.items() if leg == trajectory.stage and not trajectory.merged]
     console.print("Next:")
     console.print(f"  {program} status {spec}", soft_wrap=True)
     console.print(f"  {program} lineage {spec} {last}", soft_wrap=True)

@@ -74,6 +74,10 @@ class Checkpointing(Spec):
     interval: int = execution(100, ge=1, description="optimizer steps between checkpoints")
     keep: int = execution(2, ge=1, description="latest checkpoints kept; the end of a segment is always kept")
     milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are kept for good")
+    best: list[str] = execution(
+        default_factory=list,
+        description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; what `@best:` asks for is added",
+    )
 
 
 class Validation(Spec):

@@ -18,20 +18,26 @@ from specs.base import Spec, execution, reference
 from specs.document import Document, override, read
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Retries
-from specs.sources import SourceSpec, without_credentials
+from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
-from specs.stages.cooldown import CooldownStage
+from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusStage
 from specs.stages.evaluate import EvaluateStage
+from specs.stages.export import ExportStage
+from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
+from specs.stages.preference_data import PreferenceDataStage
+from specs.stages.preference_training import PreferenceTraining
+from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
-from specs.stages.training import TrainingStage
-from specs.trajectory import resolve
+from specs.stages.training import MixtureTraining, TrainingStage
+from specs.trajectory import legs, resolve
 from specs.units import Reference
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
+CHECKPOINTS = (*TRAINING, "merge")  # kinds whose results are checkpoints
 
 
 def _kind_of(value: Any) -> str | None:
@@ -117,9 +123,8 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
 
     stages, sources = (value if isinstance(value := data.get(name), dict) else {} for name in ("stages", "sources"))
     right = {name: stage for name, value in stages.items() if (stage := valid(AnyStage, value, None)) is not None}
-    return Pipeline.model_construct(
-        name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=dict.fromkeys(sources), stages=right
-    )
+    read = {name: valid(SourceSpec, value, None) for name, value in sources.items()}
+    return Pipeline.model_construct(name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=read, stages=right)
 
 
 # Relations between stages
@@ -128,21 +133,41 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
 def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[str, ...]]]:
     """Every reference of a stage to another: where it stands, what it names, and the kinds it may lead to."""
     at: FieldPath = ("stages", name)
-    if isinstance(stage, (FromCheckpoint, CooldownStage)):
-        yield (*at, "from"), stage.from_, TRAINING
-    if isinstance(stage, CorpusStage):
+    if isinstance(stage, FromCheckpoint):
+        yield (*at, "from"), stage.from_, CHECKPOINTS
+    if isinstance(stage, (CorpusStage, ConversationsStage)):
         yield (*at, "tokenizer"), stage.tokenizer, ("tokenizer",)
     if isinstance(stage, MixtureStage):
         for source in stage.weights:
             yield (*at, "weights", source), Reference.parse(source), ("corpus",)
     if isinstance(stage, TrainingStage):
-        for begin, mixture in stage.mixture.items():
-            yield (*at, "mixture", begin), Reference.parse(mixture), ("mixture",)
+        for leg in stage.legs(name):
+            if isinstance(leg.settings, MixtureTraining):
+                for begin, mixture in leg.settings.mixture.items():
+                    yield (*leg.path, "mixture", begin), Reference.parse(mixture), ("mixture",)
+    if isinstance(stage, SftStage):
+        for part in stage.conversations:
+            yield (*at, "conversations", part), Reference.parse(part), ("conversations",)
+    if isinstance(stage, PreferenceDataStage):
+        for index, prompts in enumerate(stage.prompts):
+            yield (*at, "prompts", index), prompts, ("conversations",)
+    if isinstance(stage, PreferenceTraining):
+        yield (*at, "preferences"), stage.preferences, ("preference_data",)
+    if isinstance(stage, MergeStage):
+        for index, checkpoint in enumerate(stage.checkpoints):
+            yield (*at, "checkpoints", index), checkpoint, CHECKPOINTS
+    if isinstance(stage, ExportStage):
+        for index, evaluation in enumerate(stage.evaluations):
+            yield (*at, "evaluations", index), evaluation, ("evaluate",)
     if isinstance(stage, EvaluateStage):
         for index, held_out in enumerate(stage.sources):
             yield (*at, "sources", index), held_out, ("corpus",)
         if stage.memorisation:
             yield (*at, "memorisation", "probes"), stage.memorisation.probes, ("corpus",)
+        if stage.generation:
+            yield (*at, "generation", "prompts"), stage.generation.prompts, ("conversations",)
+        if stage.against:
+            yield (*at, "against"), stage.against, ("evaluate",)
 
 
 def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
@@ -161,11 +186,16 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
 
 
 def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
-    if isinstance(stage, (TokenizerStage, CorpusStage)):
+    if isinstance(stage, (TokenizerStage, CorpusStage, ConversationsStage)):
         for index, source in enumerate(stage.sources):
+            where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
             if source not in pipeline.sources:
-                where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
                 yield Problem(where, f"there is no source '{source}' under sources:", nearest(source, pipeline.sources))
+            elif (found := pipeline.sources[source]) is not None:
+                talks = found.format in CONVERSATIONAL
+                if talks != isinstance(stage, ConversationsStage):
+                    wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
+                    yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
     for index, other in enumerate(stage.after):
         if other not in names:
             yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
@@ -177,16 +207,30 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             yield Problem(
                 path, f"there is no stage '{ref.stage}'", nearest(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds])
             )
-        elif target.kind not in kinds:
+            continue
+        if target.kind not in kinds:
             yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {' or '.join(kinds)} is needed here")
-        elif isinstance(target, CorpusStage):
+            continue
+        if isinstance(target, (CorpusStage, ConversationsStage)):
             if ref.part is None and len(target.sources) > 1:
                 choice = ", ".join(f"{ref.stage}/{source}" for source in target.sources)
-                yield Problem(path, f"corpus '{ref.stage}' has several parts", f"name one: {choice}.")
+                yield Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
             elif ref.part is not None and ref.part not in target.sources:
-                yield Problem(path, f"corpus '{ref.stage}' has no part '{ref.part}'", nearest(ref.part, target.sources))
-            elif path[-1] == "probes" and target.sources[ref.part or next(iter(target.sources))].repeats is None:
+                yield Problem(path, f"{target.kind} '{ref.stage}' has no part '{ref.part}'", nearest(ref.part, target.sources))
+            elif (
+                path[-1] == "probes"
+                and isinstance(target, CorpusStage)
+                and target.sources[ref.part or next(iter(target.sources))].repeats is None
+            ):
                 yield Problem(path, f"'{ref}' has no repeats:, so there are no probes in it", "give that source of the corpus a repeats:.")
+            continue
+        if ref.best is not None and any(not leg.settings.validation.interval for leg in legs(pipeline, ref.stage)):
+            yield Problem(path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' measures none", "give it a validation.interval.")
+        if ref.part is not None:
+            parts = [leg.name for leg in legs(pipeline, ref.stage) if leg.name != ref.stage]
+            if f"{ref.stage}/{ref.part}" not in parts:
+                fix = f"name one: {', '.join(parts)}." if parts else f"name '{ref.stage}'."
+                yield Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
 
 
 def order(pipeline: Pipeline) -> list[str]:
@@ -218,10 +262,10 @@ def needs(name: str, stage: Stage) -> list[str]:
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
-    launch = pipeline.launch_of(stage)
-    for begin, batch in (stage.global_batch_size or {}).items():
-        path: FieldPath = ("stages", name, "global_batch_size", begin)
-        ranks = launch.data_parallel
+    ranks = pipeline.launch_of(stage).data_parallel
+    pieces = [(leg.path, begin, batch) for leg in stage.legs(name) for begin, batch in (leg.settings.global_batch_size or {}).items()]
+    for at, begin, batch in pieces:
+        path: FieldPath = (*at, "global_batch_size", begin)
         if batch < 1 or batch % ranks:
             fix = f"use a multiple of {ranks}, or other launch.processes."
             yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)

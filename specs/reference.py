@@ -18,12 +18,19 @@ from specs.launch import Checkpointing, Launch, Parallel, Retries, Validation
 from specs.model import ModelSpec, RopeScaling
 from specs.optimizer import DEFAULTS, OptimizerSpec
 from specs.pipeline import Pipeline
+from specs.rewards import RewardSpec
 from specs.schedule import ScheduleSpec
 from specs.sources import AlphabeticFilter, LengthFilter, RepeatedLinesFilter, SourceSpec
 from specs.stages import STAGES
 from specs.stages.base import Stage, Weight
+from specs.stages.conversations import ConversationSource
 from specs.stages.corpus import CorpusSource, Repeats
-from specs.stages.evaluate import Gate, Memorisation
+from specs.stages.dpo import DpoLoss
+from specs.stages.evaluate import ByPosition, Gate, Generation, Harness, Memorisation
+from specs.stages.long_context import LongContextStep
+from specs.stages.preference_data import Sampling
+from specs.stages.qrpo import QrpoLoss
+from specs.stages.sft import Lora
 from specs.stages.training import Goldfish, Precision
 
 INTRODUCTION = """\
@@ -41,7 +48,8 @@ from where each piece begins: `{0 tokens: main, 7.038T tokens: second}`. A check
 """
 NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, CorpusSource, LengthFilter, AlphabeticFilter, RepeatedLinesFilter, Repeats, Weight),
-    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, Memorisation, Gate),
+    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
+    *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
     *(Launch, Parallel, Retries),
 )
 

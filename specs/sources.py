@@ -15,7 +15,8 @@ from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity
 
-Format = Literal["text", "code", "docstrings", "literals", "jsonl", "gettext-json"]
+CONVERSATIONAL = ("chat", "function-questions")
+Format = Literal["text", "code", "docstrings", "literals", "jsonl", "gettext-json", "chat", "function-questions"]
 
 
 class SourceSpec(Spec):
@@ -24,6 +25,8 @@ class SourceSpec(Spec):
 
     `text`, `code`: a file is a document. `docstrings`: each docstring of a Python file. `literals`: each long string in a Python file.
     `jsonl`: a line is a document (`text_column`). `gettext-json`: the translated messages of Jed catalogues, joined.
+    For conversations: `chat`: a row of JSONL or Parquet with `messages`, with `prompt` and `completion`, or with `prompt`, `chosen` and
+    `rejected`. `function-questions`: questions about the public functions of Python files, and their documented answers.
     """
 
     url: str = execution(min_length=1)

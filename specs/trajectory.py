@@ -9,7 +9,8 @@ on what stands before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,8 @@ from specs.errors import FieldPath, Problem, SpecError
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
-from specs.stages.cooldown import CooldownStage
-from specs.stages.pretrain import PretrainStage
-from specs.stages.training import Carry, Goldfish, Precision, TrainingStage
+from specs.stages.merge import MergeStage
+from specs.stages.training import Carry, Goldfish, Leg, MixtureTraining, Precision, Training, TrainingStage
 from specs.units import Budget, Reference
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """A segment: constant mixture and batch. Samples and steps count within the stage; `[start, end)` in samples."""
+    """A segment: constant mixture and batch. Samples and steps count within the leg; `[start, end)` in samples."""
 
     mixture: str
     batch: int
@@ -48,17 +48,19 @@ class Cut:
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a stage starts: step `step` of the segment with index `segment` of the stage `stage`."""
+    """Where a leg starts: step `step` of the segment with index `segment` of the leg `leg`."""
 
-    stage: str
+    leg: str
     segment: int
     step: int
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A training stage with every setting resolved."""
+    """A leg of a training stage with every setting resolved. `chat`: its model ends turns. A merge is a trajectory of one step, in which
+    nothing is trained."""
 
+    stage: str
     model: ModelSpec
     seed: int | None
     sequence_length: int
@@ -69,6 +71,8 @@ class Trajectory:
     parent: Branch | None
     cuts: tuple[Cut, ...]
     leftover_tokens: int
+    chat: bool = False
+    merged: bool = False
 
     @property
     def steps(self) -> int:
@@ -79,7 +83,7 @@ class Trajectory:
         return self.cuts[-1].end_sample * self.sequence_length
 
     def tokens_at(self, step: int) -> int:
-        """Tokens consumed by the stage after `step` steps."""
+        """Tokens consumed by the leg after `step` steps."""
         cut = self.cuts[self.segment_of(step)]
         return (cut.start_sample + (step - cut.start_step) * cut.batch) * self.sequence_length
 
@@ -92,17 +96,30 @@ class Trajectory:
         return self.cuts[self.segment_of(step)].schedule.lr(self.tokens_at(step))
 
 
-def resolve(pipeline: Pipeline, names: list[str]) -> dict[str, Trajectory]:
-    """The trajectories of the training stages among `names` (inputs first). SpecError with all problems; what hangs on a wrong
-    one is left out."""
+Best = Mapping[str, int]  # `@best:` reference -> the step that it means
+
+
+def legs(pipeline: Pipeline, name: str) -> list[Leg]:
+    """The legs of a stage; none for one that does not train."""
+    stage = pipeline.stages.get(name)
+    return stage.legs(name) if isinstance(stage, TrainingStage) else []
+
+
+def resolve(pipeline: Pipeline, names: list[str], best: Best | None = None) -> dict[str, Trajectory]:
+    """The trajectories, by leg, of the training stages and merges among `names` (inputs first). `best` are the steps of `@best:`
+    references, which only a store knows; the last step stands in for one that is missing.
+
+    SpecError with all problems; what hangs on a wrong one is left out."""
     found: dict[str, Trajectory] = {}
     problems: list[Problem] = []
     for name in names:
         stage = pipeline.stages.get(name)
-        if not isinstance(stage, TrainingStage) or (isinstance(stage, CooldownStage) and stage.from_.stage not in found):
-            continue
         try:
-            found[name] = _trajectory(name, stage, found)
+            if isinstance(stage, MergeStage) and all(leg_of(ref, found) in found for ref in stage.checkpoints):
+                found[name] = _merged(name, stage, found, best or {})
+            for leg in legs(pipeline, name):
+                if leg.parent is None or leg_of(leg.parent, found) in found:
+                    found[leg.name] = _trajectory(leg, found, best or {})
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -110,19 +127,27 @@ def resolve(pipeline: Pipeline, names: list[str]) -> dict[str, Trajectory]:
     return found
 
 
-def branch(ref: Reference, parents: dict[str, Trajectory], path: FieldPath) -> Branch:
-    """The step that a reference names. SpecError when the stage does not reach it."""
-    parent = parents[ref.stage]
-    step = parent.steps
+def leg_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
+    """The leg that a reference leads to: the one it names, or the last of the stage. The name itself where there is none."""
+    if ref.part is not None:
+        return f"{ref.stage}/{ref.part}"
+    return next((leg for leg in reversed(list(found)) if found[leg].stage == ref.stage), ref.stage)
+
+
+def branch(ref: Reference, parents: Mapping[str, Trajectory], path: FieldPath, best: Best | None = None) -> Branch:
+    """The step that a reference names. SpecError when the leg does not reach it."""
+    leg = leg_of(ref, parents)
+    parent = parents[leg]
+    step = (best or {}).get(str(ref), parent.steps)
     if ref.step is not None:
         step = ref.step
     elif ref.tokens is not None:
         step = max((s for cut in parent.cuts if (s := _step_at(cut, ref.tokens // parent.sequence_length)) is not None), default=0)
     asked = ref.tokens if ref.tokens is not None else None
     if not 0 < step <= parent.steps or (asked is not None and asked > parent.tokens):
-        message = f"'{ref}' lies outside stage '{ref.stage}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
+        message = f"'{ref}' lies outside stage '{leg}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
         raise SpecError([Problem(path, message, "name a step inside it, or raise its budget.")])
-    return Branch(ref.stage, parent.segment_of(step), step)
+    return Branch(leg, parent.segment_of(step), step)
 
 
 def _step_at(cut: Cut, sample: int) -> int | None:
@@ -130,29 +155,46 @@ def _step_at(cut: Cut, sample: int) -> int | None:
     return cut.start_step + min((sample - cut.start_sample) // cut.batch, cut.steps) if sample >= cut.start_sample else None
 
 
-def _trajectory(name: str, stage: TrainingStage, found: dict[str, Trajectory]) -> Trajectory:
-    at: FieldPath = ("stages", name)
+def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
+    branches = [branch(ref, found, ("stages", name, "checkpoints", index), best) for index, ref in enumerate(stage.checkpoints)]
+    parents = [found[start.leg] for start in branches]
+    first = parents[0]
+    for index, other in enumerate(parents):
+        if other.model.identity_fields() != first.model.identity_fields():
+            message = f"'{stage.checkpoints[index]}' is another model than '{stage.checkpoints[0]}'"
+            raise SpecError([Problem(("stages", name, "checkpoints", index), message, "average checkpoints of the same dimensions.")])
+    batch = first.cuts[branches[0].segment].batch
+    still = Cut("", batch, 0, batch, 0, Schedule(peak=first.lr_at(branches[0].step)))
+    return replace(first, stage=name, seed=None, carry=(), parent=None, cuts=(still,), leftover_tokens=0, merged=True)
+
+
+def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajectory:
+    at, stage = leg.path, leg.settings
     start: Branch | None = None
     inherited: dict[str, object] = {}
     batches: dict[str, int] = dict(stage.global_batch_size or {})
-    carry: tuple[Carry, ...] = ()
-    if isinstance(stage, CooldownStage):
-        start = branch(stage.from_, found, (*at, "from"))
-        parent = found[start.stage]
+    goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
+    if leg.parent is not None:
+        start = branch(leg.parent, found, (*at, "from"), best)
+        parent = found[start.leg]
+        if parent.merged and "optimizer" in leg.carry:
+            message = f"'{leg.parent}' is a merge, which has no optimizer states to carry"
+            raise SpecError([Problem((*at, "carry"), message, "state carry: [weights].")])
         inherited = parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
         batches = batches or {"0 samples": parent.cuts[start.segment].batch}
-        model, seed, carry = parent.model, None, tuple(stage.carry)
-        length, precision = stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
-        goldfish = stage.goldfish if "goldfish" in stage.model_fields_set else parent.goldfish
+        model, length, precision = parent.model, stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
+        if leg.rope_theta is not None:
+            model = model.model_copy(update={"rope_theta": leg.rope_theta})
+        if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
+            goldfish = parent.goldfish
     else:
-        assert isinstance(stage, PretrainStage) and stage.sequence_length is not None
-        model, seed, length, precision = stage.model, stage.seed, stage.sequence_length, stage.precision or Precision()
-        goldfish = stage.goldfish
+        assert leg.model is not None and stage.sequence_length is not None
+        model, length, precision = leg.model, stage.sequence_length, stage.precision or Precision()
     optimizer = stage.optimizer.resolved(inherited)
     assert optimizer.lr is not None
     pieces = _batch_pieces(at, batches, length)
     total, leftover = _budget(at, stage.budget, pieces, length)
-    mixtures = _mixture_pieces(at, stage.mixture, pieces, length)
+    mixtures = _mixture_pieces(at, stage.data, pieces, length)
     full = _schedule(at, stage, optimizer.lr, pieces, length)
     borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if full.decay != "none":
@@ -168,7 +210,20 @@ def _trajectory(name: str, stage: TrainingStage, found: dict[str, Trajectory]) -
         mixture = next(value for border, value in reversed(mixtures) if border <= begin)
         cut_schedule = _within(full, begin * length, end * length)
         cuts.append(Cut(mixture, batch, begin, end, cuts[-1].end_step if cuts else 0, cut_schedule))
-    return Trajectory(model, seed, length, optimizer, precision, goldfish, carry, start, tuple(cuts), leftover)
+    return Trajectory(
+        stage=leg.stage,
+        model=model,
+        seed=leg.seed,
+        sequence_length=length,
+        optimizer=optimizer,
+        precision=precision,
+        goldfish=goldfish,
+        carry=leg.carry,
+        parent=start,
+        cuts=tuple(cuts),
+        leftover_tokens=leftover,
+        chat=leg.chat or (start is not None and found[start.leg].chat),
+    )
 
 
 Pieces = list[tuple[int, int]]  # (first sample, batch), in order
@@ -243,7 +298,7 @@ def _budget(at: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple
     return total, exact - total * length
 
 
-def _schedule(at: FieldPath, stage: TrainingStage, peak: float, pieces: Pieces, length: int) -> Schedule:
+def _schedule(at: FieldPath, stage: Training, peak: float, pieces: Pieces, length: int) -> Schedule:
     spec = stage.schedule
 
     def tokens(budget: Budget) -> int:

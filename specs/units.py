@@ -101,14 +101,19 @@ class Duration(_FromText):
 
 @dataclass(frozen=True)
 class Reference(_FromText):
-    """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`, `pretrain@tokens=7.0T`."""
+    """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`, `pretrain@tokens=7.0T`,
+    `sft@best:val_loss` (the kept checkpoint with the lowest held-out loss)."""
 
     stage: str
     part: str | None = None
     step: int | None = None
     tokens: int | None = None
+    best: str | None = None
 
-    _pattern = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?(@(last|step=[\d_]+|tokens=[\d_.]+[kKMBGT]?))?$"
+    _pattern = (
+        r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?"
+        r"(@(last|step=[\d_]+|tokens=[\d_.]+[kKMBGT]?|best:val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?))?$"
+    )
 
     @classmethod
     def parse(cls, value: Any) -> Reference:
@@ -117,18 +122,21 @@ class Reference(_FromText):
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
                 f"{value!r} is not a reference to a stage; write for example 'pretrain', 'corpus/code', 'pretrain@step=1200' "
-                "or 'pretrain@tokens=7.0T'"
+                "'pretrain@tokens=7.0T' or 'sft@best:val_loss'"
             )
         target, _, selector = value.partition("@")
         stage, _, part = target.partition("/")
         step = int(selector.removeprefix("step=").replace("_", "")) if selector.startswith("step=") else None
         tokens = _amount(selector.removeprefix("tokens="))[0] if selector.startswith("tokens=") else None
-        return cls(stage, part or None, step, tokens)
+        best = selector.removeprefix("best:") if selector.startswith("best:") else None
+        return cls(stage, part or None, step, tokens, best)
 
     def __str__(self) -> str:
         text = self.stage + (f"/{self.part}" if self.part else "")
         if self.step is not None:
             return f"{text}@step={self.step}"
+        if self.best is not None:
+            return f"{text}@best:{self.best}"
         return f"{text}@tokens={self.tokens}" if self.tokens is not None else text
 
 

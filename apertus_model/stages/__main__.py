@@ -18,7 +18,8 @@ from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
 
-MODULES = {"pretrain": "train", "cooldown": "train"}  # the other kinds have a module of their own name
+TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
+MODULES = dict.fromkeys(TRAINING, "train")  # the other kinds have a module of their own name
 WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
 COOPERATIVE = {"train"}  # they end by themselves, with a checkpoint
 

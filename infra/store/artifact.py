@@ -32,6 +32,13 @@ class Checkpoint:
     def facts(self) -> dict[str, Any]:
         return self.marker["facts"]
 
+    def validation_loss(self, metric: str) -> float | None:
+        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None when it was not measured at this very step."""
+        losses: dict[str, float] = self.facts.get("validation") or {}
+        if not losses or self.facts.get("validation_step") != self.step:
+            return None
+        return losses.get(metric.removeprefix("val_loss/")) if "/" in metric else sum(losses.values()) / len(losses)
+
 
 class Artifact:
     """The folder of one fingerprint. `step` chooses the manifest of a training artifact; None is the only one of the others."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
-from specs.base import identity, reference
+from specs.base import identity
 from specs.schedule import Decay, ScheduleSpec
-from specs.stages.training import Carry, TrainingStage
-from specs.units import Reference
+from specs.stages.training import CarryField, FromParent, MixtureTraining, carries
 
 
 class CooldownSchedule(ScheduleSpec):
@@ -18,18 +15,10 @@ class CooldownSchedule(ScheduleSpec):
     decay: Decay = identity("1-sqrt")
 
 
-class CooldownStage(TrainingStage):
-    """`carry` says what goes over from the parent: weights always; the optimizer's states; `data`: samples already drawn from
-    the same mixture are not drawn again."""
+class CooldownStage(FromParent, MixtureTraining):
+    """Goes on from any checkpoint, with another schedule and another mixture."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["cooldown"] = identity()
-    from_: Reference = reference(alias="from")
-    carry: list[Carry] = identity(default_factory=lambda: ["weights", "optimizer", "data"])
+    carry: CarryField = carries("weights", "optimizer", "data")
     schedule: CooldownSchedule = identity(default_factory=CooldownSchedule)
-
-    @model_validator(mode="after")
-    def _carries_weights(self) -> CooldownStage:
-        if "weights" not in self.carry:
-            raise ValueError("a stage that starts from a checkpoint carries its weights; add weights to carry")
-        return self

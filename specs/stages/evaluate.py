@@ -8,7 +8,9 @@ from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
+from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint
+from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
 
@@ -46,25 +48,81 @@ class Gate(Spec):
         return None
 
 
+class ByPosition(Spec):
+    """Loss by position in the document, on held-out documents of `sources`: buckets of equal width up to `sequence_length`."""
+
+    sequence_length: int = identity(ge=16)
+    buckets: int = identity(8, ge=1)
+    samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
+
+
+class Generation(Spec):
+    """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their divergence from `against`."""
+
+    prompts: Reference = reference(description="a part of a `conversations` stage; its held-out split")
+    limit: int = reference(200, ge=1, description="prompts at most")
+    sampling: Sampling = reference()
+    reward: RewardSpec | None = reference(None)
+    shown: int = identity(8, ge=0, description="prompts whose answers are stored for people to read")
+
+
+class Harness(Spec):
+    """Tasks of lm-evaluation-harness (an extra: `pip install apertus[harness]`) on the exported folder, from local files only."""
+
+    VERSION: ClassVar[int] = 1
+    tasks: list[str] = identity(min_length=1)
+    include: str | None = execution(None, description="folder with task files of your own; `installed:specs/tasks` has an example")
+    limit: int | None = identity(None, neutral=None, ge=1, description="documents per task, at most")
+    few_shot: int | None = identity(None, neutral=None, ge=0)
+
+
 class EvaluateStage(FromCheckpoint):
-    """`sources` are parts of corpora whose held-out split is scored."""
+    """`sources` are parts of corpora whose held-out split is scored. `against` is another evaluate stage, of the model that this one is
+    compared with: forgetting per source, paired rewards of the same prompts and seeds, divergence."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["evaluate"] = identity()
-    sources: list[Reference] = reference(min_length=1)
+    sources: list[Reference] = reference(default_factory=list)
     samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
+    by_position: ByPosition | None = identity(None)
     memorisation: Memorisation | None = reference(None)
+    generation: Generation | None = reference(None)
+    harness: Harness | None = reference(None)
+    against: Reference | None = reference(None)
     gates: list[Gate] = execution(default_factory=list)
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> EvaluateStage:
+        if not (self.sources or self.memorisation or self.generation or self.harness):
+            raise ValueError("nothing is measured; state sources, memorisation, generation or harness")
+        if self.by_position and not self.sources:
+            raise ValueError("by_position needs sources")
+        return self
 
 
 class EvaluatePart(Spec):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`, and `probes` where memorisation is measured."""
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` where memorisation is measured; `prompts`, `completions`
+    and `rewards` where answers are; `harness`; `against` (the evaluation that it is compared with), `against_checkpoint`,
+    and, where the same prompts were answered, `against_completions` and `against_rewards`."""
 
     model: ModelSpec = identity()
     sequence_length: int = identity()
     samples: int = identity()
+    by_position: ByPosition | None = identity(None, neutral=None)
     prefix: int = identity(0, neutral=0)
     suffix: int = identity(0, neutral=0)
+    shown: int = identity(0, neutral=0)
+    against_model: ModelSpec | None = identity(None, neutral=None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
+    name: str = execution("", description="of the model, for people")
+    against_name: str = execution("")
     attention: str = execution("auto")
     batch_size: int = execution(8)
+
+
+class HarnessPart(Spec):
+    """Resolved. Inputs: `model` (an export), `tasks` (the task files, where `include` is given), and `conversations` of held-out
+    prompts where there are any, for the tasks that are made of them."""
+
+    VERSION: ClassVar[int] = 1
+    harness: Harness = identity()

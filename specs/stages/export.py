@@ -6,13 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
 from specs.stages.base import FromCheckpoint
+from specs.units import Reference
 
 
 class ExportStage(FromCheckpoint):
-    """Writes `ApertusForCausalLM` as safetensors, with config, generation config and tokenizer."""
+    """Writes `ApertusForCausalLM` as safetensors, with config, generation config, tokenizer, chat template, and a model card made from
+    the lineage."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["export"] = identity()
@@ -20,13 +22,15 @@ class ExportStage(FromCheckpoint):
     tolerance: float = identity(
         1e-4, gt=0, description="largest allowed difference of logits, float32, between the folder and the trained model"
     )
+    evaluations: list[Reference] = reference(default_factory=list, description="evaluate stages whose results stand in the model card")
 
 
 class ExportPart(Spec):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`."""
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, and `evaluation:<i>` for the model card."""
 
     model: ModelSpec = identity()
     sequence_length: int = identity(description="max_position_embeddings of the exported config")
     max_shard_size: int = identity()
     tolerance: float = identity()
+    chat: bool = identity(False, neutral=False, description="the model ends its turns with the end-of-turn token")
     attention: str = execution("auto")

@@ -8,10 +8,10 @@ from pydantic import model_validator
 
 from specs.base import identity
 from specs.model import ModelSpec
-from specs.stages.training import TrainingStage
+from specs.stages.training import Leg, MixtureTraining, TrainingStage
 
 
-class PretrainStage(TrainingStage):
+class PretrainStage(TrainingStage, MixtureTraining):
     """Begins a trajectory, so everything that a later stage may inherit is stated here."""
 
     VERSION: ClassVar[int] = 1
@@ -27,3 +27,6 @@ class PretrainStage(TrainingStage):
         if self.optimizer.lr is None:
             raise ValueError("a pretrain stage has no parent to take the learning rate from; state optimizer.lr")
         return self
+
+    def legs(self, name: str) -> list[Leg]:
+        return [Leg(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]

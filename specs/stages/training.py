@@ -7,17 +7,19 @@ checkpoint is a trajectory and a step. So a longer budget continues, and an edit
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath
 from specs.launch import Checkpointing, Parallel, Validation
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule, ScheduleSpec
-from specs.stages.base import Stage
-from specs.units import Budget, ReferenceText
+from specs.stages.base import FromCheckpoint, Stage
+from specs.units import Budget, Reference, ReferenceText
 
 Carry = Literal["weights", "optimizer", "data"]
 
@@ -39,13 +41,10 @@ def _piecewise(value: Any) -> Any:
     return value if isinstance(value, dict) else {"0 tokens": value}
 
 
-class TrainingStage(Stage):
-    """Fields of `pretrain`, `cooldown` and the later kinds. In a stage with a parent, length, batch, optimizer, Goldfish and precision are
-    the parent's where they are left out."""
+class Training(Spec):
+    """Settings of training over one kind of data. In a stage with a parent, length, batch, optimizer and precision are the parent's where
+    they are left out."""
 
-    mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
-        description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}"
-    )
     global_batch_size: Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])] | None = (
         reference(
             None, description="sequences per step, or a map from the point where it begins: {0 samples: 1024, 1_718_272_000 samples: 2048}"
@@ -55,7 +54,6 @@ class TrainingStage(Stage):
     sequence_length: int | None = identity(None, ge=8)
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = identity(default_factory=ScheduleSpec)
-    goldfish: Goldfish | None = identity(default_factory=Goldfish)
     precision: Precision | None = identity(None)
     micro_batch_size: int | None = execution(
         None, ge=1, description="sequences per forward pass and data-parallel rank, at most; all of them by default"
@@ -66,10 +64,85 @@ class TrainingStage(Stage):
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
     validation: Validation = execution(default_factory=Validation)
 
+    @property
+    def data(self) -> dict[str, str]:
+        """The mixture by where it begins; what does not train on a mixture has one nameless piece."""
+        return {"0 tokens": ""}
+
+
+class MixtureTraining(Training):
+    """Training on text. Goldfish is the parent's where it is left out."""
+
+    mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
+        description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}"
+    )
+    goldfish: Goldfish | None = identity(default_factory=Goldfish)
+
+    @property
+    def data(self) -> dict[str, str]:
+        return self.mixture
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A piece of a stage that has settings, and a parent, of its own. Most stages have one; `long_context` has one per step.
+
+    name: of the stage, or `stage/1`; path: where its fields stand; parent: None begins with new weights.
+    rope_theta, sequence_length and what else `settings` leave out are the parent's.
+    """
+
+    name: str
+    stage: str
+    path: FieldPath
+    settings: Training
+    parent: Reference | None
+    carry: tuple[Carry, ...] = ()
+    model: ModelSpec | None = None
+    seed: int | None = None
+    rope_theta: float | None = None
+    chat: bool = False
+
+
+class TrainingStage(Stage):
+    """A stage whose parts are segments of training."""
+
+    def legs(self, name: str) -> list[Leg]:
+        """The legs of the stage, called `name` in the recipe, in order."""
+        raise TypeError(f"{type(self).__name__} states no legs")
+
+
+def _with_weights(carry: list[Carry]) -> list[Carry]:
+    if "weights" not in carry:
+        raise ValueError("a stage that starts from a checkpoint carries its weights; add weights to carry")
+    return carry
+
+
+CarryField = Annotated[list[Carry], AfterValidator(_with_weights)]
+
+
+def carries(*default: Carry) -> Any:
+    """The `carry` field of a kind, with its default."""
+    return identity(
+        default_factory=lambda: list(default),
+        description="what goes over from the parent: weights always; the optimizer's states; data: samples that were drawn from the same "
+        "mixture are not drawn again",
+    )
+
+
+class FromParent(TrainingStage, FromCheckpoint):
+    """A stage of one leg that begins with a checkpoint. Those that use this are `Training` as well."""
+
+    carry: CarryField = carries("weights")
+    CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
+
+    def legs(self, name: str) -> list[Leg]:
+        assert isinstance(self, Training)
+        return [Leg(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)]
+
 
 class Segment(Spec):
-    """Resolved: one chained piece of a training stage. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
-    starts from new weights. Steps and tokens count within the stage."""
+    """Resolved: one chained piece of a leg. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
+    weights; kinds that do not train on a mixture say what they read instead. Steps and tokens count within the leg."""
 
     model: ModelSpec = identity()
     seed: int | None = identity(None, neutral=None, description="of the initial weights; None with a parent")
@@ -93,6 +166,11 @@ class Segment(Spec):
     validation: Validation = execution(default_factory=Validation)
     source_names: list[str] = execution(default_factory=list, description="names of the mixture's sources, for the metrics")
     parallel: Parallel = execution(default_factory=Parallel)
+
+    @property
+    def objective(self) -> str:
+        """What is minimised; the engine knows it by this name."""
+        return "cross-entropy"
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,0 +1,59 @@
+"""From a checked recipe to the graph of its parts: for each kind of stage, what it resolves into.
+
+`build` walks the stages, inputs first; the modules beside it resolve one family of kinds each.
+
+Invariant: a pure function of recipe, listing of the sources, and, for `@best:` references alone, of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flows.graph import Graph
+from flows.parts.builder import Builder
+from flows.parts.data import add_conversations, add_corpus, add_mixture, add_tokenizer
+from flows.parts.preferences import add_preference_data
+from flows.parts.results import add_evaluate, add_export
+from flows.parts.training import add_merge, add_training, best_steps
+from infra.store import Store
+from infra.store.inputs import Listing
+from specs.errors import SpecError
+from specs.pipeline import TRAINING, Pipeline, order
+from specs.trajectory import resolve
+
+ADD: dict[str, Callable[[Builder, str], None]] = {
+    "tokenizer": add_tokenizer,
+    "corpus": add_corpus,
+    "conversations": add_conversations,
+    "mixture": add_mixture,
+    **dict.fromkeys(TRAINING, add_training),
+    "merge": add_merge,
+    "preference_data": add_preference_data,
+    "evaluate": add_evaluate,
+    "export": add_export,
+}
+
+
+def build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None) -> Graph:
+    """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest. SpecError with every problem."""
+    best: dict[str, int] = {}
+    while True:
+        graph = _build(pipeline, store, on_read, best)
+        found = best_steps(graph, pipeline, store)
+        if found == best:
+            return graph
+        best = found  # what starts from a best checkpoint has another parent now
+
+
+def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], best: dict[str, int]) -> Graph:
+    names = order(pipeline)
+    builder = Builder(pipeline, store, on_read)
+    builder.graph.best = best
+    builder.graph.trajectories = resolve(pipeline, names, best)
+    for name in names:
+        stage = pipeline.stages[name]
+        ADD[stage.kind](builder, name)
+        builder.graph.after[name] = tuple(stage.after)
+    if builder.problems:
+        raise SpecError(builder.problems)
+    return builder.graph

@@ -1,0 +1,96 @@
+"""What the resolution of every kind needs: the graph so far, inputs by reference, and a list of problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flows.graph import Graph, Input, Node
+from infra.store import Store
+from infra.store.inputs import Listing, SourceError, list_source, locked_digest
+from specs.base import Spec
+from specs.errors import FieldPath, Problem
+from specs.pipeline import Pipeline
+from specs.sources import SourceSpec
+from specs.trajectory import Trajectory, branch
+from specs.units import Reference
+
+
+class Builder:
+    """Collects nodes in `graph` and what is wrong in `problems`."""
+
+    def __init__(self, pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None]) -> None:
+        self.pipeline = pipeline
+        self.store = store
+        self.on_read = on_read
+        self.graph = Graph()
+        self.problems: list[Problem] = []
+
+    def node(self, name: str, stage_name: str, part: Spec, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
+        """Adds a part. `kind` is the part's where it is not the stage's; the version is that of its kind."""
+        stage = self.pipeline.stages[stage_name]
+        version = part.VERSION if hasattr(part, "VERSION") else type(stage).VERSION
+        node = Node(name, stage_name, kind or stage.kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
+        self.graph.nodes[name] = node
+        return node
+
+    def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
+        self.problems.append(Problem(path, message, fix))
+
+    def documents(self, name: str) -> Input:
+        """A source, by the digest of what it holds."""
+        if name not in self.graph.digests:
+            self._digest(name, name, self.pipeline.sources[name], ("sources", name), "correct the url or the globs.")
+        return Input("external", self.graph.digests[name], name)
+
+    def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
+        """Files of a folder outside the store, by the digest of what they hold. `key` names the listing."""
+        try:
+            source = SourceSpec(url=url, format="text", include=include)
+        except ValueError as error:
+            self.problem(path, str(error), fix)
+            return Input("external", "unknown", url)
+        self._digest(key, url, source, path, fix)
+        return Input("external", self.graph.digests[key], url)
+
+    def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str) -> None:
+        try:
+            listing = list_source(source)
+            digest = locked_digest(self.store, listing)
+            if digest is None:
+                self.on_read(name, listing)
+                digest = listing.digest()
+            self.graph.listings[key] = listing
+        except SourceError as error:
+            self.problem(path, str(error), fix)
+            digest = "unknown"
+        self.graph.digests[key] = digest
+
+    def part(self, ref: Reference) -> Input:
+        """An artifact that is not a checkpoint: the part that is named, or the stage's last."""
+        nodes = self.graph.of(ref.stage)
+        return reads(next((node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"), nodes[-1]))
+
+    def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
+        """A checkpoint, and the trajectory that it lies on."""
+        start = branch(ref, self.graph.trajectories, path, self.graph.best)
+        node = self.graph.segments(start.leg)[start.segment]
+        return reads(node, start.step), self.graph.trajectories[start.leg]
+
+    def tokenizer_of(self, read: Input) -> Input:
+        """The tokenizer behind a part: of what it was made with, through whatever it reads."""
+        node = self.graph.nodes[read.node or ""]
+        if "tokenizer" in node.inputs:
+            return node.inputs["tokenizer"]
+        return self.tokenizer_of(node.inputs["source:0"])
+
+    def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
+        """Token ids mean nothing to a model that was trained with another tokenizer."""
+        if its.fingerprint != models.fingerprint:
+            message = f"'{what}' is tokenised by '{its.name}', the model was trained with '{models.name}'"
+            self.problem(path, message, f"use data made with '{models.name}'.")
+
+
+def reads(node: Node, step: int | None = None) -> Input:
+    """A part as the input of another; `step` of a checkpoint."""
+    return Input(node.kind, node.fingerprint, node.name, node.name, step)

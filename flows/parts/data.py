@@ -1,0 +1,81 @@
+"""Parts of the kinds that make data: `tokenizer`, `corpus`, `conversations`, `mixture`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flows.parts.builder import Builder
+from specs.stages.conversations import ConversationSource, ConversationsPart, ConversationsStage
+from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
+from specs.stages.mixture import MixturePart, MixtureStage
+from specs.stages.tokenizer import TokenizerPart, TokenizerStage
+from specs.units import Reference
+
+
+def add_tokenizer(builder: Builder, name: str) -> None:
+    """One part."""
+    stage = cast(TokenizerStage, builder.pipeline.stages[name])
+    inputs = {f"source:{index}": builder.documents(source) for index, source in enumerate(stage.sources)}
+    if stage.path is not None:
+        path = ("stages", name, "path")
+        inputs["folder"] = builder.folder(f"{name}.path", stage.path, ["*.json", "*.jinja"], path, "name a folder with tokenizer.json.")
+    part = TokenizerPart(
+        sources=[builder.pipeline.sources[source] for source in stage.sources],
+        path=stage.path,
+        vocab_size=stage.vocab_size,
+        reserved=stage.reserved,
+        bytes_per_source=stage.bytes_per_source,
+    )
+    builder.node(name, name, part, inputs)
+
+
+def add_corpus(builder: Builder, name: str) -> None:
+    """One part per source."""
+    stage = cast(CorpusStage, builder.pipeline.stages[name])
+    tokenizer = builder.part(stage.tokenizer)
+    for source, process in stage.sources.items():
+        documents = builder.documents(source)
+        part = CorpusPart(
+            source=builder.pipeline.sources[source],
+            process=CorpusSource.model_validate(process),
+            seed=stage.seed,
+            files_per_task=stage.files_per_task,
+            listing=_files(builder, source),
+        )
+        builder.node(f"{name}/{source}", name, part, {"tokenizer": tokenizer, "documents": documents})
+
+
+def add_conversations(builder: Builder, name: str) -> None:
+    """One part per source."""
+    stage = cast(ConversationsStage, builder.pipeline.stages[name])
+    tokenizer = builder.part(stage.tokenizer)
+    for source, process in stage.sources.items():
+        documents = builder.documents(source)
+        part = ConversationsPart(
+            source=builder.pipeline.sources[source],
+            process=ConversationSource.model_validate(process),
+            seed=stage.seed,
+            files_per_task=stage.files_per_task,
+            listing=_files(builder, source),
+        )
+        builder.node(f"{name}/{source}", name, part, {"tokenizer": tokenizer, "documents": documents})
+
+
+def _files(builder: Builder, source: str) -> list[str]:
+    listing = builder.graph.listings.get(source)
+    return [file.path for file in listing.files] if listing else []
+
+
+def add_mixture(builder: Builder, name: str) -> None:
+    """One part; its sources in the order of their fingerprints."""
+    stage = cast(MixtureStage, builder.pipeline.stages[name])
+    chosen = [(builder.part(Reference.parse(source)), weight.weight) for source, weight in stage.weights.items()]
+    chosen.sort(key=lambda pair: pair[0].fingerprint)
+    tokenizers = {builder.tokenizer_of(read).name for read, _ in chosen}
+    path = ("stages", name, "weights")
+    if len({read.fingerprint for read, _ in chosen}) < len(chosen):
+        builder.problem(path, "two of these are the same corpus", "add their weights up.")
+    if len(tokenizers) > 1:
+        builder.problem(path, f"corpora of different tokenizers: {', '.join(sorted(tokenizers))}", "use one tokenizer.")
+    part = MixturePart(weights=[weight for _, weight in chosen], seed=stage.seed)
+    builder.node(name, name, part, {f"source:{index}": read for index, (read, _) in enumerate(chosen)})

@@ -1,0 +1,124 @@
+"""Parts of the kinds that look at a model or hand it out: `evaluate`, `export`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flows.graph import Input, Node
+from flows.parts.builder import Builder, reads
+from flows.parts.preferences import add_completions, add_model, add_prompts, add_rewards
+from specs.errors import FieldPath
+from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart
+from specs.stages.export import ExportPart, ExportStage
+from specs.stages.preference_data import CompletionsPart, PromptsPart
+from specs.trajectory import Trajectory
+
+
+def add_evaluate(builder: Builder, name: str) -> None:
+    """The evaluation itself is the last part; before it, where answers are generated or tasks are run, what they take."""
+    stage = cast(EvaluateStage, builder.pipeline.stages[name])
+    at: FieldPath = ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    tokenizer = builder.tokenizer_of(checkpoint)
+    sources = [builder.part(source) for source in stage.sources]
+    for index, source in enumerate(sources):
+        builder.same_tokenizer((*at, "sources", index), source.name, builder.tokenizer_of(source), tokenizer)
+    inputs = {"checkpoint": checkpoint, "tokenizer": tokenizer}
+    inputs |= {f"source:{index}": source for index, source in enumerate(sources)}
+    memorisation = stage.memorisation
+    if memorisation:
+        inputs["probes"] = builder.part(memorisation.probes)
+    if stage.generation:
+        inputs |= _generation(builder, name, stage, checkpoint, trajectory)
+    if stage.harness:
+        inputs["harness"] = _harness(builder, name, stage, checkpoint, trajectory)
+    against_trajectory = _compare(builder, name, stage, inputs) if stage.against else None
+    part = EvaluatePart(
+        model=trajectory.model,
+        sequence_length=trajectory.sequence_length,
+        samples=stage.samples,
+        by_position=stage.by_position,
+        prefix=memorisation.prefix if memorisation else 0,
+        suffix=memorisation.suffix if memorisation else 0,
+        shown=stage.generation.shown if stage.generation else 0,
+        against_model=against_trajectory.model if against_trajectory else None,
+        source_names=[source.name for source in sources],
+        name=checkpoint.name,
+        against_name=inputs["against_checkpoint"].name if stage.against else "",
+    )
+    builder.node(name, name, part, inputs)
+
+
+def _generation(builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory) -> dict[str, Input]:
+    generation = stage.generation
+    assert generation is not None
+    prompts = add_prompts(
+        *(builder, name, [generation.prompts], ("stages", name, "generation", "prompts"), checkpoint),
+        PromptsPart(
+            split="validation",
+            limit=generation.limit,
+            offline=True,
+            max_tokens=trajectory.sequence_length,
+            max_new_tokens=generation.sampling.max_new_tokens,
+            sampled=generation.sampling.n,
+            min_branches=1,
+        ),
+    )
+    completions = add_completions(
+        builder, name, generation.sampling, checkpoint, trajectory, prompts, cast(PromptsPart, prompts.part).prompts_per_unit
+    )
+    inputs = {"prompts": reads(prompts), "completions": reads(completions)}
+    if generation.reward:
+        path: FieldPath = ("stages", name, "generation", "reward")
+        inputs["rewards"] = reads(add_rewards(builder, name, generation.reward, path, prompts, completions, 64))
+    return inputs
+
+
+def _harness(builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory) -> Input:
+    assert stage.harness is not None
+    inputs = {"model": reads(add_model(builder, name, checkpoint, trajectory))}
+    if stage.harness.include is not None:
+        path: FieldPath = ("stages", name, "harness", "include")
+        files = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
+        inputs["tasks"] = builder.folder(f"{name}.tasks", stage.harness.include, files, path, "name a folder with task files.")
+    return reads(builder.node(f"{name}/harness", name, HarnessPart(harness=stage.harness), inputs, kind="harness"))
+
+
+def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input]) -> Trajectory:
+    """Adds what the stage is compared with to `inputs`. Answers can be compared when prompts and sampling are the same."""
+    assert stage.against is not None
+    path: FieldPath = ("stages", name, "against")
+    other = builder.graph.nodes[stage.against.stage]
+    other_stage = cast(EvaluateStage, builder.pipeline.stages[stage.against.stage])
+    against, trajectory = builder.checkpoint(other_stage.from_, ("stages", stage.against.stage, "from"))
+    builder.same_tokenizer(path, against.name, builder.tokenizer_of(against), inputs["tokenizer"])
+    inputs |= {"against": reads(other), "against_checkpoint": against}
+    if "completions" in inputs and "completions" in other.inputs:
+        own, theirs = (builder.graph.nodes[read.node or ""] for read in (inputs["completions"], other.inputs["completions"]))
+        if inputs["prompts"].fingerprint != other.inputs["prompts"].fingerprint or _sampling(own) != _sampling(theirs):
+            message = f"'{stage.against}' answers other prompts, or samples otherwise"
+            builder.problem(path, message, "state the same generation: in both.")
+        if "rewards" in inputs and "rewards" in other.inputs:
+            inputs["against_rewards"] = other.inputs["rewards"]
+            inputs["against_completions"] = other.inputs["completions"]
+    return trajectory
+
+
+def _sampling(node: Node) -> object:
+    return cast(CompletionsPart, node.part).sampling.identity_fields()
+
+
+def add_export(builder: Builder, name: str) -> None:
+    """One part."""
+    stage = cast(ExportStage, builder.pipeline.stages[name])
+    checkpoint, trajectory = builder.checkpoint(stage.from_, ("stages", name, "from"))
+    part = ExportPart(
+        model=trajectory.model,
+        sequence_length=trajectory.sequence_length,
+        max_shard_size=int(stage.max_shard_size),
+        tolerance=stage.tolerance,
+        chat=trajectory.chat,
+    )
+    inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
+    inputs |= {f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)}
+    builder.node(name, name, part, inputs)

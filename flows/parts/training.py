@@ -1,0 +1,241 @@
+"""Parts of the kinds that make checkpoints: a node per segment of every leg, and merges."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from flows.graph import Graph, Input, Node
+from flows.parts.builder import Builder, reads
+from infra.store import Artifact, Store
+from specs.launch import Checkpointing, Parallel
+from specs.pipeline import CHECKPOINTS, Pipeline, uses
+from specs.stages.dpo import DpoSegment, DpoStage
+from specs.stages.merge import MergePart, MergeStage
+from specs.stages.preference_data import LogProbabilitiesPart
+from specs.stages.preference_training import PreferenceTraining
+from specs.stages.qrpo import QrpoSegment, QrpoStage
+from specs.stages.sft import SftSegment, SftStage
+from specs.stages.tokenizer import TokenizerPart
+from specs.stages.training import Leg, MixtureTraining, Segment, TrainingStage
+from specs.trajectory import Cut, Trajectory, branch, leg_of
+from specs.units import Reference
+
+Counters = dict[tuple[str, ...], int]  # samples drawn so far, by what they were drawn from, at which length
+
+
+def add_training(builder: Builder, name: str) -> None:
+    """A chain of segments per leg."""
+    stage = cast(TrainingStage, builder.pipeline.stages[name])
+    for leg in stage.legs(name):
+        if leg.name in builder.graph.trajectories:
+            _add_leg(builder, stage, leg)
+
+
+def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
+    graph, settings = builder.graph, leg.settings
+    trajectory = graph.trajectories[leg.name]
+    parent: Input | None = None
+    drawn: Counters = {}
+    if trajectory.parent is not None:
+        before = graph.segments(trajectory.parent.leg)[trajectory.parent.segment]
+        parent = reads(before, trajectory.parent.step)
+        if "data" in trajectory.carry:
+            drawn = _drawn_until(graph, before, trajectory.parent.step)
+    parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
+    if isinstance(stage, PreferenceTraining) and parent is not None:
+        _check_preferences(builder, stage, leg, parent, parallel)
+    for index, cut in enumerate(trajectory.cuts):
+        data, extra = _data(builder, stage, cut)
+        counter = _counter(data, trajectory.sequence_length)
+        fields: dict[str, Any] = {
+            "model": trajectory.model,
+            "seed": trajectory.seed if index == 0 and parent is None else None,
+            "sequence_length": trajectory.sequence_length,
+            "global_batch_size": cut.batch,
+            "sample_offset": drawn.get(counter, 0),
+            "start_step": cut.start_step,
+            "start_tokens": cut.start_sample * trajectory.sequence_length,
+            "carry": list(trajectory.carry) if index == 0 and parent is not None else [],
+            "optimizer": trajectory.optimizer,
+            "schedule": cut.schedule,
+            "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
+            "precision": trajectory.precision,
+            "end_step": cut.end_step,
+            "micro_batch_size": settings.micro_batch_size,
+            "attention": settings.attention,
+            "activation_checkpointing": settings.activation_checkpointing,
+            "compile": settings.compile,
+            "checkpoint": _kept(builder, leg.name, settings.checkpoint),
+            "validation": settings.validation,
+            "parallel": parallel,
+        }
+        segment = _segment_class(stage)(**fields, **extra)
+        tokens = cut.steps * segment.tokens_per_step
+        node = builder.node(
+            leg.name if len(trajectory.cuts) == 1 else f"{leg.name}{'.' if leg.name != leg.stage else '/'}{index + 1}",
+            leg.stage,
+            segment,
+            {**data, "tokenizer": _tokenizer(builder, leg, data, trajectory)} | ({"parent": parent} if parent else {}),
+            start_step=cut.start_step,
+            end_step=cut.end_step,
+            tokens=tokens,
+            flops=tokens * trajectory.model.flops_per_token(trajectory.sequence_length),
+            leg=leg.name,
+        )
+        if parent is not None:
+            builder.same_tokenizer(leg.path, next(iter(data.values())).name, node.inputs["tokenizer"], builder.tokenizer_of(parent))
+        drawn[counter] = drawn.get(counter, 0) + cut.end_sample - cut.start_sample
+        parent = reads(node, cut.end_step)
+    if trajectory.leftover_tokens:
+        graph.notes.append(
+            f"{leg.name}: {settings.budget} are {trajectory.steps} whole steps; {trajectory.leftover_tokens:,} tokens are left over"
+        )
+
+
+def _segment_class(stage: TrainingStage) -> type[Segment]:
+    for kind, segment in ((SftStage, SftSegment), (QrpoStage, QrpoSegment), (DpoStage, DpoSegment)):
+        if isinstance(stage, kind):
+            return segment
+    return Segment
+
+
+def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, Input], dict[str, Any]]:
+    """What a segment reads, and the fields of its kind."""
+    if isinstance(stage, SftStage):
+        chosen = sorted(
+            ((builder.part(Reference.parse(part)), repeats) for part, repeats in stage.conversations.items()),
+            key=lambda pair: pair[0].fingerprint,
+        )
+        return {f"conversations:{index}": read for index, (read, _) in enumerate(chosen)}, {
+            "repeats": [repeats for _, repeats in chosen],
+            "source_names": [read.name for read, _ in chosen],
+            "prompt_weight": stage.prompt_weight,
+            "longer": stage.longer,
+            "lora": stage.lora,
+        }
+    if isinstance(stage, PreferenceTraining):
+        nodes = {node.kind: node for node in builder.graph.of(stage.preferences.stage)}
+        inputs = {kind: reads(nodes[kind]) for kind in ("pairs", "log_probabilities")}
+        return inputs, {"loss": cast(Any, stage).loss, "source_names": [stage.preferences.stage]}
+    mixture = builder.part(Reference.parse(cut.mixture))
+    return {"mixture": mixture}, {"source_names": [read.name for read in builder.graph.nodes[mixture.name].inputs.values()]}
+
+
+def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, parent: Input, parallel: Parallel) -> None:
+    """The reference of the loss is the model that training begins with; its log-probabilities were taken on the very sequences that are
+    trained on; and the loss needs whole rows of logits."""
+    at, name = leg.path, stage.preferences
+    trajectory = builder.graph.trajectories[leg.name]
+    reference = next(node for node in builder.graph.of(name.stage) if node.kind == "log_probabilities")
+    checkpoint, part = reference.inputs["checkpoint"], reference.part
+    assert isinstance(part, LogProbabilitiesPart)
+    if parent.hashed != checkpoint.hashed:
+        message = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}', this stage starts from '{leg.parent}'"
+        builder.problem((*at, "from"), message, "start from the checkpoint that the preference data name.")
+    if trajectory.sequence_length != part.sequence_length:
+        message = f"'{name}' has sequences of {part.sequence_length} tokens, this stage of {trajectory.sequence_length}"
+        builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
+    if trajectory.precision != part.precision:
+        message = f"the log-probabilities of '{name}' are in {part.precision.param}, this stage computes in {trajectory.precision.param}"
+        builder.problem((*at, "preferences"), message, "state the same precision in both.")
+    if parallel.tp > 1:
+        message = f"tensor parallelism (tp {parallel.tp}) splits the vocabulary, and the loss of a sequence needs whole rows of logits"
+        builder.problem(at, message, "use dp_shard, dp_replicate or cp.")
+
+
+def _counter(data: dict[str, Input], length: int) -> tuple[str, ...]:
+    return (*(read.fingerprint for read in data.values()), str(length))
+
+
+def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointing:
+    """Steps that other stages start from are milestones; metrics that they choose by are watched."""
+    wanted, best = set(checkpoint.milestones), set(checkpoint.best)
+    trajectories = builder.graph.trajectories
+    for other, stage in builder.pipeline.stages.items():
+        for path, ref, kinds in uses(other, stage):
+            if kinds == CHECKPOINTS and leg_of(ref, trajectories) in trajectories:
+                start = branch(ref, trajectories, path, builder.graph.best)
+                if start.leg == leg:
+                    wanted.add(start.step)
+                    best |= {ref.best} if ref.best else set()
+    return checkpoint.model_copy(update={"milestones": sorted(wanted), "best": sorted(best)})
+
+
+def _drawn_until(graph: Graph, node: Node, step: int) -> Counters:
+    """Samples drawn on the way to a step of a segment, by the counters that the segments state."""
+    drawn: Counters = {}
+    current: Node | None = node
+    while current is not None:
+        if isinstance(current.part, MergePart):
+            for read in current.inputs.values():
+                if read.step is not None and read.node is not None:
+                    for counter, samples in _drawn_until(graph, graph.nodes[read.node], read.step).items():
+                        drawn[counter] = max(drawn.get(counter, 0), samples)
+            return drawn
+        segment = current.part
+        assert isinstance(segment, Segment)
+        data = {role: read for role, read in current.inputs.items() if role not in ("parent", "tokenizer")}
+        drawn.setdefault(_counter(data, segment.sequence_length), segment.sample_at(step))
+        before = current.inputs.get("parent")
+        current = graph.nodes[before.node] if before and before.node else None
+        step = before.step or 0 if before else 0
+    return drawn
+
+
+def _tokenizer(builder: Builder, leg: Leg, data: dict[str, Input], trajectory: Trajectory) -> Input:
+    tokenizer = builder.tokenizer_of(next(iter(data.values())))
+    part = builder.graph.nodes[tokenizer.name].part
+    assert isinstance(part, TokenizerPart)
+    if part.vocab_size > trajectory.model.vocab_size:
+        message = f"the model has {trajectory.model.vocab_size:,} embeddings, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
+        builder.problem(("stages", leg.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
+    return tokenizer
+
+
+def add_merge(builder: Builder, name: str) -> None:
+    """One part, whose result is its checkpoint 1."""
+    stage = cast(MergeStage, builder.pipeline.stages[name])
+    if name not in builder.graph.trajectories:
+        return
+    weights = stage.weights or [1.0] * len(stage.checkpoints)
+    pairs = zip(stage.checkpoints, weights, strict=True)
+    read = [(builder.checkpoint(ref, ("stages", name, "checkpoints", index))[0], weight) for index, (ref, weight) in enumerate(pairs)]
+    if len({checkpoint.hashed for checkpoint, _ in read}) < len(read):
+        builder.problem(("stages", name, "checkpoints"), "two of these are the same checkpoint", "add their weights up.")
+    read.sort(key=lambda pair: pair[0].hashed)
+    trajectory = builder.graph.trajectories[name]
+    tokenizer = builder.tokenizer_of(read[0][0])
+    for checkpoint, _ in read:
+        builder.same_tokenizer(("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
+    part = MergePart(
+        model=trajectory.model,
+        weights=[weight for _, weight in read],
+        sequence_length=trajectory.sequence_length,
+        parallel=builder.pipeline.launch_of(stage).parallel or Parallel(),
+    )
+    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {"tokenizer": tokenizer}
+    builder.node(name, name, part, inputs, start_step=0, end_step=1, leg=name)
+
+
+def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
+    """For each `@best:` reference whose stage has finished, the kept checkpoint with the lowest value; a note for each that has not."""
+    found: dict[str, int] = {}
+    for name, stage in pipeline.stages.items():
+        for path, ref, _ in uses(name, stage):
+            if ref.best is None or str(ref) in found:
+                continue
+            nodes = graph.segments(branch(ref, graph.trajectories, path, graph.best).leg)
+            artifacts = [(node, Artifact(store, node.path)) for node in nodes]
+            if not all(Artifact(store, node.path, node.end_step).complete for node in nodes):
+                graph.notes.append(f"'{ref}' is known when '{ref.stage}' has finished; until then it is planned from the last step")
+                continue
+            values = {
+                step: value
+                for node, artifact in artifacts
+                for step in artifact.checkpoint_steps()
+                if (node.start_step or 0) < step <= (node.end_step or 0)
+                and (value := artifact.checkpoint(step).validation_loss(ref.best)) is not None
+            }
+            if values:
+                found[str(ref)] = min(values, key=lambda step: (values[step], step))
+    return found

@@ -1,0 +1,51 @@
+"""Rewards: what a completion is worth. A name and a version here; the functions are in `apertus_model.rewards`.
+
+Invariant: a reward bears identity by its name and version, or by the digest of its model. The version is raised when its values change.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution, identity
+from specs.sources import resolve_url, without_credentials
+
+REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
+
+
+class RewardSpec(Spec):
+    """Either `function`, one of ours or `package.module:name` of an installed package, which states its `version`; or `model`, a
+    folder (any fsspec URL) with a Hugging Face sequence classifier of one output."""
+
+    function: str | None = identity(None, neutral=None)
+    version: int | None = identity(None, neutral=None, ge=1, description="of the function; ours know theirs")
+    model: str | None = execution(None)
+    max_tokens: int = identity(4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_version(cls, data: Any) -> Any:
+        data = {"function": data} if isinstance(data, str) else data
+        if isinstance(data, dict) and data.get("function") in REWARDS:
+            return {"version": REWARDS[data["function"]], **data}
+        return data
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> RewardSpec:
+        if (self.function is None) == (self.model is None):
+            raise ValueError("a reward is either a function or a model; state one of them")
+        if self.model is not None:
+            resolve_url(without_credentials(self.model))
+            return self
+        assert self.function is not None
+        if self.function in REWARDS:
+            if self.version != REWARDS[self.function]:
+                raise ValueError(f"reward {self.function} has version {REWARDS[self.function]} here, not {self.version}; leave version out")
+        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.function):
+            raise ValueError(f"there is no reward {self.function!r}; use one of {', '.join(REWARDS)} or package.module:name")
+        elif self.version is None:
+            raise ValueError(f"reward {self.function} states no version; add version: 1, and raise it when its values change")
+        return self

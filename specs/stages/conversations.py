@@ -1,0 +1,41 @@
+"""The `conversations` stage: dialogues, split into training and held-out ones, rendered by the chat template and tokenised; one part per
+source."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specs.base import Spec, execution, identity, reference
+from specs.sources import SourceSpec
+from specs.stages.base import Stage
+from specs.units import Reference
+
+
+class ConversationSource(Spec):
+    """How one source is processed."""
+
+    holdout: float = identity(
+        0.02, gt=0, lt=1, description="share kept out of training; conversations that state the same `group` stay together"
+    )
+
+
+class ConversationsStage(Stage):
+    """`sources` maps names of the pipeline's `sources:` (of a conversational format) to how each is processed. What `sft` trains on, what
+    `preference_data` takes its prompts from, and what `evaluate` asks."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["conversations"] = identity()
+    tokenizer: Reference = reference()
+    sources: dict[str, ConversationSource] = reference(min_length=1)
+    seed: int = identity(28)
+    files_per_task: int = execution(50, ge=1, description="input files per restartable task")
+
+
+class ConversationsPart(Spec):
+    """Resolved, for one source. Inputs: `tokenizer`, `documents`."""
+
+    source: SourceSpec = identity()
+    process: ConversationSource = identity(default_factory=ConversationSource)
+    seed: int = identity()
+    files_per_task: int = execution(50)
+    listing: list[str] = execution(default_factory=list, description="the files, relative to the url, sorted; the planner fills it in")

@@ -1,0 +1,39 @@
+"""The `long_context` stage: a chain of steps to longer sequences, each with a RoPE base of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specs.base import identity, reference
+from specs.stages.base import FromCheckpoint
+from specs.stages.training import CarryField, Leg, MixtureTraining, TrainingStage, carries
+from specs.units import Reference
+
+
+class LongContextStep(MixtureTraining):
+    """One step: usually twice the length, half the batch, and a larger `rope_theta`. The rate is the parent's and is held after its
+    warm-up; the optimizer's states begin anew unless `carry` says otherwise, as in the released scripts."""
+
+    sequence_length: int = identity(ge=8)
+    rope_theta: float = identity(gt=0, description="base of the rotary embedding from this step on")
+    carry: CarryField = carries("weights", "data")
+
+
+class LongContextStage(TrainingStage, FromCheckpoint):
+    """`steps` begin with `from`, then each with the end of the one before it. The result of one is named `stage/1`, `stage/2`, ...; the
+    stage's own name is the last one's result."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["long_context"] = identity()
+    steps: list[LongContextStep] = reference(min_length=1)
+
+    def legs(self, name: str) -> list[Leg]:
+        parents = [self.from_, *(Reference(name, part=str(index + 1)) for index in range(len(self.steps) - 1))]
+        return [
+            Leg(
+                *(f"{name}/{index + 1}", name, ("stages", name, "steps", index), step, parent),
+                carry=tuple(step.carry),
+                rope_theta=step.rope_theta,
+            )
+            for index, (step, parent) in enumerate(zip(self.steps, parents, strict=True))
+        ]

@@ -1,0 +1,40 @@
+"""The `merge` stage: a weighted average of checkpoints."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.stages.base import Stage
+from specs.units import Reference
+
+
+class MergeStage(Stage):
+    """Averages weights, parameter by parameter: checkpoints of one trajectory, or of variants of a stage. It has no optimizer states."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["merge"] = identity()
+    checkpoints: list[Reference] = reference(min_length=2)
+    weights: list[float] | None = reference(None, description="one per checkpoint; equal by default; only their ratios matter")
+
+    @model_validator(mode="after")
+    def _one_weight_each(self) -> MergeStage:
+        if self.weights is not None and len(self.weights) != len(self.checkpoints):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; state one for each")
+        if self.weights is not None and (min(self.weights) < 0 or sum(self.weights) <= 0):
+            raise ValueError("weights must not be negative, and not all zero")
+        return self
+
+
+class MergePart(Spec):
+    """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `tokenizer`. The result is checkpoint 1 of its artifact."""
+
+    model: ModelSpec = identity()
+    weights: list[float] = identity(description="in the order of the inputs")
+    sequence_length: int = execution()
+    end_step: int = execution(1)
+    parallel: Parallel = execution(default_factory=Parallel)

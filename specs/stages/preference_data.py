@@ -1,0 +1,115 @@
+"""The `preference_data` stage: from prompts and an instruct model to scored pairs of completions.
+
+Each step is an artifact of its own: prompts -> (model ->) completions -> rewards -> pairs -> log_probabilities. A changed reward
+samples nothing again; a changed choice scores nothing again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import ValidationInfo, field_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.rewards import RewardSpec
+from specs.stages.base import FromCheckpoint
+from specs.stages.training import Precision
+from specs.units import Reference
+
+
+class Sampling(Spec):
+    """How completions are sampled. Results are the same for any division into units, and change with `batch_size`."""
+
+    n: int = identity(10, ge=1, description="completions per prompt")
+    temperature: float = identity(1.0, ge=0, description="0 is greedy")
+    top_p: float = identity(1.0, gt=0, le=1)
+    max_new_tokens: int = identity(ge=1)
+    seed: int = identity(28)
+    batch_size: int = identity(32, ge=1, description="prompts that are completed together")
+    engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers", description="vllm: an extra, with a GPU")
+
+
+class PreferenceDataStage(FromCheckpoint):
+    """`from`: the instruct model, which samples the reference completions and is the reference of the loss."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["preference_data"] = identity()
+    prompts: list[Reference] = reference(min_length=1, description="parts of `conversations` stages; their training split")
+    limit: int | None = identity(None, ge=1, description="prompts at most")
+    offline: bool = identity(True, description="the completions that come with the prompts take part")
+    max_tokens: int | None = identity(
+        None, ge=2, description="of prompt and completion together; longer completions are dropped; half of sequence_length by default"
+    )
+    sequence_length: int | None = identity(None, ge=8, description="of the packed sequences that are trained on; the model's by default")
+    completions: Sampling = reference(description="reference completions, sampled from the model")
+    reward: RewardSpec = reference()
+    pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
+    worst_quantile: float = identity(0.2, ge=0, le=1, description="a completion is among the worst up to this quantile, or up to 1/n")
+    precision: Precision | None = identity(None, description="of the reference log-probabilities; the model's by default")
+    seed: int = identity(28)
+    prompts_per_unit: int = execution(64, ge=1, description="prompts per restartable unit of work")
+
+    @field_validator("prompts")
+    @classmethod
+    def _different(cls, prompts: list[Reference], info: ValidationInfo) -> list[Reference]:
+        if len(set(map(str, prompts))) < len(prompts):
+            raise ValueError("a part stands here twice; name it once")
+        return prompts
+
+
+class PromptsPart(Spec):
+    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. Keeps prompts with at least `min_branches` completions (those that come along,
+    and the `sampled` ones to come) that are short enough."""
+
+    VERSION: ClassVar[int] = 1
+    split: Literal["train", "validation"] = identity()
+    limit: int | None = identity(None, neutral=None)
+    seed: int = identity(28, neutral=28)
+    offline: bool = identity(True, neutral=True)
+    max_tokens: int = identity(description="of prompt and completion")
+    max_new_tokens: int = identity(description="room that is left for a sampled completion")
+    sampled: int = identity(description="completions per prompt that will be sampled")
+    min_branches: int = identity(2, neutral=2)
+    prompts_per_unit: int = execution(64)
+
+
+class CompletionsPart(Spec):
+    """Resolved. Inputs: `model` (an export), `prompts`."""
+
+    VERSION: ClassVar[int] = 1
+    sampling: Sampling = identity()
+    prompts_per_unit: int = execution(64)
+
+
+class RewardsPart(Spec):
+    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside) where a model scores."""
+
+    VERSION: ClassVar[int] = 1
+    reward: RewardSpec = identity()
+    prompts_per_unit: int = execution(64)
+
+
+class PairsPart(Spec):
+    """Resolved. Inputs: `prompts`, `completions`, `rewards`."""
+
+    VERSION: ClassVar[int] = 1
+    pairs: int = identity()
+    worst_quantile: float = identity()
+    max_tokens: int = identity()
+    seed: int = identity(28, neutral=28)
+
+
+class LogProbabilitiesPart(Spec):
+    """Resolved. Inputs: `checkpoint`, `pairs`, `tokenizer`. Computed over the packed sequences that are trained on, by the same engine
+    and in the same precision, so that the first log-ratio of training is exactly zero."""
+
+    VERSION: ClassVar[int] = 1
+    model: ModelSpec = identity()
+    sequence_length: int = identity()
+    precision: Precision = identity(default_factory=Precision)
+    attention: str = execution("auto")
+    batch_size: int = execution(4, description="packed sequences per forward pass and data-parallel rank")
+    sequences_per_unit: int = execution(64)
+    parallel: Parallel = execution(default_factory=Parallel)

@@ -1,0 +1,26 @@
+"""What `qrpo` and `dpo` share: training on pairs of completions against a reference model.
+
+A sample is a packed sequence of pairs; both completions of a pair lie in the same one. The batch counts packed sequences.
+"""
+
+from __future__ import annotations
+
+from specs.base import identity, reference
+from specs.stages.sft import LinearSchedule
+from specs.stages.training import CarryField, FromParent, Segment, Training, carries
+from specs.units import Reference
+
+
+class PreferenceTraining(FromParent, Training):
+    """`from` is the model that the preference data were made with; `preferences` names that stage, whose sequence length it is."""
+
+    CHAT = True
+    carry: CarryField = carries("weights")
+    preferences: Reference = reference()
+    schedule: LinearSchedule = identity(default_factory=LinearSchedule)
+
+
+class PreferenceSegment(Segment):
+    """Resolved. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`."""
+
+    data_seed: int = identity(28, neutral=28)

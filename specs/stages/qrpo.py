@@ -1,0 +1,36 @@
+"""The `qrpo` stage: quantile reward policy optimisation (arXiv 2507.08068)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specs.base import Spec, identity
+from specs.stages.preference_training import PreferenceSegment, PreferenceTraining
+
+
+class QrpoLoss(Spec):
+    """(q - beta_i ln Z(beta_i) - beta_i (ln p(y|x) - ln p_ref(y|x)))^2 per completion, Z(b) = b (exp(1/b) - 1), q the quantile of the
+    reward among the reference completions; beta_i = beta / |y|, at most `beta_max`, where it is normalised by length (Apertus
+    report, section 4.3)."""
+
+    beta: float = identity(5.0, gt=0)
+    length_normalised: bool = identity(True)
+    beta_max: float | None = identity(0.1, gt=0, description="limit of the normalised beta of a completion")
+
+
+class QrpoStage(PreferenceTraining):
+    """Regresses the log-ratio of every completion on its quantile reward; chosen and rejected ones count alike."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["qrpo"] = identity()
+    loss: QrpoLoss = identity(default_factory=QrpoLoss)
+
+
+class QrpoSegment(PreferenceSegment):
+    """Resolved."""
+
+    loss: QrpoLoss = identity()
+
+    @property
+    def objective(self) -> str:
+        return "qrpo"

@@ -1,0 +1,73 @@
+"""The `sft` stage: supervised fine-tuning on conversations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from specs.base import Spec, identity, reference
+from specs.schedule import Decay, ScheduleSpec
+from specs.stages.training import CarryField, FromParent, Segment, Training, carries
+from specs.units import ReferenceText
+
+
+class Lora(Spec):
+    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, only A and B are trained. The checkpoint holds W, A and B; whoever
+    starts from it reads the sum."""
+
+    rank: int = identity(16, ge=1)
+    alpha: float = identity(32.0, gt=0)
+    targets: list[Literal["wq", "wk", "wv", "wo", "up_proj", "down_proj"]] = identity(
+        default_factory=lambda: ["wq", "wk", "wv", "wo", "up_proj", "down_proj"], min_length=1
+    )
+
+
+class LinearSchedule(ScheduleSpec):
+    """Linear decay to 0 over the whole stage, unless told otherwise."""
+
+    decay: Decay = identity("linear")
+    final: float = identity(0.0, ge=0, le=1, description="fraction of the peak at the end of the decay")
+
+
+def _repeats(value: Any) -> Any:
+    if isinstance(value, str):
+        return {value: 1}
+    return dict.fromkeys(value, 1) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
+
+
+Repeats = Annotated[
+    dict[ReferenceText, Annotated[int, Field(ge=1)]],
+    BeforeValidator(_repeats, json_schema_input_type=str | list[str] | dict[str, int]),
+]
+
+
+class SftStage(FromParent, Training):
+    """Trains on the assistant's turns, thoughts and tool calls; never on what a tool answered. Conversations are packed into sequences
+    and do not see each other."""
+
+    VERSION: ClassVar[int] = 1
+    CHAT: ClassVar[bool] = True
+    kind: Literal["sft"] = identity()
+    carry: CarryField = carries("weights")
+    conversations: Repeats = reference(
+        min_length=1, description="parts of `conversations` stages; a map gives how often each is seen per epoch: {chat/identity: 3}"
+    )
+    schedule: LinearSchedule = identity(default_factory=LinearSchedule)
+    prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on what is not the assistant's, relative to 1")
+    longer: Literal["drop", "truncate"] = identity("drop", description="conversations that do not fit into a sequence")
+    lora: Lora | None = identity(None)
+
+
+class SftSegment(Segment):
+    """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a packed sequence of conversations."""
+
+    repeats: list[int] = identity(description="in the order of the inputs")
+    data_seed: int = identity(28, neutral=28)
+    prompt_weight: float = identity(0.0, neutral=0.0)
+    longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
+    lora: Lora | None = identity(None, neutral=None)
+
+    @property
+    def objective(self) -> str:
+        return "cross-entropy" if self.prompt_weight == 0 else "weighted-cross-entropy"
