@@ -209,7 +209,8 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             )
             continue
         if target.kind not in kinds:
-            yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {' or '.join(kinds)} is needed here")
+            wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
+            yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {wanted} is needed here")
             continue
         if isinstance(target, (CorpusStage, ConversationsStage)):
             if ref.part is None and len(target.sources) > 1:

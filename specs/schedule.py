@@ -31,7 +31,7 @@ class ScheduleSpec(Spec):
 class Schedule(Spec):
     """The rate over consumed tokens of the stage. All positions in tokens; what lies outside a segment is neutral and not hashed."""
 
-    peak: float = execution(gt=0, description="equal to the optimizer's lr, which bears the identity")
+    peak: float = execution(ge=0, description="equal to the optimizer's lr, which bears the identity")
     warmup_tokens: int = identity(0, neutral=0, ge=0)
     warmup_from: float = identity(0.0, neutral=0.0)
     decay: Decay = identity("none", neutral="none")

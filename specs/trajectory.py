@@ -181,6 +181,9 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
             message = f"'{leg.parent}' is a merge, which has no optimizer states to carry"
             raise SpecError([Problem((*at, "carry"), message, "state carry: [weights].")])
         inherited = parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
+        if stage.optimizer.lr is None and not inherited["lr"]:
+            message = f"the learning rate has decayed to 0 at step {start.step} of '{start.leg}', so there is none to go on with"
+            raise SpecError([Problem((*at, "optimizer", "lr"), message, "state optimizer.lr.")])
         batches = batches or {"0 samples": parent.cuts[start.segment].batch}
         model, length, precision = parent.model, stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
         if leg.rope_theta is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 RECIPE = """\
@@ -42,12 +43,64 @@ stages:
 """
 
 
+CHAT = (
+    RECIPE.replace(
+        "sources:\n",
+        'sources:\n  questions: {{url: "{documents}", format: chat, include: ["*.jsonl"]}}\n',
+    )
+    + """\
+  longer:
+    kind: long_context
+    from: cooldown
+    steps:
+      - {{sequence_length: 64, rope_theta: 1e6, global_batch_size: 4, budget: 4 steps, mixture: main, schedule: {{warmup: 2 steps}}}}
+      - {{sequence_length: 128, rope_theta: 2e6, global_batch_size: 2, budget: 3 steps, mixture: main}}
+  chat: {{kind: conversations, tokenizer: tokenizer, sources: {{questions: {{holdout: 0.2}}}}}}
+  sft:
+    kind: sft
+    from: longer
+    conversations: chat
+    global_batch_size: 4
+    budget: 8 steps
+    optimizer: {{lr: 1e-3, weight_decay: 0, grad_clip: 1.0}}
+    checkpoint: {{interval: 2, keep: 1}}
+    validation: {{interval: 2, samples: 2}}
+  preferences:
+    kind: preference_data
+    from: sft
+    prompts: [chat]
+    completions: {{n: 4, max_new_tokens: 16}}
+    reward: reference-overlap
+  qrpo: {{kind: qrpo, from: sft, preferences: preferences, global_batch_size: 4, budget: 4 steps, optimizer: {{lr: 1e-4}}}}
+  dpo: {{kind: dpo, from: sft, preferences: preferences, global_batch_size: 4, budget: 4 steps, optimizer: {{lr: 1e-4}}}}
+  merged: {{kind: merge, checkpoints: [qrpo, dpo]}}
+  evaluate-sft:
+    kind: evaluate
+    from: sft
+    sources: [corpus/notes]
+    generation: &answers {{prompts: chat, limit: 8, sampling: {{n: 1, max_new_tokens: 16}}, reward: reference-overlap}}
+  evaluate-qrpo: {{kind: evaluate, from: qrpo, sources: [corpus/notes], against: evaluate-sft, generation: *answers}}
+  chat-model: {{kind: export, from: qrpo, evaluations: [evaluate-qrpo]}}
+"""
+)
+
+
 def write_documents(folder: Path, count: int = 30) -> Path:
     """Text files with different content, enough for a few hundred training sequences."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
         lines = [f"document {index} line {line}: {'abcdefghij'[line % 10] * 3} the {index * line} quick foxes" for line in range(40)]
         (folder / f"note-{index:02d}.txt").write_text("\n".join(lines))
+    talks = [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is note {i}?"},
+                {"role": "assistant", "content": f"Note {i} is about {i * i} foxes."},
+            ]
+        }
+        for i in range(40)
+    ]
+    (folder / "talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     return folder
 
 

@@ -85,7 +85,7 @@ def hugging_face_config(
     max_position_embeddings: int,
     bos_token_id: int,
     eos_token_id: int,
-    pad_token_id: int,
+    pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
     """Arguments of `transformers.ApertusConfig` that describe this model.
@@ -95,7 +95,7 @@ def hugging_face_config(
         max_position_embeddings: longest sequence the model was trained on, in tokens.
         bos_token_id: id of the begin-of-document token.
         eos_token_id: id of the end-of-document token.
-        pad_token_id: id of the padding token.
+        pad_token_id: id of the padding token, if there is one.
         dtype: dtype of the stored weights.
     """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}

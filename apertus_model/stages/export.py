@@ -1,6 +1,7 @@
 """The `export` stage: a checkpoint becomes a Hugging Face folder, which is opened again and compared with the trained model.
 
-Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are several), tokenizer files.
+Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are several), tokenizer files with the
+chat template, and `README.md`, the model card.
 
 Invariant: nothing is committed that transformers does not open as `ApertusForCausalLM` with the logits of the trained model.
 """
@@ -14,6 +15,7 @@ import torch
 
 from apertus_model.model.hf import hugging_face_config, to_hugging_face
 from apertus_model.model.model import ApertusModel, model_config
+from apertus_model.model_card import model_card
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import load_tensors
@@ -43,6 +45,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             model = load_model(part, attempt.store.location(checkpoint.checkpoint))
         progress.update(1, 4, "steps")
         write_folder(model, part, tokenizer, folder)
+        evaluations = [read for role, read in job.inputs.items() if role.startswith("evaluation:")]
+        card = model_card(attempt.store, checkpoint, evaluations, model=part.model, sequence_length=part.sequence_length)
+        (folder / "README.md").write_text(card)
         check_tokenizer(folder, part)
         progress.update(2, 4, "steps")
         difference = largest_difference(model, folder, part)
@@ -81,7 +86,9 @@ def write_folder(model: ApertusModel, part: ExportPart, tokenizer: Artifact, fol
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     facts = tokenizer.manifest["facts"]
-    tokens = {f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad")}
+    tokens: dict[str, Any] = {f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts}
+    if part.chat:
+        tokens["eos_token_id"] = end_of_turn(facts)
     config = ApertusConfig(
         architectures=["ApertusForCausalLM"],
         **hugging_face_config(part.model, max_position_embeddings=part.sequence_length, **tokens),
@@ -89,10 +96,17 @@ def write_folder(model: ApertusModel, part: ExportPart, tokenizer: Artifact, fol
     with torch.device("meta"):
         theirs = ApertusForCausalLM(config)
     theirs.load_state_dict(to_hugging_face(model.state_dict()), strict=True, assign=True)
-    theirs.generation_config = GenerationConfig(**tokens)
+    theirs.generation_config = GenerationConfig(**tokens, **({"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}))
     theirs.save_pretrained(folder, max_shard_size=part.max_shard_size)
     for name in tokenizer.manifest["files"]:
         (folder / name).write_bytes(tokenizer.bytes(name))
+
+
+def end_of_turn(facts: dict[str, Any]) -> int:
+    """The token that ends an answer. ExportError when the tokenizer has none."""
+    if facts.get("end_of_turn_id") is None:
+        raise ExportError("the model was trained on conversations, and its tokenizer has no end-of-turn token <|assistant_end|>")
+    return int(facts["end_of_turn_id"])
 
 
 def check_tokenizer(folder: Path, part: ExportPart) -> None:

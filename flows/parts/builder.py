@@ -12,6 +12,7 @@ from specs.base import Spec
 from specs.errors import FieldPath, Problem
 from specs.pipeline import Pipeline
 from specs.sources import SourceSpec
+from specs.stages import STAGES
 from specs.trajectory import Trajectory, branch
 from specs.units import Reference
 
@@ -29,8 +30,9 @@ class Builder:
     def node(self, name: str, stage_name: str, part: Spec, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
         """Adds a part. `kind` is the part's where it is not the stage's; the version is that of its kind."""
         stage = self.pipeline.stages[stage_name]
-        version = part.VERSION if hasattr(part, "VERSION") else type(stage).VERSION
-        node = Node(name, stage_name, kind or stage.kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
+        kind = kind or stage.kind
+        version = STAGES[kind].VERSION if kind in STAGES else part.VERSION  # type: ignore[attr-defined]  # inner kinds state it there
+        node = Node(name, stage_name, kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
         self.graph.nodes[name] = node
         return node
 
@@ -82,7 +84,7 @@ class Builder:
         node = self.graph.nodes[read.node or ""]
         if "tokenizer" in node.inputs:
             return node.inputs["tokenizer"]
-        return self.tokenizer_of(node.inputs["source:0"])
+        return self.tokenizer_of(next(iter(node.inputs.values())))
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
         """Token ids mean nothing to a model that was trained with another tokenizer."""

@@ -20,6 +20,7 @@ from specs.stages.training import Leg, MixtureTraining, Segment, TrainingStage
 from specs.trajectory import Cut, Trajectory, branch, leg_of
 from specs.units import Reference
 
+FIELDS = {"mixture": "mixture", "pairs": "preferences"}  # input of a segment -> the field of the stage that names it
 Counters = dict[tuple[str, ...], int]  # samples drawn so far, by what they were drawn from, at which length
 
 
@@ -83,7 +84,9 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
             leg=leg.name,
         )
         if parent is not None:
-            builder.same_tokenizer(leg.path, next(iter(data.values())).name, node.inputs["tokenizer"], builder.tokenizer_of(parent))
+            field = FIELDS.get(next(iter(data)), "conversations")
+            what = next(iter(data.values())).name
+            builder.same_tokenizer((*leg.path, field), what, node.inputs["tokenizer"], builder.tokenizer_of(parent))
         drawn[counter] = drawn.get(counter, 0) + cut.end_sample - cut.start_sample
         parent = reads(node, cut.end_step)
     if trajectory.leftover_tokens:

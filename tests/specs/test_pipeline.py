@@ -62,7 +62,11 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("from: cooldown", "from: coldown", "there is no stage 'coldown'. Fix: did you mean 'cooldown'?"),
-        ("from: pretrain", "from: main", "stage 'main' is a mixture; pretrain or cooldown is needed here"),
+        (
+            "from: pretrain",
+            "from: main",
+            "stage 'main' is a mixture; one of pretrain, cooldown, long_context, sft, qrpo, dpo, merge is needed here",
+        ),
         ("tokenizer: tokenizer", "tokenizer: corpus/notes", "stage 'corpus' is a corpus; tokenizer is needed here"),
         ("from: pretrain\n", "from: pretrain\n    after: [export]\n", "the stages form a cycle"),
         ("kind: cooldown", "kind: coolodwn", "'coolodwn' is not a kind. Fix: did you mean 'cooldown'?"),

@@ -1,0 +1,169 @@
+"""The model card of an exported model, made from its lineage in the store.
+
+Invariant: every number on the card was read from a spec or a manifest; nothing is claimed that was not recorded. Text that comes from a
+recipe cannot break out of its cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from infra.store import Store
+from infra.store.lineage import Ancestor, lineage
+from specs.job import InputRef
+from specs.model import ModelSpec
+
+TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
+TITLES = {
+    "pretrain": "pretraining",
+    "cooldown": "cooldown",
+    "long_context": "longer context",
+    "sft": "supervised fine-tuning",
+    "qrpo": "preference alignment (QRPO)",
+    "dpo": "preference alignment (DPO)",
+    "merge": "average of checkpoints",
+}
+
+
+def model_card(store: Store, checkpoint: InputRef, evaluations: Sequence[InputRef], *, model: ModelSpec, sequence_length: int) -> str:
+    """Markdown with the metadata block of Hugging Face.
+
+    Args:
+        store: where the lineage is read.
+        checkpoint: what was exported.
+        evaluations: evaluate artifacts whose metrics are shown.
+        model: dimensions.
+        sequence_length: longest context, in tokens.
+    """
+    ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
+    trained = [ancestor for ancestor in ancestors if ancestor.kind in (*TRAINING, "merge")]
+    sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
+    tokens = sum(_tokens(ancestor) for ancestor in trained)
+    chat = any(ancestor.kind in ("sft", "qrpo", "dpo") for ancestor in trained)
+    sections = [
+        _front_matter(sources),
+        f"# {checkpoint.name}\n",
+        f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters, trained on {tokens:,} tokens; "
+        f"context of {sequence_length:,} tokens"
+        + (", with a chat template (`tokenizer.apply_chat_template`)." if chat else ". It continues text and follows no instructions.")
+        + " This page was made from the record of its training.\n",
+        "## Architecture\n",
+        _table(("", ""), _architecture(model)),
+        "## Training\n",
+        _table(
+            ("stage", "what", "steps", "tokens", "sequence", "batch", "optimizer", "learning rate", "data"), map(_training_row, trained)
+        ),
+        "## Data\n",
+        _table(("source", "language", "licence", "documents", "training tokens", "filters", "left out"), map(_data_row, sources)),
+    ]
+    preferences = [ancestor for ancestor in ancestors if ancestor.kind in ("prompts", "completions", "rewards", "pairs")]
+    if preferences:
+        sections += ["## Preference data\n", _table(("part", "settings", "result"), map(_preference_row, preferences))]
+    if evaluations:
+        sections += ["## Evaluation\n", *(_evaluation(store, evaluation) for evaluation in evaluations)]
+    sections += ["## Lineage\n", _table(("part", "kind", "fingerprint", "made"), map(_lineage_row, ancestors)), _versions(ancestors)]
+    return "\n".join(sections)
+
+
+def _front_matter(sources: Iterable[Ancestor]) -> str:
+    languages = sorted({code.strip() for source in sources for code in str(_source(source).get("language", "")).split(",") if code.strip()})
+    codes = [code for code in languages if code.isascii() and code.isalpha() and len(code) in (2, 3)]
+    listed = f"language: [{', '.join(codes)}]\n" if codes else ""
+    return f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{listed}---\n"
+
+
+def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
+    scaling = model.rope_scaling
+    return [
+        ("layers, width, feed-forward width", f"{model.n_layers}, {model.dim:,}, {model.ffn_dim:,} (xIELU, no gate)"),
+        ("heads (queries, keys and values)", f"{model.n_heads}, {model.n_kv_heads} of {model.head_dim}, QK-norm"),
+        ("vocabulary", f"{model.vocab_size:,}, embeddings not tied"),
+        ("rotary embedding", f"base {model.rope_theta:,.0f}" + (f", Llama-3 scaling by {scaling.factor:g}" if scaling else "")),
+    ]
+
+
+def _tokens(ancestor: Ancestor) -> int:
+    """Tokens that a segment trained on up to the step that was read."""
+    spec = ancestor.spec
+    if ancestor.kind == "merge" or ancestor.step is None:
+        return 0
+    return int((ancestor.step - spec.get("start_step", 0)) * spec["global_batch_size"] * spec["sequence_length"])
+
+
+def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
+    spec = ancestor.spec
+    if ancestor.kind == "merge":
+        weights = ", ".join(f"{weight:g}" for weight in spec["weights"])
+        return (ancestor.name, TITLES["merge"], "", "", "", "", "", "", f"weights {weights}")
+    optimizer, schedule = spec["optimizer"], spec["schedule"]
+    decay = schedule.get("decay", "none")
+    rate = f"{optimizer['lr']:g}" + (f", {decay} to {schedule.get('final', 1.0):g} x" if decay != "none" else "")
+    data = [read["name"] for role, read in ancestor.identity["inputs"].items() if role not in ("parent", "tokenizer", "log_probabilities")]
+    return (
+        *(ancestor.name, TITLES[ancestor.kind], f"{(ancestor.step or 0) - spec.get('start_step', 0):,}", f"{_tokens(ancestor):,}"),
+        *(spec["sequence_length"], spec["global_batch_size"], optimizer["name"], rate, ", ".join(data)),
+    )
+
+
+def _source(ancestor: Ancestor) -> dict[str, Any]:
+    recorded: dict[str, Any] = ancestor.manifest.get("execution", {}).get("spec", {}).get("source", {})
+    return recorded
+
+
+def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
+    source, metrics = _source(ancestor), ancestor.metrics
+    process = ancestor.spec.get("process", {})
+    filters = [str(entry["filter"]) for entry in process.get("filters", [])] + (["personal data replaced"] if process.get("pii") else [])
+    out = {name: count for group in ("rejected", "dropped") for name, count in (metrics.get(group) or {}).items() if count}
+    train = metrics.get("train", {})
+    documents = train.get("documents", train.get("conversations", ""))
+    return (
+        *(ancestor.name, source.get("language") or "not stated", source.get("license") or "not stated"),
+        *(f"{documents:,}" if documents != "" else "", f"{train.get('tokens', 0):,}"),
+        ", ".join(filters) or "none",
+        ", ".join(f"{count:,} {name}" for name, count in out.items()) or "nothing",
+    )
+
+
+def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
+    def flat(values: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {_number(value)}" for name, value in values.items() if isinstance(value, (int, float, str)))
+
+    spec = ancestor.identity["spec"]
+    nested = {name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()}
+    return (ancestor.name, flat({**spec, **nested}), flat(ancestor.metrics))
+
+
+def _evaluation(store: Store, evaluation: InputRef) -> str:
+    made = lineage(store, evaluation.path or "")[-1]
+    rows = [(name, _number(value)) for name, value in made.metrics.items() if isinstance(value, (int, float))]
+    return f"### {_cell(evaluation.name)}\n\n" + _table(("metric", "value"), rows)
+
+
+def _lineage_row(ancestor: Ancestor) -> tuple[Any, ...]:
+    made = str(ancestor.manifest.get("created", ""))
+    step = f" at step {ancestor.step:,}" if ancestor.step is not None else ""
+    return (f"{ancestor.name}{step}", ancestor.kind, f"`{ancestor.identity['fingerprint']}`", made)
+
+
+def _versions(ancestors: Sequence[Ancestor]) -> str:
+    versions = {f"{name} {version}" for ancestor in ancestors for name, version in ancestor.manifest.get("versions", {}).items()}
+    return f"Made with {', '.join(sorted(versions))}.\n"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _cell(value: Any) -> str:
+    """Text that stays in its cell and is text: no pipes, line breaks, tags or links."""
+    text = " ".join(str(value).split())
+    for sign in ("\\", "|", "<", "[", "]"):
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(map(_cell, row)) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
