@@ -1,0 +1,64 @@
+"""Loss on held-out text: per source, by position in the document, and what was forgotten.
+
+Metrics:
+
+    perplexity/<source>, perplexity         exp of the mean loss per token: of a source, and over the tokens of all
+    loss/position/<p>                       mean loss, in nats, at positions from p to the next bucket, over all sources
+    forgetting/<source>                     rise of the loss per token, in nats, since the evaluation that it is compared with
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from apertus_model.data.corpora import split_files
+from apertus_model.data.samples import Sample, validation_samples
+from apertus_model.progress import Progress
+from apertus_model.trainer.heldout import Evaluator
+from infra.store import Artifact
+
+
+def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sample]:
+    """The first held-out sequences of a corpus, at most `samples`."""
+    recipe = {"sources": [None], **{key: corpus.manifest["facts"][key] for key in ("vocab_size", "eos_id")}}
+    sequences = validation_samples(recipe, [split_files(corpus, "validation")], sequence_length=sequence_length)
+    return [sequences[i] for i in range(min(samples, len(sequences)))]
+
+
+def perplexity(
+    evaluator: Evaluator, corpora: Mapping[str, Artifact], *, sequence_length: int, samples: int, progress: Progress
+) -> dict[str, float]:
+    """Perplexity of each source, by name, and over all their tokens."""
+    metrics: dict[str, float] = {}
+    nats, tokens = 0.0, 0
+    for index, (name, corpus) in enumerate(corpora.items()):
+        loss = evaluator.loss(held_out(corpus, sequence_length=sequence_length, samples=samples))
+        metrics[f"perplexity/{name}"] = math.exp(loss.nats)
+        nats += loss.nats * loss.tokens
+        tokens += loss.tokens
+        progress.update(index + 1, len(corpora), "sources")
+    return metrics | {"perplexity": math.exp(nats / tokens)}
+
+
+def position_edges(sequence_length: int, buckets: int) -> list[int]:
+    """Borders of `buckets` buckets of positions, as equal as whole numbers allow: (1024, 4) -> [0, 256, 512, 768, 1024]."""
+    return [index * sequence_length // buckets for index in range(buckets + 1)]
+
+
+def loss_by_position(
+    evaluator: Evaluator, corpora: Sequence[Artifact], *, sequence_length: int, buckets: int, samples: int
+) -> dict[str, float]:
+    """Mean loss by position in the document. A bucket in which no held-out document has a token is left out."""
+    edges = position_edges(sequence_length, buckets)
+    totals = [(0.0, 0)] * buckets
+    for corpus in corpora:
+        found = evaluator.loss_by_position(held_out(corpus, sequence_length=sequence_length, samples=samples), edges)
+        totals = [(nats + more, tokens + count) for (nats, tokens), (more, count) in zip(totals, found, strict=True)]
+    return {f"loss/position/{edge}": nats / tokens for edge, (nats, tokens) in zip(edges, totals, strict=False) if tokens}
+
+
+def forgetting(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Rise of the loss of every source that both evaluations measured."""
+    names = [name for name in now if name.startswith("perplexity/") and name in before]
+    return {name.replace("perplexity/", "forgetting/"): math.log(now[name]) - math.log(before[name]) for name in names}
