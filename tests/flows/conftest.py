@@ -43,7 +43,7 @@ def finish(plan: Plan, *names: str, until: int | None = None, metrics: dict[str,
 
 
 def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]) -> None:
-    attempt = Attempt(_job(plan, node), plan.store)
+    attempt = Attempt(job_of(plan, node), plan.store)
     attempt.begin()
     if node.end_step is None:
         tokens = {"train": {"tokens": 40_000}} if isinstance(node.part, CorpusPart) else {}
@@ -57,7 +57,7 @@ def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]
         attempt.commit(metrics=metrics, step=step)
 
 
-def _job(plan: Plan, node: Node) -> Job:
+def job_of(plan: Plan, node: Node) -> Job:
     inputs = {
         role: InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, step=read.step) for role, read in node.inputs.items()
     }
