@@ -1,6 +1,6 @@
 """The `apertus` command line.
 
-Invariants: planning, status and lineage import neither torch nor Prefect. A user's mistake is printed as a message with exit
+Invariants: planning, status, lineage and report import neither torch nor Prefect. A user's mistake is printed as a message with exit
 code 2, never as a traceback; a run that fails ends with 1, one that is interrupted with 130.
 """
 
@@ -167,6 +167,23 @@ def lineage(
             _print_json(terminal.lineage_json(made, names[0]))
         else:
             _print_json({"name": stage, "parts": [terminal.lineage_json(made, name) for name in names]})
+
+
+@app.command()
+def report(
+    spec: SpecArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-report.html by default")] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write one HTML file that shows the whole run: stages, training, data, evaluations, lineage. Reads the store only."""
+    from flows.report import render
+
+    with _mistakes_are_messages():
+        made = _plan(spec, store, overrides)
+        target = output or Path(f"{made.pipeline.name}-report.html")
+        target.write_text(render(made), encoding="utf-8")
+        console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
 @app.command()

@@ -1,0 +1,111 @@
+"""One HTML file that shows a whole run: graph, training, data, evaluations, samples and lineage.
+
+Owns the page (`template.html.jinja`, `report.css`, `report.js`) and what goes where on it; `collect` reads, the chart modules draw.
+
+Invariants: the file stands alone. Its content security policy allows no address to be loaded, and no script but the two that are part of
+it, by their digests. Text from the store is escaped by Jinja, in JSON by `tojson`, in figures by `figures.label`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from flows.plan import Plan
+from flows.report import result_charts, training_charts, words
+from flows.report.collect import Part, Run, collect
+from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
+from flows.report.graph import HEIGHT, WIDTH, draw
+from flows.report.results import PROMPTS, numbers, undrawn
+
+
+def render(plan: Plan) -> str:
+    """The report of a plan and its store, as HTML."""
+    run = collect(plan)
+    scripts = [get_plotlyjs(), _asset("report.js")]
+    digests = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"amount": words.quantity, "shown": words.shown, "duration": words.duration, "pretty": words.pretty}
+    charts = Charts.of(run)
+    return environment.from_string(_asset("template.html.jinja")).render(
+        run=run,
+        charts=charts,
+        drawing=draw({stage.name: stage.reads for stage in run.stages}, {stage.name: stage.after for stage in run.stages}),
+        box={"width": WIDTH, "height": HEIGHT},
+        stages={stage.name: stage for stage in run.stages},
+        anchors={stage.name: f"stage-{index}" for index, stage in enumerate(run.stages)},
+        lines={stage.name: words.stage_lines(stage) for stage in run.stages},
+        other_metrics=undrawn(run.evaluations),
+        gates=[(evaluation, gate) for evaluation in run.evaluations for gate in evaluation.gates],
+        corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
+        kinds={stage.kind for stage in run.stages},
+        prompts_shown=PROMPTS,
+        policy=f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {digests}",
+        css=Markup(_asset("report.css")),
+        scripts=[Markup(script) for script in scripts],
+    )
+
+
+def _asset(name: str) -> str:
+    return files("flows.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@dataclass
+class Charts:
+    """The figures by section, and all of them by the id that the page gives them."""
+
+    training: list[Figure] = field(default_factory=list)
+    mixtures: list[Figure] = field(default_factory=list)
+    masked: list[Figure] = field(default_factory=list)
+    evaluation: list[Figure] = field(default_factory=list)
+    rewards: list[Figure] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run) -> Charts:
+        stages = Styles([stage.name for stage in run.stages if any(part.steps for part in stage.parts)], STAGE_COLOURS)
+        sources = Styles(_source_names(run), SOURCE_COLOURS)
+        look = result_charts.styles(run.evaluations, stages)
+        losses, masked = training_charts.losses(run.curves, stages, sources), training_charts.masked(run.curves, stages)
+        own = [curve for curve in run.curves if curve.kind in training_charts.OWN_LOSS or curve.extras]
+        difference = result_charts.differences(run.evaluations, look)
+        compared = [(evaluation, evaluation.rewards) for evaluation in run.evaluations if evaluation.rewards]
+        return cls(
+            ([losses] if losses else []) + [training_charts.own_losses(curve, stages) for curve in own],
+            [training_charts.mixtures(run.mixtures, sources)] if run.mixtures else [],
+            [masked] if masked else [],
+            result_charts.results(run.evaluations, look),
+            [result_charts.rewards(evaluation.name, found, look[evaluation.name], stages) for evaluation, found in compared]
+            + ([difference] if difference else [])
+            + [result_charts.quantiles(part.name, counts) for part in run.parts if (counts := _histogram(part))],
+        )
+
+    def name(self, figure: Figure) -> str:
+        """The id of a figure on the page."""
+        return f"chart-{next(index for index, other in enumerate(self.all) if other is figure)}"
+
+    @property
+    def all(self) -> list[Figure]:
+        return [*self.training, *self.mixtures, *self.masked, *self.evaluation, *self.rewards]
+
+    @property
+    def plots(self) -> dict[str, Any]:
+        """What the page's script draws. Numbers that JSON does not have were left out when they were read."""
+        return {self.name(figure): figure.plot | {"height": figure.height} for figure in self.all}
+
+
+def _source_names(run: Run) -> list[str]:
+    """Every source that a chart colours: of mixtures first, then those that are only held out."""
+    names = [share.source for shares in run.mixtures.values() for share in shares]
+    return names + [name for curve in run.curves for name in curve.heldout]
+
+
+def _histogram(part: Part) -> list[float]:
+    counts = part.metrics.get("quantile_histogram")
+    return list(numbers(dict(enumerate(counts))).values()) if isinstance(counts, list) else []

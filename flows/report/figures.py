@@ -1,0 +1,123 @@
+"""What all charts share: colours, panels over one axis, and figures as plain JSON for plotly.js.
+
+Invariants: a stage and a source have one colour, line and symbol in all charts. Every text in a figure has gone through `label`, so that
+none is read as markup; colours of text and grid are the page's, set where the figure is drawn.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.graph_objects as go
+
+# Told apart with protanopia and deuteranopia, on light and on dark: the first five, and in the order of use.
+STAGE_COLOURS = ("#2477d4", "#e5853b", "#1fa67a", "#8e3fa8", "#8a5a1f", "#c2466a", "#9c9a1f")
+SOURCE_COLOURS = ("#1b7a6b", "#d3a021", "#a0429b", "#4ba3d9", "#b5532a", "#7f8c2f", "#6b7480")
+NEUTRAL = "#7d8590"
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
+PANEL_GAP = 44  # pixels between panels, room for the next one's title
+TOP, BOTTOM = 26, 40
+
+
+@dataclass(frozen=True)
+class Style:
+    """How something is drawn everywhere."""
+
+    colour: str
+    dash: str = "solid"
+    symbol: str = "circle"
+
+
+class Styles(dict[str, Style]):
+    """Styles by name, given out in order; those behind the last colour repeat it with another line."""
+
+    def __init__(self, names: Iterable[str], colours: tuple[str, ...]) -> None:
+        super().__init__()
+        for index, name in enumerate(dict.fromkeys(names)):
+            turn, place = divmod(index, len(colours))
+            self[name] = Style(colours[place], DASHES[turn % len(DASHES)], SYMBOLS[index % len(SYMBOLS)])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the legend, which shows and hides the traces of its group."""
+
+    text: str
+    group: str
+    style: Style
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart. `summary` says in words what it shows; `legend` is drawn by the page, so that it wraps."""
+
+    title: str
+    summary: str
+    height: int
+    plot: dict[str, Any]
+    legend: list[Entry] = field(default_factory=list)
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of several charts over the same horizontal axis."""
+
+    title: str
+    height: int
+    traces: list[go.Scatter]
+    axis: dict[str, Any] = field(default_factory=dict)
+
+
+def label(text: object) -> str:
+    """Text for a figure: plotly.js reads a little HTML, so it is escaped."""
+    return html.escape(str(text), quote=False)
+
+
+def short(names: Iterable[str]) -> dict[str, str]:
+    """Names without the folder that all of them share: `corpus/code` and `corpus/notes` are `code` and `notes`."""
+    found = dict.fromkeys(names)
+    folders = {name.rpartition("/")[0] for name in found}
+    return {name: name.rpartition("/")[2] if len(folders) == 1 else name for name in found}
+
+
+def plot(traces: list[Any], **layout: Any) -> dict[str, Any]:
+    """Traces and layout, checked by Plotly, as JSON values."""
+    base: dict[str, Any] = {
+        "showlegend": False,
+        "hovermode": "closest",
+        "margin": {"l": 52, "r": 12, "t": TOP, "b": BOTTOM, "pad": 4},
+        "uniformtext": {"mode": "hide", "minsize": 9},
+    }
+    document = go.Figure(data=traces, layout=base | layout).to_plotly_json()
+    document["layout"].pop("template", None)
+    return {"data": document["data"], "layout": document["layout"]}
+
+
+def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Panels under each other over one horizontal axis: the plot and its height in pixels."""
+    inner = sum(panel.height for panel in parts) + PANEL_GAP * (len(parts) - 1)
+    traces, layout, titles = [], dict[str, Any](), []
+    top = inner
+    for index, panel in enumerate(parts):
+        number = "" if index == 0 else str(index + 1)
+        domain = [max(0.0, (top - panel.height) / inner), top / inner]
+        layout[f"yaxis{number}"] = {"domain": domain, "exponentformat": "SI", "nticks": max(3, panel.height // 45)} | panel.axis
+        titles.append(title_above(panel.title, domain[1]))
+        traces += [trace.update(yaxis=f"y{number}", xaxis="x") for trace in panel.traces]
+        top -= panel.height + PANEL_GAP
+    layout["xaxis"] = {"anchor": f"y{len(parts) if len(parts) > 1 else ''}"} | xaxis
+    return plot(traces, annotations=titles, **layout), inner + TOP + BOTTOM
+
+
+def title_above(text: str, y: float) -> dict[str, Any]:
+    """The title of a panel, over its left edge."""
+    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "paper", "yanchor": "bottom", "yshift": 3}
+    return {"text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}} | place
+
+
+TOKENS_AXIS = {"exponentformat": "B", "nticks": 8, "title": {"text": "consumed tokens", "font": {"size": 12}, "standoff": 6}}

@@ -1,0 +1,163 @@
+"""The rows of training as curves over consumed tokens.
+
+Owns the token axis: a stage that starts from a parent's checkpoint begins where the parent's lineage stood at that step.
+
+Invariant: thinning and smoothing never invent a value, and thinning keeps the first and last point and the extremes of every bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.graph import Graph, Node
+from flows.plan import Plan, Step
+from infra.store import Artifact
+
+LIMIT = 2000  # points of one series
+SMOOTHED = 40  # a running mean reaches over a curve's length / 40 on either side, and over LEAST at least
+LEAST = 5
+LINEAGE = ("parent", "checkpoint")  # roles of what a part continues
+BOOKKEEPING = ("step", "tokens", "time")
+COMMON = ("loss", "lr", "grad_norm", "tokens_per_second", "masked_share")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of a line, in order."""
+
+    x: list[float]
+    y: list[float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a training stage recorded, thinned. `begin`: consumed tokens of the lineage where the stage starts; `broken`: values that were
+    not finite."""
+
+    stage: str
+    kind: str
+    begin: int
+    columns: dict[str, Series] = field(default_factory=dict)
+    smooth: dict[str, Series] = field(default_factory=dict)
+    heldout: dict[str, Series] = field(default_factory=dict)
+    broken: int = 0
+
+    @property
+    def extras(self) -> list[str]:
+        """Columns that not every kind of training has."""
+        return [name for name in self.columns if name not in COMMON]
+
+
+def position(graph: Graph, node: Node, step: int) -> int:
+    """Tokens consumed along the lineage of a part when it has done `step` steps."""
+    return _origin(graph, node) + _consumed(node, step)
+
+
+def _origin(graph: Graph, node: Node) -> int:
+    """Where, on the axis of the lineage, the part's own count of tokens is zero."""
+    before = [
+        position(graph, graph.nodes[read.node], read.step)
+        for role, read in node.inputs.items()
+        if read.node in graph.nodes and read.step is not None and role.split(":")[0] in LINEAGE
+    ]
+    return max(before, default=0) - _consumed(node, node.start_step or 0)
+
+
+def _consumed(node: Node, step: int) -> int:
+    """Tokens by the part's own count; a part without one consumes evenly what it states, a merge nothing."""
+    tokens_at = getattr(node.part, "tokens_at", None)
+    if tokens_at is not None:
+        return int(tokens_at(step))
+    return node.tokens * (step - (node.start_step or 0)) // node.steps if node.steps > 0 else 0
+
+
+def rows(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
+    """The history of a part: up to its end, or up to the last checkpoint of one that is not finished."""
+    artifact = Artifact(plan.store, step.node.path, step.node.end_step)
+    marker = None
+    if step.action != "reuse":
+        if step.resume_step is None:
+            return
+        marker = artifact.checkpoint(step.resume_step).marker
+    if "history" in (artifact.manifest if marker is None else marker):
+        yield from artifact.history(marker)
+
+
+def curve(plan: Plan, stage: str) -> Curve | None:
+    """The curve of a training stage; None for a stage that has recorded nothing (yet)."""
+    nodes = [node for node in plan.graph.of(stage) if node.end_step is not None]
+    columns: dict[str, _Column] = {}
+    heldout: dict[str, _Column] = {}
+    for node in nodes:
+        origin = _origin(plan.graph, node)
+        for row in rows(plan, plan.steps[node.name]):
+            x = origin + (row["tokens"] if _is_number(row.get("tokens")) else _consumed(node, row.get("step", 0)))
+            for name, value in row.items():
+                if name not in BOOKKEEPING and _is_number(value):
+                    columns.setdefault(name, _Column()).add(x, value)
+            measured = row.get("validation")
+            for name, value in measured.items() if isinstance(measured, dict) else ():
+                if _is_number(value):
+                    heldout.setdefault(name, _Column()).add(x, value)
+    if not columns and not heldout:
+        return None
+    return Curve(
+        stage,
+        nodes[0].kind,
+        position(plan.graph, nodes[0], nodes[0].start_step or 0),
+        {name: thin(column.x, column.y) for name, column in sorted(columns.items())},
+        {name: thin(column.x, running_mean(column.y, max(LEAST, len(column.y) // SMOOTHED))) for name, column in sorted(columns.items())},
+        {name: thin(column.x, column.y) for name, column in heldout.items()},
+        sum(column.broken for column in [*columns.values(), *heldout.values()]),
+    )
+
+
+class _Column:
+    """A growing series in 16 bytes a point, without the values that are not finite."""
+
+    def __init__(self) -> None:
+        self.x = array("d")
+        self.y = array("d")
+        self.broken = 0
+
+    def add(self, x: float, y: float) -> None:
+        if math.isfinite(y):
+            self.x.append(x)
+            self.y.append(y)
+        else:
+            self.broken += 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def thin(xs: Sequence[float], ys: Sequence[float], limit: int = LIMIT) -> Series:
+    """At most `limit` points: of each bucket the smallest and the largest value, and the two ends."""
+    count = len(ys)
+    if count <= limit:
+        return Series([round(x) for x in xs], list(map(_short, ys)))
+    buckets = (limit - 2) // 2
+    keep = {0, count - 1}
+    for bucket in range(buckets):
+        inside = range(1 + bucket * (count - 2) // buckets, 1 + (bucket + 1) * (count - 2) // buckets)
+        keep |= {min(inside, key=ys.__getitem__), max(inside, key=ys.__getitem__)}
+    kept = sorted(keep)
+    return Series([round(xs[index]) for index in kept], [_short(ys[index]) for index in kept])
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def running_mean(values: Sequence[float], half: int) -> list[float]:
+    """Mean over up to `half` neighbours on either side."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    bounds = ((max(0, index - half), min(len(values), index + half + 1)) for index in range(len(values)))
+    return [(sums[high] - sums[low]) / (high - low) for low, high in bounds]

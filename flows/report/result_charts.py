@@ -1,0 +1,196 @@
+"""Charts of evaluations: perplexity, memorisation, loss by position, forgetting, rewards, pairs.
+
+Invariant: an evaluation has the colour of the training stage whose checkpoint it measured, unless another evaluation has it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import plotly.graph_objects as go
+
+from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
+from flows.report.results import MEMORISATION, Evaluation, Rewards
+
+HEIGHT = 280
+BINS = 24
+CROWDED = 12  # bars that need the whole width
+
+
+def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
+    """A style for each evaluation."""
+    free = [style for stage, style in stages.items() if stage not in {evaluation.of for evaluation in evaluations}]
+    found: dict[str, Style] = {}
+    for evaluation in evaluations:
+        style = stages.get(evaluation.of)
+        if style is None or style in found.values():
+            style = free.pop(0) if free else style or Style(NEUTRAL)
+        found[evaluation.name] = style
+    return found
+
+
+def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure]:
+    """All charts that there are numbers for."""
+    overall = {evaluation.name: evaluation.metrics["perplexity"] for evaluation in evaluations if "perplexity" in evaluation.metrics}
+    perplexity = {evaluation.name: evaluation.family("perplexity/") for evaluation in evaluations}
+    folder = _folder(name for found in perplexity.values() for name in found)
+    for name, value in overall.items():
+        perplexity[name] |= {f"{folder}all": value}
+    figures = [_bars("Perplexity on held-out text", "By source; lower is better.", perplexity, look)]
+    for measure, meaning in MEMORISATION.items():
+        values = {evaluation.name: evaluation.at_numbers(f"memorisation/{measure}/") for evaluation in evaluations}
+        axis: dict[str, object] = {"range": [-0.04, 1.04], "tickformat": ".0%"}
+        figures.append(_by_number(f"Memorisation: {meaning}", "By repetitions in the training data; 0: never seen.", values, look, axis))
+    position = {evaluation.name: evaluation.at_numbers("loss/position/") for evaluation in evaluations}
+    figures.append(_by_number("Loss by position", "Nats per token, from each position in a document to the next.", position, look, {}))
+    forgetting = {evaluation.name: evaluation.family("forgetting/") for evaluation in evaluations}
+    figures.append(_bars("Forgetting", "Rise of the loss in nats per token, by source.", forgetting, look))
+    return [figure for figure in figures if figure is not None]
+
+
+def _folder(names: Iterable[str]) -> str:
+    """What the names share before their last slash, so that one more name can be put beside them."""
+    folders = {name[: name.rfind("/") + 1] for name in names}
+    return folders.pop() if len(folders) == 1 else ""
+
+
+def _entries(values: dict[str, dict[str, float]] | dict[str, dict[int, float]], look: dict[str, Style]) -> list[Entry]:
+    return [Entry(name, f"evaluation {name}", look[name]) for name, found in values.items() if found]
+
+
+def _bars(title: str, summary: str, values: dict[str, dict[str, float]], look: dict[str, Style]) -> Figure | None:
+    """A group of bars for each category, a bar for each evaluation."""
+    names = short(category for found in values.values() for category in found)
+    traces = [
+        go.Bar(
+            x=[label(names[category]) for category in found],
+            y=list(found.values()),
+            name=label(name),
+            legendgroup=f"evaluation {name}",
+            marker={"color": look[name].colour},
+            text=[f"{value:.3g}" for value in found.values()],
+            textposition="outside",
+            textangle=0,
+            cliponaxis=False,
+            hovertemplate="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>",
+        )
+        for name, found in values.items()
+        if found
+    ]
+    if not traces:
+        return None
+    drawn = plot(traces, barmode="group", bargap=0.25, xaxis={"type": "category", "automargin": True}, yaxis={"nticks": 6})
+    return Figure(title, summary, HEIGHT, drawn, _entries(values, look), wide=sum(map(len, values.values())) > CROWDED)
+
+
+def _by_number(
+    title: str, summary: str, values: dict[str, dict[int, float]], look: dict[str, Style], axis: dict[str, object]
+) -> Figure | None:
+    """A line for each evaluation over numbers that grow by factors, evenly spaced."""
+    categories = sorted({number for found in values.values() for number in found})
+    if not categories:
+        return None
+    traces = [
+        go.Scatter(
+            x=[f"{number:,}" for number in found],
+            y=list(found.values()),
+            mode="lines+markers",
+            name=label(name),
+            legendgroup=f"evaluation {name}",
+            line={"color": look[name].colour, "width": 2.2, "dash": look[name].dash},
+            marker={"symbol": look[name].symbol, "size": 8},
+            cliponaxis=False,
+            hovertemplate="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>",
+        )
+        for name, found in values.items()
+        if found
+    ]
+    order = {"type": "category", "categoryorder": "array", "categoryarray": [f"{number:,}" for number in categories]}
+    return Figure(title, summary, HEIGHT, plot(traces, xaxis=order, yaxis={"nticks": 6} | axis), _entries(values, look))
+
+
+def rewards(name: str, found: Rewards, style: Style, stages: Styles) -> Figure:
+    """How the rewards of the prompts are distributed, before and after; `style` is the evaluation's."""
+    everything = found.values + found.before
+    low, high = min(everything), max(everything)
+    width = (high - low) / BINS or 1.0
+    centres = [low + (index + 0.5) * width for index in range(BINS)]
+    before = stages.get(found.against, Style(NEUTRAL))
+    before = Style(NEUTRAL) if before.colour == style.colour else before
+    groups = [(found.against, "before", found.before, before), (found.model, "after", found.values, style)]
+    traces = [
+        go.Bar(
+            x=[float(f"{centre:.5g}") for centre in centres],
+            y=_shares(values, low, width),
+            width=width,
+            name=label(model),
+            legendgroup=f"reward {role}",
+            opacity=0.65,
+            marker={"color": look.colour, "line": {"width": 0}},
+            hovertemplate="%{fullData.name}<br>%{y:.1%} around %{x:.3g}<extra></extra>",
+        )
+        for model, role, values, look in groups
+        if values
+    ]
+    title = {"text": "mean reward of a prompt", "font": {"size": 12}, "standoff": 6}
+    drawn = plot(traces, barmode="overlay", bargap=0, xaxis={"title": title}, yaxis={"tickformat": ".0%", "nticks": 6})
+    legend = [Entry(model, f"reward {role}", look) for model, role, values, look in groups if values]
+    return Figure(f"Rewards: {name}", f"Share of the prompts, by reward; {len(found.values):,} prompts.", HEIGHT, drawn, legend)
+
+
+def _shares(values: list[float], low: float, width: float) -> list[float]:
+    counts = [0] * BINS
+    for value in values:
+        counts[min(BINS - 1, int((value - low) / width))] += 1
+    return [round(count / len(values), 5) for count in counts]
+
+
+def differences(evaluations: list[Evaluation], look: dict[str, Style]) -> Figure | None:
+    """Mean differences of rewards with their confidence intervals, beside zero."""
+    shown = [evaluation for evaluation in evaluations if "reward/difference" in evaluation.metrics]
+    if not shown:
+        return None
+    traces = []
+    for evaluation in shown:
+        middle = evaluation.metrics["reward/difference"]
+        low, high = (evaluation.metrics.get(f"reward/difference/{end}", middle) for end in ("low", "high"))
+        bar = {"type": "data", "array": [high - middle], "arrayminus": [middle - low], "symmetric": False, "thickness": 2, "width": 6}
+        traces.append(
+            go.Scatter(
+                x=[middle],
+                y=[label(evaluation.name)],
+                mode="markers",
+                name=label(evaluation.name),
+                marker={"color": look[evaluation.name].colour, "size": 11, "symbol": look[evaluation.name].symbol},
+                error_x=bar,
+                hovertemplate=f"%{{y}}<br>%{{x:.4g}} [{low:.4g}, {high:.4g}]<extra></extra>",
+            )
+        )
+    drawn = plot(
+        traces,
+        xaxis={"zeroline": True, "rangemode": "tozero"},
+        yaxis={"type": "category", "automargin": True, "range": [len(shown) - 0.5, -0.5]},
+        margin={"l": 12, "r": 18, "t": 8, "b": BOTTOM_OF_DIFFERENCES, "pad": 6},
+    )
+    summary = "Mean over the prompts of after minus before, with its confidence interval."
+    return Figure("Difference of rewards", summary, 70 + 44 * len(shown), drawn)
+
+
+BOTTOM_OF_DIFFERENCES = 34
+
+
+def quantiles(name: str, counts: list[float]) -> Figure:
+    """The histogram of quantiles that pairs were given."""
+    count = len(counts)
+    traces = [
+        go.Bar(
+            x=[(index + 0.5) / count for index in range(count)],
+            y=counts,
+            width=1 / count,
+            marker={"color": NEUTRAL, "line": {"width": 1, "color": "rgba(127,127,127,.5)"}},
+            hovertemplate="%{y} around quantile %{x:.3f}<extra></extra>",
+        )
+    ]
+    title = {"text": "quantile of the reward", "font": {"size": 12}, "standoff": 6}
+    drawn = plot(traces, bargap=0, xaxis={"range": [0, 1], "title": title}, yaxis={"nticks": 6})
+    return Figure(f"Quantiles: {name}", "Number of completions, by the quantile of their reward.", HEIGHT, drawn)

@@ -1,0 +1,155 @@
+"""What evaluations stored: metrics by family, samples of text, rewards per prompt.
+
+Invariant: files of artifacts are data from outside. An entry of another form than expected is left out, and nothing here raises for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+PROMPTS = 60  # shown at most
+CHARACTERS = 4000  # of one text
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A bound on a metric; `failure` is None where it is met, `value` where nothing was measured."""
+
+    metric: str
+    bound: str
+    value: float | None
+    failure: str | None
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Rewards per prompt of a model, and of the one it is compared with."""
+
+    model: str
+    against: str
+    values: list[float]
+    before: list[float]
+
+
+@dataclass(frozen=True)
+class Completion:
+    model: str
+    text: str
+    reward: float | None
+
+
+@dataclass
+class Prompt:
+    """A prompt with the completions of all models that were given it."""
+
+    id: str
+    text: str
+    completions: list[Completion] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The numbers of one evaluation; `of` is the training stage whose checkpoint was measured, `checkpoint` how to call it."""
+
+    name: str
+    stage: str
+    of: str
+    checkpoint: str
+    metrics: dict[str, float]
+    gates: list[Gate] = field(default_factory=list)
+    rewards: Rewards | None = None
+
+    def family(self, prefix: str) -> dict[str, float]:
+        """`perplexity/` -> `{"code": 12.0, ...}`."""
+        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
+
+    def at_numbers(self, prefix: str) -> dict[int, float]:
+        """The same for names that are numbers, ascending."""
+        found = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
+        return dict(sorted(found.items()))
+
+
+FAMILIES = ("perplexity/", "memorisation/", "loss/position/", "reward/", "kl/", "forgetting/", "task/")
+DRAWN = ("perplexity/", "loss/position/", "forgetting/")
+REWARD_NUMBERS = ("reward/mean", "reward/against", "reward/difference", "reward/difference/low", "reward/difference/high", "reward/prompts")
+MEMORISATION = {"exact": "continued word for word", "rouge_l": "Rouge-L", "common_substring": "longest common run"}
+
+
+def numbers(metrics: Any) -> dict[str, float]:
+    """The finite numbers of a flat dict."""
+    if not isinstance(metrics, dict):
+        return {}
+    return {str(name): value for name, value in metrics.items() if number(value) is not None}
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def is_evaluation(kind: str, roles: Iterable[str], metrics: dict[str, float]) -> bool:
+    """Whether a part measured a checkpoint: its kind says so, or its metrics do."""
+    return bool(metrics) and (kind == "evaluate" or ("checkpoint" in roles and any(name.startswith(FAMILIES) for name in metrics)))
+
+
+def undrawn(evaluations: Iterable[Evaluation]) -> list[str]:
+    """Names of the metrics that no chart shows, in order of appearance."""
+    names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics)
+    return [name for name in names if not _is_drawn(name)]
+
+
+def _is_drawn(name: str) -> bool:
+    family, _, rest = name.partition("/")
+    measure, _, at = rest.partition("/")
+    if family == "memorisation" and at.isdecimal():
+        return measure in MEMORISATION
+    if name.startswith("loss/position/"):
+        return at.isdecimal()
+    return name == "perplexity" or name in REWARD_NUMBERS or name.startswith(DRAWN)
+
+
+def read_rewards(document: Any) -> Rewards | None:
+    """`rewards.json`; None when there is no reward in it."""
+    rows = [row for row in _entries(document, "rows") if isinstance(row, dict)]
+    values = [value for row in rows if (value := number(row.get("reward"))) is not None]
+    before = [value for row in rows if (value := number(row.get("against"))) is not None]
+    if not values:
+        return None
+    return Rewards(_text(document.get("model"), "this model"), _text(document.get("against"), "before"), values, before)
+
+
+def read_samples(document: Any) -> list[Prompt]:
+    """`samples.json`."""
+    prompts = []
+    for entry in _entries(document, "prompts"):
+        if isinstance(entry, dict):
+            completions = [
+                Completion(_text(item.get("model"), "model"), _text(item.get("text"), ""), number(item.get("reward")))
+                for item in _entries(entry, "completions")
+                if isinstance(item, dict)
+            ]
+            prompts.append(Prompt(_text(entry.get("id"), ""), _text(entry.get("prompt"), ""), completions))
+    return prompts
+
+
+def side_by_side(sampled: Iterable[list[Prompt]]) -> list[Prompt]:
+    """The same prompts of several evaluations put together, each completion once."""
+    found: dict[tuple[str, str], Prompt] = {}
+    for prompts in sampled:
+        for prompt in prompts:
+            known = found.setdefault((prompt.id, prompt.text), Prompt(prompt.id, prompt.text))
+            known.completions += [completion for completion in prompt.completions if completion not in known.completions]
+    return list(found.values())
+
+
+def _entries(document: Any, name: str) -> list[Any]:
+    found = document.get(name) if isinstance(document, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _text(value: Any, default: str) -> str:
+    text = default if value is None else str(value)
+    return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} … ({len(text) - CHARACTERS:,} more characters)"

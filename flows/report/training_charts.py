@@ -1,0 +1,146 @@
+"""Charts of training and of what it reads: losses, learning rate, masked share, mixtures.
+
+Invariant: every horizontal axis of training is consumed tokens of the lineage, so a branch lies over what it branched from.
+"""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from flows.report.collect import Share
+from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, plot, short
+from flows.report.history import Curve, Series
+
+OWN_LOSS = ("qrpo", "dpo")  # kinds whose loss is not nats per token
+COLUMNS = {"loss": "training loss", "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
+
+LR_AXIS = {"exponentformat": "power", "rangemode": "tozero"}
+
+
+def losses(curves: list[Curve], stages: Styles, sources: Styles) -> Figure | None:
+    """Losses, learning rate, gradient norm and speed of all stages trained on the next token."""
+    shown = [curve for curve in curves if curve.kind not in OWN_LOSS]
+    heldout = [curve for curve in curves if curve.heldout]
+    if not shown and not heldout:
+        return None
+    parts = [Panel("training loss (nats per token)", 280, _lines(shown, "loss", stages))]
+    if heldout:
+        parts.append(Panel("held-out loss by source (nats per token)", 190, _heldout(heldout, sources)))
+    parts.append(Panel("learning rate", 110, _plain(shown, "lr", stages), LR_AXIS))
+    for name in ("grad_norm", "tokens_per_second"):
+        if any(name in curve.columns for curve in shown):
+            parts.append(Panel(COLUMNS[name], 110, _lines(shown, name, stages), {"rangemode": "tozero"}))
+    drawn, height = panels([panel for panel in parts if panel.traces], TOKENS_AXIS)
+    legend = [Entry(curve.stage, f"stage {curve.stage}", stages[curve.stage]) for curve in shown]
+    measured = dict.fromkeys(name for curve in heldout for name in curve.heldout)
+    legend += [Entry(text, f"source {name}", sources[name]) for name, text in short(measured).items()]
+    summary = "Thin: every step; thick: running mean. A stage that starts from a checkpoint begins where its parent stood."
+    return Figure("Loss and learning rate", summary, height, drawn, legend, wide=True)
+
+
+def own_losses(curve: Curve, stages: Styles) -> Figure:
+    """Everything that one stage recorded, in small panels: for a loss of another kind, and for further columns."""
+    names = [*(name for name in COLUMNS if name in curve.columns and curve.kind in OWN_LOSS), *curve.extras]
+    parts = []
+    for name in names:
+        title = f"loss ({curve.kind})" if name == "loss" else COLUMNS.get(name, name.replace("_", " "))
+        traces, axis = (_plain, LR_AXIS) if name == "lr" else (_lines, {})
+        parts.append(Panel(title, 110, traces([curve], name, stages), axis))
+    drawn, height = panels(parts, TOKENS_AXIS)
+    what = "Its loss is no loss per token, so it stands alone." if curve.kind in OWN_LOSS else "Further numbers that it recorded."
+    return Figure(curve.stage, what, height, drawn)
+
+
+def masked(curves: list[Curve], stages: Styles) -> Figure | None:
+    """The share of the tokens that no loss was taken from."""
+    shown = [curve for curve in curves if "masked_share" in curve.columns]
+    if not shown:
+        return None
+    axis = {"tickformat": ".1~%", "rangemode": "tozero"}
+    drawn, height = panels([Panel("tokens without a loss", 200, _lines(shown, "masked_share", stages), axis)], TOKENS_AXIS)
+    legend = [Entry(curve.stage, f"stage {curve.stage}", stages[curve.stage]) for curve in shown]
+    summary = "Dropped by the Goldfish loss; in fine-tuning also what is not to be learnt, such as prompts."
+    return Figure("Masked share", summary, height, drawn, legend, wide=True)
+
+
+def mixtures(found: dict[str, list[Share]], sources: Styles) -> Figure:
+    """Shares of the sources, a bar for each mixture."""
+    names = list(found)
+    rows: dict[str, dict[str, Share]] = {}
+    for name, shares in found.items():
+        for share in shares:
+            rows.setdefault(share.source, {})[name] = share
+    traces = [
+        go.Bar(
+            orientation="h",
+            y=[label(name) for name in by_mixture],
+            x=[share.share for share in by_mixture.values()],
+            name=label(source),
+            legendgroup=f"source {source}",
+            marker={"color": sources[source].colour, "line": {"width": 1, "color": "rgba(127,127,127,.4)"}},
+            text=[f"{share.share:.0%}" for share in by_mixture.values()],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": "#ffffff"},
+            hovertemplate="%{y}<br>%{fullData.name}: %{x:.1%}<extra></extra>",
+        )
+        for source, by_mixture in rows.items()
+    ]
+    height = 56 + 40 * len(names)
+    drawn = plot(
+        traces,
+        barmode="stack",
+        bargap=0.3,
+        xaxis={"range": [0, 1], "tickformat": ".0%", "nticks": 6, "fixedrange": True},
+        yaxis={"type": "category", "categoryorder": "array", "categoryarray": [label(n) for n in reversed(names)], "automargin": True}
+        | {"fixedrange": True, "showgrid": False},
+        margin={"l": 12, "r": 18, "t": 6, "b": 30, "pad": 6},
+    )
+    legend = [Entry(text, f"source {source}", sources[source]) for source, text in short(rows).items()]
+    return Figure("Shares of the sources", "In training samples.", height, drawn, legend, wide=True)
+
+
+def _lines(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
+    """Every step thin, their running mean thick."""
+    traces = []
+    for curve in curves:
+        if name in curve.columns:
+            traces.append(_line(curve, curve.columns[name], stages, width=1, dash="solid", opacity=0.45))
+            traces.append(_line(curve, curve.smooth[name], stages, width=2.4, hoverinfo="skip", hovertemplate=None))
+    return traces
+
+
+def _plain(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
+    return [_line(curve, curve.columns[name], stages, width=2) for curve in curves if name in curve.columns]
+
+
+def _line(curve: Curve, series: Series, stages: Styles, *, width: float, dash: str = "", **options: object) -> go.Scatter:
+    style = stages[curve.stage]
+    described = {"hovertemplate": "%{fullData.name}<br>%{y} at %{x} tokens<extra></extra>"} | options
+    return go.Scatter(
+        x=series.x,
+        y=series.y,
+        mode="lines",
+        name=label(curve.stage),
+        legendgroup=f"stage {curve.stage}",
+        line={"color": style.colour, "width": width, "dash": dash or style.dash},
+        **described,
+    )
+
+
+def _heldout(curves: list[Curve], sources: Styles) -> list[go.Scatter]:
+    return [
+        go.Scatter(
+            x=series.x,
+            y=series.y,
+            mode="lines+markers",
+            name=label(f"{source} ({curve.stage})"),
+            legendgroup=f"source {source}",
+            line={"color": sources[source].colour, "width": 1.6, "dash": "dash"},
+            marker={"symbol": sources[source].symbol, "size": 7},
+            hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x} tokens<extra></extra>",
+        )
+        for curve in curves
+        for source, series in curve.heldout.items()
+    ]

@@ -1,0 +1,75 @@
+"""Numbers and settings as a person reads them.
+
+Invariant: plain text comes out; whoever puts it on the page escapes it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flows.report.collect import Stage
+from flows.report.results import number
+from flows.terminal import amount
+
+RESULTS = {
+    "loss": "loss {:.3f}",
+    "perplexity": "perplexity {:.4g}",
+    "reward/mean": "reward {:.3g}",
+    "vocab_size": "vocabulary {:,}",
+    "tokens": "{} tokens",
+    "documents": "{} documents",
+    "sources": "{:.0f} sources",
+    "parameters": "{} parameters",
+    "logit_difference": "logits within {:.1g}",
+}
+NUMBERS_OF_A_BOX = 2
+
+
+def stage_lines(stage: Stage) -> list[str]:
+    """The main numbers of a stage, the telling ones first; what is planned where nothing is stored."""
+    found = [
+        text.format(amount(value) if text.startswith("{} ") else value)
+        for name, text in RESULTS.items()
+        if (value := number(stage.result.get(name))) is not None and not (name == "tokens" and "vocab_size" in stage.result)
+    ]
+    planned = sum(part.tokens for part in stage.parts)
+    if not found and planned:
+        return [f"{amount(planned)} tokens planned"]
+    return found[:NUMBERS_OF_A_BOX]
+
+
+def quantity(value: float) -> str:
+    """1,234 as `1.23k`."""
+    return amount(value) if value else "0"
+
+
+def shown(value: Any) -> str:
+    """Any value of a manifest, short."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(item)}" for name, item in value.items()) or "–"
+    if isinstance(value, list):
+        return ", ".join(map(shown, value[:12])) + (f", … ({len(value)} in all)" if len(value) > 12 else "") or "–"
+    return str(value)
+
+
+def duration(seconds: float) -> str:
+    """`45.2 s`, `3 min 20 s`, `5 h 12 min`, `3 d 4 h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for size, unit, smaller, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            whole, rest = divmod(round(seconds), size)
+            return f"{whole} {unit} {rest // smaller} {below}"
+    raise AssertionError("every duration is below or above a minute")
+
+
+def pretty(value: Any) -> str:
+    """Settings as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
