@@ -60,9 +60,7 @@ class Measurement:
         part, metrics = self.part, dict[str, float]()
         corpora = {name: self._artifact(f"source:{index}") for index, name in enumerate(part.source_names)}
         if corpora:
-            metrics |= perplexity(
-                self.evaluator, corpora, sequence_length=part.sequence_length, samples=part.samples, progress=progress
-            )
+            metrics |= perplexity(self.evaluator, corpora, sequence_length=part.sequence_length, samples=part.samples, progress=progress)
         if part.by_position:
             metrics |= loss_by_position(self.evaluator, list(corpora.values()), **part.by_position.model_dump())
         if part.suffix:

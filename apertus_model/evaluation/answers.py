@@ -1,0 +1,132 @@
+"""Answers to held-out prompts: their rewards, how they compare with another model's, and how far the model has moved.
+
+Metrics:
+
+    reward/mean                             mean reward of the sampled answers, over prompts
+    reward/prompts                          number of prompts
+    reward/finished                         share of the answers that the model ended by itself
+    reward/against                          mean reward of the other model's answers to the same prompts, with the same seeds
+    reward/difference                       mean over prompts of own - other reward; .../low and .../high: its 95% confidence interval
+    reward/wins                             share of the prompts with the higher own reward, ties counted half
+    kl/against                              mean over the tokens of own answers of KL(own || other), over the whole vocabulary, in nats
+
+Invariant: answers are compared prompt by prompt; both models saw the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apertus_model.data.packing import pack
+from apertus_model.data.rows import Row, Rows, same_rows
+from apertus_model.data.samples import IGNORED, Sample
+from apertus_model.evaluation.paired import compare
+from apertus_model.progress import Progress
+from apertus_model.trainer.heldout import Evaluator
+from infra.store import Artifact
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Prompts, a model's completions of them, and the rewards of those (None where nothing is rewarded); row i of each belongs together."""
+
+    prompts: list[Row]
+    completions: list[Row]
+    rewards: list[Row] | None
+    pad_id: int
+
+    @classmethod
+    def read(cls, prompts: Artifact, completions: Artifact, rewards: Artifact | None) -> Answers:
+        """Opens stored answers. StoreError when they do not belong together."""
+        asked, answered = Rows(prompts), Rows(completions)
+        rewarded = Rows(rewards) if rewards is not None else None
+        same_rows(asked, answered, *([rewarded] if rewarded is not None else []))
+        pad_id = int(prompts.manifest["facts"]["pad_id"])
+        return cls(list(asked), list(answered), list(rewarded) if rewarded is not None else None, pad_id)
+
+    def mean_rewards(self) -> list[float] | None:
+        """Mean reward of the sampled answers to each prompt."""
+        return [fmean(row["sampled"]) for row in self.rewards] if self.rewards is not None else None
+
+    def shown(self, count: int, name: str, other: Answers | None, other_name: str) -> dict[str, Any]:
+        """The first answers, for people: `{"prompts": [{"id", "prompt", "completions": [{"model", "text", "reward"}]}]}`."""
+        models = [(name, self)] + ([(other_name, other)] if other is not None else [])
+        rows = []
+        for index, prompt in enumerate(self.prompts[:count]):
+            documented = [{"model": "documented", "text": answer["text"], "reward": None} for answer in prompt["completions"][:1]]
+            answers = [
+                {
+                    "model": model,
+                    "text": answers.completions[index]["completions"][0]["text"],
+                    "reward": answers.rewards[index]["sampled"][0] if answers.rewards is not None else None,
+                }
+                for model, answers in models
+            ]
+            rows.append({"id": prompt["id"], "prompt": prompt["messages"][-1]["content"], "completions": [*answers, *documented]})
+        return {"prompts": rows}
+
+    def sequences(self) -> Iterable[tuple[list[int], int]]:
+        """(tokens, of which are the prompt's) of every answer."""
+        for prompt, row in zip(self.prompts, self.completions, strict=True):
+            for completion in row["completions"]:
+                yield prompt["tokens"] + completion["tokens"], len(prompt["tokens"])
+
+
+def rewards(own: Answers, other: Answers | None, name: str, other_name: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics of the rewards, and the table of `rewards.json`: `{"model", "against", "rows": [{"id", "reward", "against"}]}`."""
+    finished = fmean(completion["finished"] for row in own.completions for completion in row["completions"])
+    metrics = {"reward/prompts": float(len(own.prompts)), "reward/finished": finished}
+    scores, others = own.mean_rewards(), other.mean_rewards() if other is not None else None
+    if scores is None:
+        return metrics, {"model": name, "against": None, "rows": []}
+    metrics["reward/mean"] = fmean(scores)
+    if others is not None:
+        found = compare(scores, others)
+        metrics |= {
+            "reward/against": fmean(others),
+            "reward/difference": found.difference,
+            "reward/difference/low": found.low,
+            "reward/difference/high": found.high,
+            "reward/wins": found.wins,
+        }
+    rows = [
+        {"id": prompt["id"], "reward": score, "against": others[index] if others is not None else None}
+        for index, (prompt, score) in enumerate(zip(own.prompts, scores, strict=True))
+    ]
+    return metrics, {"model": name, "against": other_name if others is not None else None, "rows": rows}
+
+
+def divergence(model: Evaluator, reference: Evaluator, own: Answers, *, sequence_length: int, progress: Progress) -> dict[str, float]:
+    """How far the model has moved from the reference on its own answers. Collective."""
+    rows = answer_rows(list(own.sequences()), sequence_length, own.pad_id)
+    nats, tokens = model.divergence(reference, rows)
+    progress.update(1, 1, "comparisons")
+    return {"kl/against": nats / tokens}
+
+
+def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pad_id: int) -> list[Sample]:
+    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, of which are the prompt's); too long ones are cut."""
+    lengths = np.array([min(len(tokens), sequence_length) for tokens, _ in sequences], dtype=np.int64)
+    return [_row([sequences[index] for index in row.tolist()], sequence_length, pad_id) for row in pack(lengths, sequence_length)]
+
+
+def _row(sequences: list[tuple[list[int], int]], length: int, pad_id: int) -> Sample:
+    inputs: NDArray[np.int64] = np.full(length, pad_id, np.int64)
+    labels = np.full(length, IGNORED, np.int64)
+    positions = np.zeros(length, np.int64)
+    begin = 0
+    for tokens, prompt in sequences:
+        tokens = tokens[:length]
+        end = begin + len(tokens)
+        inputs[begin:end] = tokens
+        positions[begin:end] = np.arange(len(tokens))
+        labels[begin + prompt - 1 : end - 1] = tokens[prompt:]
+        begin = end
+    positions[begin:] = np.arange(length - begin)
+    return Sample(inputs, labels, positions, 0)
