@@ -1,12 +1,13 @@
-"""YAML 1.2 files with positions: plain values, and the line of every one of them.
+"""YAML 1.2 files with positions: plain values, and where every one of them was written.
 
 Invariants: `1e-4` is a number, `12:30` is text, `yes` is text. A repeated key is an error. Reading builds only dicts, lists and
-scalars; no tag makes an object. Sources of a value (file and line, or `--set`) are kept for the errors.
+scalars; no tag makes an object. The origin of a value (file and line, or `--set`) is kept for the errors.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,38 +25,45 @@ _CONSTANTS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null":
 _CONSTANTS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a value was written (`mini.yaml:12`, `--set a.b=1`) and, of a scalar, the text that stands there (`1e-4`)."""
+
+    where: str
+    text: str = ""
+
+
 @dataclass
 class Document:
-    """`data` are the plain values; `lines` says where each path stands; `overridden` are the paths that came from `--set`."""
+    """`data` are the plain values; `origins` says where each path was written.
+
+    The rest is what composing leaves (`specs.compose`): the stages that each matrix stage became, the problems found, and the paths
+    whose value is not known because of them."""
 
     name: str
     data: dict[str, Any]
-    lines: dict[FieldPath, int] = field(default_factory=dict)
-    overridden: dict[FieldPath, str] = field(default_factory=dict)
-
-    def assignment(self, path: FieldPath) -> str | None:
-        """The `--set` that made the value at a path: its own, an ancestor's, or one below it that had to make it first."""
-        for made, text in self.overridden.items():
-            if path[: len(made)] == made or (made[: len(path)] == path and path not in self.lines):
-                return text
-        return None
+    origins: dict[FieldPath, Origin] = field(default_factory=dict)
+    variants: dict[str, list[str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    unknown: set[FieldPath] = field(default_factory=set)
 
     def where(self, path: FieldPath) -> str:
         """`mini.yaml:12` for the nearest known ancestor of a path, `--set ...` for a value that came from there."""
-        assignment = self.assignment(path)
-        if assignment is not None:
-            return f"--set {assignment}"
         for end in range(len(path), -1, -1):
-            if path[:end] in self.lines:
-                return f"{self.name}:{self.lines[path[:end]]}"
+            if path[:end] in self.origins:
+                return self.origins[path[:end]].where
         return self.name
+
+    def overridden(self, path: FieldPath) -> bool:
+        """Whether the value at a path came from `--set`."""
+        return self.where(path).startswith("--set ")
 
 
 def read(path: str | Path) -> Document:
     """Reads a YAML file. SpecError for one that cannot be read, is not YAML, repeats a key or is not a mapping."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SpecError([Problem((), f"cannot read the spec: {error}", where=str(path))]) from error
     return parse(text, str(path))
 
@@ -67,18 +75,20 @@ def parse(text: str, name: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}" if mark else name
-        raise SpecError(
-            [Problem((), f"not YAML: {error.problem or error}", "check indentation, colons and quotes there.", where)]
-        ) from error
+        variable = mark is not None and "${" in "".join(text.splitlines()[mark.line : mark.line + 1])
+        fix = 'quote "${...}" inside { } and [ ].' if variable else "check indentation, colons and quotes there."
+        raise SpecError([Problem((), f"not YAML: {error.problem or error}", fix, where)]) from error
     except YAMLError as error:
         raise SpecError([Problem((), f"not YAML: {error}", where=name)]) from error
+    except RecursionError as error:
+        raise SpecError([Problem((), "brackets or blocks inside each other, too deep to read", where=name)]) from error
     if root is None or not isinstance(root, MappingNode):
         raise SpecError([Problem((), "a spec is a mapping with name, sources and stages", where=name)])
-    builder = _Builder(name)
+    builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}")
     data = builder.build(root, ())
     if builder.problems:
         raise SpecError(builder.problems)
-    return Document(name, data, builder.lines)
+    return Document(name, data, builder.origins)
 
 
 def scalar(text: str) -> Any:
@@ -91,18 +101,19 @@ def scalar(text: str) -> Any:
 
 
 class _Builder:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.lines: dict[FieldPath, int] = {}
+    def __init__(self, where: Callable[[Node], str]) -> None:
+        self.where = where
+        self.origins: dict[FieldPath, Origin] = {}
         self.problems: list[Problem] = []
         self.count = 0
 
-    def build(self, node: Node, path: FieldPath) -> Any:
-        line = node.start_mark.line + 1
-        self.lines.setdefault(path, line)
+    def build(self, node: Node, path: FieldPath, key: Node | None = None) -> Any:
+        """The plain value of a node; the origin of one in a mapping is that of its key."""
+        where = self.where(key or node)
+        self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "")
         self.count += 1
         if self.count > MAX_VALUES:
-            raise SpecError([Problem((), f"more than {MAX_VALUES} values; do aliases repeat each other?", where=f"{self.name}:{line}")])
+            raise SpecError([Problem((), f"more than {MAX_VALUES} values; do aliases repeat each other?", where=where)])
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -112,19 +123,18 @@ class _Builder:
 
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
-                self.problems.append(Problem(path, "a key must be plain text", where=f"{self.name}:{line}"))
+                self.problems.append(Problem(path, "a key must be plain text", where=self.where(key_node)))
                 continue
             key = str(key_node.value)
             if key in values:
-                first = self.lines[(*path, key)]
-                fix = "keep one of the two."
-                self.problems.append(Problem((*path, key), f"this key stands on line {first} already", fix, f"{self.name}:{line}"))
+                message = f"this key stands on line {lines[key]} already"
+                self.problems.append(Problem((*path, key), message, "keep one of the two.", self.where(key_node)))
                 continue
-            self.lines[(*path, key)] = line
-            values[key] = self.build(value_node, (*path, key))
+            lines[key] = key_node.start_mark.line + 1
+            values[key] = self.build(value_node, (*path, key), key_node)
         return values
 
 
@@ -132,31 +142,50 @@ def override(document: Document, assignment: str) -> None:
     """Applies one `path=value` of `--set`. SpecError for a malformed one or one that goes through something that is not a mapping.
 
     Whether the field exists is found by the validation that follows, which knows the models."""
+    where = f"--set {assignment}"
     target, equals, text = assignment.partition("=")
-    keys = target.strip().split(".")
+    target = target.strip()
+    stage = stage_of(document, target)
+    keys = target.split(".") if stage is None else ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
     if not equals or not all(keys):
-        raise SpecError([Problem((), f"'{assignment}' is not an assignment", "write path=value.", f"--set {assignment}")])
+        raise SpecError([Problem((), f"'{assignment}' is not an assignment", "write path=value.", where)])
+    builder = _Builder(lambda node: where)
     try:
         node = YAML(typ="safe", pure=True).compose(text) if text.strip() else None
-    except YAMLError as error:
-        raise SpecError([Problem((), f"the value '{text}' is not YAML", "quote it.", f"--set {assignment}")]) from error
-    value = _Builder("--set").build(node, ()) if node is not None else None
+    except (YAMLError, RecursionError) as error:
+        raise SpecError([Problem((), f"the value '{text}' is not YAML", "quote it.", where)]) from error
+    value = builder.build(node, ()) if node is not None else None
+    if builder.problems:
+        raise SpecError(builder.problems)
+    for group, what in (("stages", "stage"), ("variables", "variable")):
+        there = document.data.get(group) or {}
+        if keys[0] == group and len(keys) > 1 and isinstance(there, dict) and keys[1] not in there:
+            fix = nearest(keys[1], [*there, *(document.variants if group == "stages" else ())])
+            raise SpecError([Problem((), f"the override matches nothing: there is no {what} '{keys[1]}'", fix, where)])
     place: Any = document.data
-    stages = document.data.get("stages")
-    if keys[0] == "stages" and len(keys) > 1 and isinstance(stages, dict) and keys[1] not in stages:
-        fix = nearest(keys[1], stages)
-        raise SpecError([Problem((), f"the override matches nothing: there is no stage '{keys[1]}'", fix, f"--set {assignment}")])
+    path: FieldPath = ()
     for depth, key in enumerate(keys):
-        position = int(key) if isinstance(place, list) and key.isdigit() and int(key) < len(place) else None
+        position = int(key) if isinstance(place, list) and key.isdecimal() and int(key) < len(place) else None
         if not isinstance(place, dict) and position is None:
             missing = ".".join(keys[: depth + 1])
-            raise SpecError([Problem((), f"the override matches nothing: there is no '{missing}'", where=f"--set {assignment}")])
+            raise SpecError([Problem((), f"the override matches nothing: there is no '{missing}'", where=where)])
+        step = key if position is None else position
+        path = (*path, step)
         if depth == len(keys) - 1:
-            place[key if position is None else position] = value
-        elif position is not None:
-            place = place[position]
+            place[step] = value
         else:
-            if place.get(key) is None:
+            if position is None and place.get(key) is None:
                 place[key] = {}
-            place = place[key]
-    document.overridden[tuple(int(key) if key.isdigit() else key for key in keys)] = assignment
+                document.origins[path] = Origin(where)
+            place = place[step]
+    for old in [old for old in document.origins if old[: len(path)] == path]:
+        del document.origins[old]
+    document.origins[path] = Origin(where)
+    document.origins |= {(*path, *below): origin for below, origin in builder.origins.items()}
+
+
+def stage_of(document: Document, target: str) -> str | None:
+    """The stage that the path of an override goes into; a name may have dots in it."""
+    stages = document.data.get("stages")
+    names = stages if isinstance(stages, dict) else ()
+    return max((name for name in names if f"{target}.".startswith(f"stages.{name}.")), key=len, default=None)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
 
 from specs.base import Spec, execution, reference
-from specs.document import Document, override, read
+from specs.compose import compose, distinct, keywords
+from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Retries
 from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
@@ -84,11 +85,8 @@ class Pipeline(Spec):
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
-    """Reads, overrides and checks a recipe. SpecError with every problem found."""
-    document = read(path)
-    for assignment in overrides:
-        override(document, assignment)
-    return validate(document)
+    """Reads, composes, overrides and checks a recipe. SpecError with every problem found."""
+    return validate(compose(path, overrides))
 
 
 def validate(document: Document) -> Pipeline:
@@ -99,10 +97,11 @@ def validate(document: Document) -> Pipeline:
     except ValidationError as error:
         problems = [_explain(document, details) for details in error.errors()]
         pipeline = _what_is_right(document.data)
+    pipeline._document = document
     problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
+    problems = distinct(document, problems)
     if problems:
         raise SpecError(problems)
-    pipeline._document = document
     return pipeline
 
 
@@ -204,6 +203,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
         if target is None:
             if ref.stage in names:
                 continue
+            if pipeline._document is not None and (variants := pipeline._document.variants.get(ref.stage)):
+                yield Problem(path, f"stage '{ref.stage}' is a matrix of {', '.join(variants)}; name one of them")
+                continue
             yield Problem(
                 path, f"there is no stage '{ref.stage}'", nearest(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds])
             )
@@ -279,8 +281,8 @@ def _explain(document: Document, details: Any) -> Problem:
     path = _in_document(document.data, tuple(details["loc"]))
     kind, value = details["type"], details.get("input")
     if kind == "extra_forbidden":
-        candidates = _field_names(Pipeline, path[:-1], document.data)
-        text = "the override matches nothing: " if document.assignment(path) else ""
+        candidates = [*_field_names(Pipeline, path[:-1], document.data), *keywords(path[:-1])]
+        text = "the override matches nothing: " if document.overridden(path) else ""
         return Problem(path, f"{text}there is no field '{path[-1]}' here", nearest(str(path[-1]), candidates), document.where(path))
     if kind == "missing":
         return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))

@@ -45,6 +45,31 @@ they are, not their names, and for borders and budgets the whole steps they come
 Amounts carry their unit: `15T tokens`, `4_096_000 samples` (sequences), `2.6M steps`; a bare `15T` means tokens. A piecewise value is a map
 from where each piece begins: `{0 tokens: main, 7.038T tokens: second}`. A checkpoint is named `pretrain`, `pretrain@step=1200` or
 `pretrain@tokens=7.0T`; one part of a corpus, `corpus/code`.
+
+## Composing files
+
+Three keys are resolved before a file is checked; a run records the result. Every error names the file and line where the value was written.
+
+**`extends: base.yaml`** at the top: this file is merged over that one (a path relative to this file), which may extend another. Mappings
+are merged key by key, this file's values win, lists and scalars are replaced, and `null` removes what the other file states:
+`stages: {export: null}`.
+
+**`variables: {lr: 1e-4, switch: 350k}`** at the top: `${lr}` alone is the value, with its type; inside a text it is inserted as it is
+written: `mixture: {0 tokens: main, "${switch} tokens": second}`. Inside `{ }` and `[ ]` YAML wants the quotes. A value may be a list or
+a mapping, and may use other variables. `$${` writes `${`. A variable that nothing uses is an error, unless it is inherited. A field that is
+to become null, and not to be removed, takes it from a variable: `goldfish: ${none}` with `none: null`.
+
+**`matrix:`** in a stage makes several stages of it, each named after the stage and the variant (`align-dpo`), in one of three forms:
+
+    matrix: {qrpo: {}, dpo: {kind: dpo, loss: {beta: 0.1}}}  # names, and fields merged over the stage's as with extends
+    matrix: {optimizer.lr: [1e-4, 2e-4], seed: [1, 2]}       # every combination: align-1e-4-1, align-1e-4-2, ...
+    matrix: [qrpo, dpo]                                      # names only
+
+In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Elsewhere a variant is named like any other stage; in the lists
+`after`, `checkpoints` and `evaluations`, `align` stands for all its variants.
+
+`--set` works on all of it: `variables.lr=2e-4`, `stages.align.seed=3` (what the stage states for all variants),
+`stages.align.matrix.dpo.seed=3` or `stages.align-dpo.seed=3` (one variant).
 """
 NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, CorpusSource, LengthFilter, AlphabeticFilter, RepeatedLinesFilter, Repeats, Weight),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from flows.plan import make
 from infra.store import Store
 from specs.document import Document, read
 from specs.errors import SpecError
-from specs.pipeline import validate
+from specs.pipeline import load, validate
 
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 3.5, 1e-4, 10**30, float("inf"), "", "x", "a b", "évaluer", "10 steps", "3 bananas", "5k tokens"),
     *("main", "pretrain", "corpus/notes", "pretrain@step=3", "pretrain@step=0", "installed:nothing", "/nowhere", "nonsense://x"),
+    *("${lr}", "${x}", "a ${lr} b", "$${", "${", "cooldown-${matrix}", "base.yaml"),
+    *({"a": {}, "b": None}, {"optimizer.lr": [1e-4, 2e-4]}, ["a", "b"], {"lr": "${lr}"}),
     *([], ["x"], [1], [[]], {}, {"x": 1}, {"0 tokens": "main"}, {"5 steps": 4}, {"kind": "export"}, {"kind": "mixture", "weights": {}}),
 ]
 
@@ -42,7 +45,9 @@ def mutate(data: dict[str, Any], chance: random.Random) -> None:
     elif how < 0.85:
         del container[path[-1]]
     elif isinstance(container, dict):
-        container[chance.choice(["x", "kind", "from", "after", "lr", "0 tokens"])] = copy.deepcopy(chance.choice(VALUES))
+        container[chance.choice(["x", "kind", "from", "after", "lr", "0 tokens", "matrix", "variables", "extends", "${lr}"])] = (
+            copy.deepcopy(chance.choice(VALUES))
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -53,12 +58,44 @@ def test_a_mutated_recipe_is_planned_or_refused_with_problems(recipe: Path, stor
         for _ in range(chance.choice([1, 1, 2, 3])):
             mutate(data, chance)
         try:
-            make(validate(Document(document.name, data, document.lines)), store)
+            make(validate(Document(document.name, data, document.origins)), store)
         except SpecError as error:
             refused += 1
             assert error.problems
             assert all(problem.message for problem in error.problems)
     assert refused > 50
+
+
+COMPOSED: dict[str, Any] = {
+    "extends": "tiny.yaml",
+    "variables": {"lr": 1e-3, "again": "${lr}", "steps": 6, "variants": ["a", "b"]},
+    "stages": {
+        "cooldown": {"budget": "${steps} steps", "matrix": {"a": {"optimizer": {"lr": "${again}"}}, "b": {"checkpoint": None}}},
+        "evaluate": {"from": "cooldown-${matrix}", "matrix": "${variants}"},
+        "grid": {"kind": "mixture", "weights": {"corpus/notes": 1}, "matrix": {"seed": [1, 2], "max_repetition": [100, 1e3]}},
+        "export": {"from": "cooldown-a"},
+    },
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mutated_composed_recipe_is_planned_or_refused_with_problems(recipe: Path, store: Store, seed: int) -> None:
+    chance, refused = random.Random(seed), 0
+    child = recipe.parent / "child.yaml"
+    for round in range(60):
+        data = copy.deepcopy(COMPOSED)
+        for _ in range(min(round, chance.choice([1, 1, 2, 3]))):
+            mutate(data, chance)
+        child.write_text(json.dumps(data))
+        overrides = [".".join(map(str, chance.choice(list(places(COMPOSED))))) + "=7"] if chance.random() < 0.3 and round else []
+        try:
+            make(load(child, overrides), store)
+        except SpecError as error:
+            refused += 1
+            assert round, str(error)
+            assert error.problems
+            assert all(problem.message and problem.where for problem in error.problems)
+    assert refused > 30
 
 
 @pytest.mark.parametrize("url", ["s3://user:secret@bucket/x", "https://token@host/x"])
