@@ -87,6 +87,11 @@ class Graph:
         """The segments of a leg, in order."""
         return [node for node in self.nodes.values() if node.leg == leg]
 
+    def twin(self, node: Node) -> str | None:
+        """The first part that is the same work: another stage needs it too, and it is done once."""
+        first = next(other for other in self.nodes.values() if (other.path, other.end_step) == (node.path, node.end_step))
+        return first.name if first.name != node.name else None
+
     def ends_of(self, stage: str) -> list[str]:
         """The parts of a stage that no other part of it reads: the last of a chain, all parts of a corpus."""
         parts = self.of(stage)

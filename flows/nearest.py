@@ -72,7 +72,7 @@ def difference(node: Node, graph: Graph, records: Records) -> str:
     if last is not None and (identity := _identity(records.store, last.path)) is not None and identity["kind"] == node.kind:
         best = (_changes(node, graph, identity), identity)
     if best is None:
-        return "nothing of this kind is stored"
+        return "new"
     changes, identity = best
     shown = "; ".join(changes[:SHOWN]) + (f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
     if not changes:

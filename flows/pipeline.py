@@ -86,10 +86,12 @@ class Session:
         self.runner = Runner(plan, self.observer)
 
     def needs(self, name: str) -> set[str]:
-        """Parts that have to be finished before a part."""
+        """Parts that have to be finished before a part. Of two that are the same work, the second waits, and finds it finished."""
         graph = self.plan.graph
         node = graph.nodes[name]
-        return {*graph.parents(node), *(other.name for stage in graph.after[node.stage] for other in graph.of(stage))}
+        twin = graph.twin(node)
+        same = {twin} if twin is not None and graph.nodes[twin].stage in self.chosen else set()
+        return {*graph.parents(node), *same, *(other.name for stage in graph.after[node.stage] for other in graph.of(stage))}
 
 
 def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:

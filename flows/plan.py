@@ -73,8 +73,9 @@ class Plan:
         for name, stage in self.pipeline.stages.items():
             parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
             stages.append(_whole(name, stage.kind, parts))
-        todo = [part for stage in stages for part in stage["parts"] if part["action"] != "reuse"]
-        totals: dict[str, Any] = {key: sum(stage[key] for stage in stages) for key in ("tokens", "steps", "flops")}
+        once = [self.steps[node.name].to_json() for node in self.graph.nodes.values() if self.graph.twin(node) is None]
+        todo = [part for part in once if part["action"] != "reuse"]
+        totals: dict[str, Any] = {key: sum(part[key] for part in once) for key in ("tokens", "steps", "flops")}
         totals["to_do"] = {key: sum(part[key] for part in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
         totals["parameters"] = max((t.model.parameters for t in self.graph.trajectories.values()), default=0)
         return {"pipeline": self.pipeline.name, "store": self.store.url, "stages": stages, "totals": totals, "notes": self.graph.notes}
@@ -131,6 +132,8 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     stored = bool(store.names(node.path))
     if records is None:
         return Step(node, "run", "", stored)
+    if (twin := plan.graph.twin(node)) is not None:
+        return Step(node, "run", f"done once, as {twin}", stored)
     if stored:
         units = len(store.names(f"{node.path}/units"))
         reason = f"it was interrupted; {units} units of work are stored" if units else "it was interrupted before anything was committed"

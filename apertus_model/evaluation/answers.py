@@ -111,7 +111,9 @@ def divergence(model: Evaluator, reference: Evaluator, own: Answers, *, sequence
 
 
 def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pad_id: int) -> list[Sample]:
-    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, of which are the prompt's); too long ones are cut."""
+    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, of which are the prompt's).
+
+    Too long ones are cut."""
     lengths = np.array([min(len(tokens), sequence_length) for tokens, _ in sequences], dtype=np.int64)
     return [_row([sequences[index] for index in row.tolist()], sequence_length, pad_id) for row in pack(lengths, sequence_length)]
 

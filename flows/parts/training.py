@@ -223,10 +223,12 @@ def add_merge(builder: Builder, name: str) -> None:
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
     """For each `@best:` reference whose stage has finished, the kept checkpoint with the lowest value; a note for each that has not."""
     found: dict[str, int] = {}
+    seen: set[str] = set()
     for name, stage in pipeline.stages.items():
         for path, ref, _ in uses(name, stage):
-            if ref.best is None or str(ref) in found:
+            if ref.best is None or str(ref) in seen:
                 continue
+            seen.add(str(ref))
             nodes = graph.segments(branch(ref, graph.trajectories, path, graph.best).leg)
             artifacts = [(node, Artifact(store, node.path)) for node in nodes]
             if not all(Artifact(store, node.path, node.end_step).complete for node in nodes):
