@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specs.compose import LISTS_OF_STAGES
+from specs.compose.matrix import LISTS_OF_STAGES
 from specs.pipeline import Pipeline
 from specs.stages import STAGES
 

@@ -1,0 +1,121 @@
+"""Composing pipeline files: `extends`, `variables` and `matrix`, from what is written to the plain document that is checked.
+
+Invariants: what comes out has none of the three in it, and every value in it knows where it was written: the file and line, or the
+`--set`, and the variable where there is one. All works on structure alone; what the fields mean is known to the models only. What cannot
+be composed is noted in the document with its place, so that the checks that follow report it together with all the rest.
+
+The order: files are merged, overrides applied, stages with a matrix expanded, variables filled in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specs.compose.matrix import Matrices, lists_of_stages
+from specs.compose.values import merge, plain_document, texts_of, tree
+from specs.compose.variables import Variables
+from specs.document import Document, override, read, stage_of
+from specs.errors import FieldPath, Problem, SpecError, nearest
+
+
+def compose(path: str | Path, overrides: Iterable[str] = ()) -> Document:
+    """The composed document of a file. SpecError for files that cannot be read; other problems stand in the document."""
+    return expand(extended(path), overrides)
+
+
+def keywords(path: FieldPath) -> tuple[str, ...]:
+    """What may stand at a path of a file beside the fields of the models."""
+    if not path:
+        return ("extends", "variables")
+    return ("matrix",) if path[0] == "stages" and len(path) == 2 else ()
+
+
+def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
+    """The problems of composing and those that were found later: none of a value that is not known, and one of a kind where the variants
+    of a stage share a mistake."""
+    stage = {variant: name for name, made in document.variants.items() for variant in made}
+    known = [problem for problem in problems if not any(problem.path[: len(path)] == path for path in document.unknown)]
+    first: dict[Any, Problem] = {}
+    for problem in [*document.problems, *known]:
+        path = problem.path
+        if path[:1] == ("stages",) and len(path) > 1:
+            path = ("stages", stage.get(str(path[1]), path[1]), *path[2:])
+        first.setdefault((path, problem.where, problem.message, problem.fix), problem)
+    return list(first.values())
+
+
+def extended(path: str | Path) -> Document:
+    """A file merged over the file that it extends, and so on. SpecError for one that cannot be read, and for a cycle."""
+    files, documents = [Path(path)], [read(path)]
+    while "extends" in documents[-1].data:
+        file, document = files[-1], documents[-1]
+        at: FieldPath = ("extends",)
+        stated, where = document.data.pop("extends"), document.where(at)
+        if not isinstance(stated, str) or not stated:
+            raise SpecError([Problem(at, f"{stated!r} is not a file", "name one file, relative to this one.", where)])
+        base = file.parent / stated
+        if not os.path.isfile(base):
+            there = [other.name for other in base.parent.glob("*.yaml") if other != file] if base.parent.is_dir() else []
+            raise SpecError([Problem(at, f"there is no file '{base}'", nearest(base.name, there), where)])
+        for index, other in enumerate(files):
+            if os.path.samefile(base, other):
+                cycle = " -> ".join(str(one) for one in [*files[index:], base])
+                raise SpecError([Problem(at, f"the files extend each other: {cycle}", "let one of them stand alone.", where)])
+        files.append(base)
+        documents.append(read(base))
+    problems: list[Problem] = []
+    root = tree(documents.pop())
+    while documents:
+        root = merge(root, tree(documents.pop()), (), problems)
+    merged = plain_document(str(path), root)
+    merged.problems = problems
+    return merged
+
+
+def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
+    """The document of one merged file with overrides applied, stages with a matrix expanded and variables filled in."""
+    problems, of_variants = list(document.problems), []
+    for assignment in overrides:
+        if assignment.startswith("stages.") and stage_of(document, assignment.partition("=")[0].strip()) is None and _matrices(document):
+            of_variants.append(assignment)  # by its own name a variant exists only when the matrix is expanded
+        else:
+            problems += _override(document, assignment)
+    if "extends" in document.data:
+        where = document.where(("extends",))
+        problems.append(Problem(("extends",), "files are merged before overrides are applied", "state it in the file.", where))
+        del document.data["extends"]
+    root = tree(document)
+    variables = Variables(root.content.get("variables"))
+    variants: dict[str, list[str]] = {}
+    stages = root.content.get("stages")
+    if stages is not None and isinstance(stages.content, dict):
+        matrices = Matrices(variables, stages)
+        variants = matrices.variants
+        root = replace(root, content=root.content | {"stages": replace(stages, content=matrices.expanded())})
+    raw = plain_document(document.name, root.without("variables"))
+    raw.variants = variants
+    for assignment in of_variants:
+        problems += _override(raw, assignment)
+    texts = [*texts_of(root), *of_variants, *(texts_of(stages) if stages is not None else ())]
+    composed = plain_document(document.name, lists_of_stages(variables.fill(tree(raw), ()), variants))
+    composed.variants = variants
+    composed.problems = [*problems, *variables.problems, *variables.unused(texts, document.name)]
+    composed.unknown = variables.unknown
+    return composed
+
+
+def _override(document: Document, assignment: str) -> list[Problem]:
+    try:
+        override(document, assignment)
+    except SpecError as error:
+        return error.problems
+    return []
+
+
+def _matrices(document: Document) -> list[str]:
+    stages = document.data.get("stages")
+    return [name for name, stage in stages.items() if isinstance(stage, dict) and "matrix" in stage] if isinstance(stages, dict) else []

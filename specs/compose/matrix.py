@@ -1,0 +1,198 @@
+"""`matrix:`: one stage in several variants.
+
+Invariant: a variant is the stage with some fields changed, at the stage's place in the order, and its fields keep their lines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from specs.compose.values import Value, literal, merge, nodes, too_large, written
+from specs.compose.variables import Variables
+from specs.document import MAX_VALUES
+from specs.errors import FieldPath, Problem
+
+MAX_VARIANTS = 1000
+LISTS_OF_STAGES = ("after", "checkpoints", "evaluations")
+"""Fields whose lists may name a matrix stage, for all of its variants."""
+LABEL = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class Matrices:
+    """The stages of a file with those that have a matrix replaced by their variants; `variants` are the names that each became."""
+
+    def __init__(self, variables: Variables, stages: Value) -> None:
+        self.variables = variables
+        self.variants: dict[str, list[str]] = {}
+        self._stages: dict[str, Value] = {}
+        self._size = 0
+        for stated, stage in stages.content.items():
+            name = variables.text(stated, ("stages", stated), stage.origin)
+            if name in self._stages:
+                variables.problem(("stages", name), f"two stages are named '{name}'", "rename one of the two.", stage)
+            self._stages[name] = stage
+
+    def expanded(self) -> dict[str, Value]:
+        """All stages, each variant at the place of its stage. Variables inside the variants are not filled in yet."""
+        expanded: dict[str, Value] = {}
+        for name, stage in self._stages.items():
+            if not isinstance(stage.content, dict) or "matrix" not in stage.content:
+                expanded[name] = stage
+                continue
+            before, rest = len(self.variables.unknown), stage.without("matrix")
+            made = self._variants(name, stage.content["matrix"], rest)
+            if made:
+                self.variants[name] = list(made)
+                self._check_overrides(name, rest, made)
+            else:  # the stage stays under its own name, so that nothing else is said about it and what refers to it
+                made, self.variables.labels[name] = {name: rest}, name
+            if len(self.variables.unknown) > before:
+                self.variables.unknown |= {("stages", variant) for variant in made}
+            expanded |= made
+        return expanded
+
+    def _variants(self, name: str, matrix: Value, rest: Value) -> dict[str, Value]:
+        """The variants of a stage by their names; `rest` is the stage without its matrix."""
+        path: FieldPath = ("stages", name, "matrix")
+        made: dict[str, Value] = {}
+        for at, label, place, body in self._stated(path, self._filled_text(matrix, path), rest):
+            if self._is_name(at, name, label, place, made) and self._is_flat(at, place, body):
+                self._size += sum(1 for _ in nodes(body))
+                if self._size > MAX_VALUES:
+                    raise too_large(place.origin)
+                made[f"{name}-{label}"] = body
+                self.variables.labels[f"{name}-{label}"] = label
+        return made
+
+    def _stated(self, path: FieldPath, matrix: Value, rest: Value) -> Iterator[tuple[FieldPath, str, Value, Value]]:
+        """Path, label, place and fields of every variant, in one of the three forms."""
+        content = matrix.content
+        if path in self.variables.unknown:
+            return
+        if content in ([], {}):
+            self.variables.problem(path, "the matrix is empty, so there is no stage", "list a variant, or remove the stage.", matrix)
+        elif isinstance(content, list):
+            for index, item in enumerate(content):
+                item = self._filled(item, (*path, index))
+                yield (*path, index), written(item), item, rest
+        elif not isinstance(content, dict):
+            message = "a matrix is a list of names, a mapping of names to the fields that they change, or of fields to lists of values"
+            self.variables.problem(path, message, "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix)
+        else:
+            fields = {key: self._filled_text(item, (*path, key)) for key, item in content.items()}
+            if all(isinstance(item.content, list) for item in fields.values()):
+                for label, body in self._grid(path, fields, rest):
+                    yield path, label, matrix, body
+            elif all(isinstance(item.content, dict) or item.content is None for item in fields.values()):
+                for key, item in fields.items():
+                    changes = replace(item, content=item.content or {})
+                    label = self.variables.text(key, (*path, key), item.origin)
+                    yield (*path, key), label, item, merge(rest, changes, (), [])
+            elif not any((*path, key) in self.variables.unknown for key in fields):
+                message = "a matrix has either names with the fields that they change, or fields with lists of values"
+                self.variables.problem(path, message, "write {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix)
+
+    def _grid(self, path: FieldPath, fields: dict[str, Value], rest: Value) -> Iterator[tuple[str, Value]]:
+        """Label and body of every combination of values, the last field changing fastest."""
+        for key, values in fields.items():
+            if not values.content:
+                self.variables.problem((*path, key), "there is no value in this list", "list at least one.", values)
+            elif not all(key.split(".")):
+                self.variables.problem((*path, key), f"'{key}' is not the path of a field", "write for example optimizer.lr.", values)
+            elif (wrong := _not_mapping(rest, key.split(".")[:-1])) is not None:
+                self.variables.problem((*path, key), f"there is no field '{key}': '{wrong}' is not a mapping", "change that one.", values)
+            elif any(key.startswith(f"{other}.") for other in fields):
+                self.variables.problem((*path, key), "the matrix sets this field and the whole of which it is a part", "keep one.", values)
+        count = math.prod(len(values.content) for values in fields.values())
+        if count > MAX_VARIANTS:
+            values = next(iter(fields.values()))
+            self.variables.problem(path, f"a matrix of {count} stages; {MAX_VARIANTS} are allowed", "shorten its lists.", values)
+            return
+        filled = [[self._filled(item, (*path, key, index)) for index, item in enumerate(values.content)] for key, values in fields.items()]
+        for combination in itertools.product(*filled):
+            body = rest
+            for key, item in zip(fields, combination, strict=True):
+                body = _with(body, key.split("."), item)
+            yield "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", written(item)).strip("_") or "_" for item in combination), body
+
+    def _filled(self, value: Value, path: FieldPath) -> Value:
+        """A part of a matrix that has to be known before the stage is expanded, in a form that filling in once more leaves alone."""
+        return literal(self.variables.fill(value, path))
+
+    def _filled_text(self, value: Value, path: FieldPath) -> Value:
+        return self._filled(value, path) if isinstance(value.content, str) else value
+
+    def _is_name(self, path: FieldPath, name: str, label: str, place: Value, made: Mapping[str, Value]) -> bool:
+        full = f"{name}-{label}"
+        if not LABEL.fullmatch(label):
+            if path not in self.variables.unknown:
+                self.variables.problem(path, f"'{label}' is not a name", "use letters, digits, _, . and -.", place)
+        elif full in made:
+            self.variables.problem(path, f"two variants are named '{full}'", "keep one, or give them names.", place)
+        elif full in self._stages or any(full in others for others in self.variants.values()):
+            self.variables.problem(path, f"the variant's name '{full}' is that of another stage", "rename one of the two.", place)
+        else:
+            return True
+        return False
+
+    def _is_flat(self, path: FieldPath, place: Value, body: Value) -> bool:
+        if "matrix" not in body.content:
+            return True
+        self.variables.problem(path, "a matrix inside a matrix", "list more fields in one matrix.", place)
+        return False
+
+    def _check_overrides(self, name: str, rest: Value, made: Mapping[str, Value]) -> None:
+        """An override of the stage that every variant replaces by its own value matches nothing."""
+        reached = {node.origin.where for body in made.values() for node in nodes(body)}
+        for where in dict.fromkeys(node.origin.where for node in nodes(rest)):
+            if where.startswith("--set ") and where not in reached:
+                message = f"the override matches nothing: every variant of '{name}' states that field itself"
+                fix = f"set it in stages.{name}.matrix, or of one variant, for example {next(iter(made))}."
+                self.variables.problems.append(Problem((), message, fix, where))
+
+
+def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
+    """In lists of stages, the name of one with a matrix stands for all its variants."""
+
+    def all_of(item: Value) -> list[Value]:
+        names = variants.get(item.content, [item.content]) if isinstance(item.content, str) else []
+        return [replace(item, content=name) for name in names] or [item]
+
+    def named(stage: Value) -> Value:
+        if not isinstance(stage.content, dict):
+            return stage
+        lists = {
+            field: replace(value, content=[name for item in value.content for name in all_of(item)])
+            for field, value in stage.content.items()
+            if field in LISTS_OF_STAGES and isinstance(value.content, list)
+        }
+        return replace(stage, content=stage.content | lists)
+
+    stages = root.content.get("stages")
+    if not variants or stages is None or not isinstance(stages.content, dict):
+        return root
+    stages = replace(stages, content={name: named(stage) for name, stage in stages.content.items()})
+    return replace(root, content=root.content | {"stages": stages})
+
+
+def _with(value: Value, keys: list[str], item: Value) -> Value:
+    """A mapping with one field, at the end of `keys`, set."""
+    if not keys:
+        return item
+    fields = value.content if isinstance(value.content, dict) else {}
+    return replace(value, content=fields | {keys[0]: _with(fields.get(keys[0], Value({}, item.origin)), keys[1:], item)})
+
+
+def _not_mapping(value: Value, keys: list[str]) -> str | None:
+    """The first of the fields on the way along `keys` that can have no fields of its own."""
+    for depth, key in enumerate(keys):
+        if not isinstance(value.content, dict) or key not in value.content:
+            return None
+        value = value.content[key]
+        if value.content is not None and not isinstance(value.content, dict):
+            return ".".join(keys[: depth + 1])
+    return None

@@ -1,0 +1,160 @@
+"""`variables:` and the places where they are used.
+
+Invariant: a variable's value carries both places, where it was stated and where it is used; a text without `${` is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from specs.compose.values import Value, too_large, written
+from specs.document import MAX_VALUES, Origin
+from specs.errors import FieldPath, Problem, nearest
+
+MAX_DEPTH = 50
+USE = re.compile(r"\$\$\{|\$\{(?P<name>[^{}$]*)\}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+class Variables:
+    """The variables of a file. `fill` puts them into a value; what cannot be filled in stays as it is, with its path in `unknown`."""
+
+    def __init__(self, stated: Value | None) -> None:
+        self.problems: list[Problem] = []
+        self.unknown: set[FieldPath] = set()
+        self.labels: dict[str, str] = {}  # what ${matrix} is, by stage
+        self._stated: dict[str, Value] = {}
+        self._values: dict[str, Value | None] = {}
+        self._open: list[str] = []
+        self._size = 0
+        if stated is None or stated.content is None:
+            return
+        if not isinstance(stated.content, dict):
+            self.problem(("variables",), "variables are a mapping of names to values", "write for example {lr: 1e-4}.", stated)
+            return
+        for name, value in stated.content.items():
+            if name == "matrix":
+                self.problem(("variables", name), "${matrix} is the name of the variant in a stage with a matrix", "rename it.", value)
+            elif not VARIABLE.fullmatch(name):
+                self.problem(("variables", name), f"'{name}' is not a name", "use letters, digits, _ and -, a letter first.", value)
+            if name != "matrix":
+                self._stated[name] = value
+        for name in self._stated:
+            self._resolved(name)
+
+    def problem(self, path: FieldPath, message: str, fix: str, at: Value | Origin) -> None:
+        """Notes a problem with the value at `path`, which from now on is not known."""
+        origin = at.origin if isinstance(at, Value) else at
+        self.problems.append(Problem(path, message, fix, origin.where))
+        self.unknown.add(path)
+
+    def unused(self, texts: Iterable[str], file: str) -> list[Problem]:
+        """Variables that the file itself, or an override, states and nothing uses; inherited ones need no use."""
+        used = {match["name"] for text in texts for match in USE.finditer(text)}
+        return [
+            Problem(("variables", name), "nothing uses this variable", f"remove it, or write ${{{name}}} where it is meant.", where)
+            for name, value in self._stated.items()
+            if name not in used and ((where := value.origin.where).startswith("--set ") or where.rpartition(":")[0] == file)
+        ]
+
+    def fill(self, value: Value, path: FieldPath) -> Value:
+        """A value with its variables filled in."""
+        content = value.content
+        self._count(value.origin, len(content) // 100 if isinstance(content, str) else 0)
+        if isinstance(content, list):
+            return replace(value, content=[self.fill(item, (*path, index)) for index, item in enumerate(content)])
+        if isinstance(content, dict):
+            filled: dict[str, Value] = {}
+            for stated, item in content.items():
+                key = self.text(stated, (*path, stated), item.origin)
+                if key in filled:
+                    self.problem((*path, key), f"two keys are '{key}' when their variables are filled in", "keep one.", item)
+                else:
+                    filled[key] = self.fill(item, (*path, key))
+            return replace(value, content=filled)
+        if not isinstance(content, str) or "${" not in content:
+            return value
+        alone = USE.fullmatch(content)
+        if alone and alone["name"] is not None:
+            found = self._lookup(alone["name"], path, value.origin)
+            return value if found is None else self._moved(found, value.origin, alone["name"])
+        text = self.text(content, path, value.origin)
+        names = [match["name"] for match in USE.finditer(content) if match["name"] in self._stated]
+        where = value.origin.where + "".join(f" ({name} from {self._stated[name].origin.where})" for name in dict.fromkeys(names))
+        return Value(text, Origin(where, text))
+
+    def text(self, text: str, path: FieldPath, origin: Origin) -> str:
+        """A text with the variables inside it filled in, as they are written."""
+        if "${" not in text:
+            return text
+        if "${" in USE.sub("", text):
+            self.problem(path, f"'{text}' has a ${{ that is not closed", "write ${name} for a variable, $${ for the text itself.", origin)
+            return text
+        filled, end = "", 0
+        for match in USE.finditer(text):
+            filled += text[end : match.start()]
+            end = match.end()
+            if match["name"] is None:
+                filled += "${"
+                continue
+            found = self._lookup(match["name"], path, origin)
+            if found is None:
+                return text
+            if isinstance(found.content, (list, dict)):
+                what = "list" if isinstance(found.content, list) else "mapping"
+                self.problem(path, f"the variable '{match['name']}' is a {what}", "let it stand alone, without text around it.", origin)
+                return text
+            filled += written(found)
+        filled += text[end:]
+        self._count(origin, len(filled) // 100)
+        return filled
+
+    def _lookup(self, name: str, path: FieldPath, origin: Origin) -> Value | None:
+        label = self.labels.get(str(path[1])) if path[:1] == ("stages",) and len(path) > 1 else None
+        if name == "matrix" and label is not None:
+            return Value(label, replace(origin, text=label))
+        if name == "matrix":
+            self.problem(path, "${matrix} is known inside a stage with a matrix only", "name the variant that is meant.", origin)
+        elif name not in self._stated and ("variables",) not in self.unknown:
+            names = [*self._stated, *([] if label is None else ["matrix"])]
+            self.problem(path, f"there is no variable '{name}'", nearest(name, names), origin)
+        elif name in self._stated and (found := self._resolved(name)) is not None:
+            return found
+        self.unknown.add(path)
+        return None
+
+    def _resolved(self, name: str) -> Value | None:
+        """The value of a variable, None for one that is wrong."""
+        if name in self._values:
+            return self._values[name]
+        path, stated = ("variables", name), self._stated[name]
+        if name in self._open or len(self._open) == MAX_DEPTH:
+            chain = " -> ".join([*self._open[self._open.index(name) if name in self._open else 0 :], name])
+            message = f"the variables form a cycle: {chain}" if name in self._open else f"more than {MAX_DEPTH} variables use each other"
+            self.problem(path, message, "state one of them without the others.", stated)
+            return None
+        self._open.append(name)
+        value: Value | None = self.fill(stated, path)
+        self._open.pop()
+        if any(wrong[:2] == path for wrong in self.unknown):
+            value = None
+        self._values[name] = value
+        return value
+
+    def _moved(self, value: Value, place: Origin, name: str) -> Value:
+        """A variable's value where it is used: its origin names both places."""
+        self._count(place)
+        content = value.content
+        if isinstance(content, list):
+            content = [self._moved(item, place, name) for item in content]
+        elif isinstance(content, dict):
+            content = {key: self._moved(item, place, name) for key, item in content.items()}
+        where = place.where if name == "matrix" else f"{place.where} ({name} from {value.origin.where})"
+        return Value(content, replace(value.origin, where=where))
+
+    def _count(self, origin: Origin, extra: int = 0) -> None:
+        self._size += 1 + extra
+        if self._size > MAX_VALUES:
+            raise too_large(origin)
