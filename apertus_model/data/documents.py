@@ -76,7 +76,7 @@ def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
 
 
 def _docstrings(file: BinaryIO, source: SourceSpec) -> Parsed:
-    tree = _syntax_tree(file)
+    tree = syntax_tree(file)
     if isinstance(tree, Rejection):
         yield tree
         return
@@ -89,7 +89,7 @@ def _docstrings(file: BinaryIO, source: SourceSpec) -> Parsed:
 
 def _literals(file: BinaryIO, source: SourceSpec) -> Parsed:
     """Long strings but those that stand alone as a statement: docstrings are documents of another format."""
-    tree = _syntax_tree(file)
+    tree = syntax_tree(file)
     if isinstance(tree, Rejection):
         yield tree
         return
@@ -100,7 +100,8 @@ def _literals(file: BinaryIO, source: SourceSpec) -> Parsed:
             yield _encodable(text)
 
 
-def _syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
+def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
+    """A Python file, parsed and not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is wrong inside somebody else's strings
         try:
@@ -120,7 +121,7 @@ def _encodable(text: str) -> str | Rejection:
 
 def _json_lines(file: BinaryIO, source: SourceSpec) -> Parsed:
     """datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only logs broken lines; here each one is counted."""
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         if not line.strip():
             continue
         try:
@@ -141,8 +142,8 @@ def _json_lines(file: BinaryIO, source: SourceSpec) -> Parsed:
             yield _encodable(row[source.text_column])
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Not every decompressor can be iterated over; each can be read."""
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends. Not every decompressor can be iterated over; each can be read."""
     rest = b""
     while chunk := file.read(2**20):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,23 +1,16 @@
-"""One restartable task of a corpus, and the processes that run such tasks.
+"""One restartable task of a corpus.
 
-Invariants:
-- What a task writes depends on its files and on the spec: not on the number of workers, not on the order in which tasks run, not on the
-  other tasks. Text that spells a special token (`</s>` in a web page) is encoded as text: only the pipeline marks borders of documents.
-- No worker outlives its stage: each holds the read end of a pipe whose write end only the stage has, and leaves when it ends. (datatrove's
-  own process pool starts a manager process that survives a `kill -9` of its parent, so tasks are handed out here.)
+Invariant: what a task writes depends on its files and on the spec: not on the number of workers, not on the order in which tasks run, not
+on the other tasks. Text that spells a special token (`</s>` in a web page) is encoded as text: only the pipeline marks borders of
+documents.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 import os
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import cached_property
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -137,39 +130,3 @@ def _counts(steps: list[PipelineStep]) -> dict[str, dict[str, int]]:
             dropped[step.name] = dropped.get(step.name, 0) + int(step.stats["dropped"].total)
     read = {"documents": int(reader["doc_len"].n), "bytes": int(reader["bytes"].total), "characters": int(reader["doc_len"].total)}
     return {"read": read, "rejected": rejected, "dropped": dropped}
-
-
-def run_tasks(work: CorpusTasks, ranks: list[int], workers: int) -> Iterator[tuple[int, TaskResult]]:
-    """Runs tasks and yields each when it is done: in this process for one worker, else in `workers` processes.
-
-    The first error of a task is raised here; the other workers are stopped.
-    """
-    if workers == 1 or len(ranks) <= 1:
-        for rank in ranks:
-            yield rank, work.run(rank)
-        return
-    # Not forked: threads of this process (storage clients, tokenisers) would leave locks behind in the children.
-    context = multiprocessing.get_context("spawn")
-    alive, lifeline = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(min(workers, len(ranks)), mp_context=context, initializer=_begin_worker, initargs=(alive,))
-    try:
-        running: dict[Future[TaskResult], int] = {pool.submit(work.run, rank): rank for rank in ranks}
-        for future in as_completed(running):
-            yield running[future], future.result()
-        pool.shutdown()
-    finally:
-        lifeline.close()
-        pool.shutdown(cancel_futures=True)
-        alive.close()
-
-
-def _begin_worker(alive: Connection) -> None:
-    """One tokeniser thread per worker, and a watch on the stage."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_leave_with_stage, args=(alive,), daemon=True).start()
-
-
-def _leave_with_stage(alive: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        alive.recv_bytes()
-    os._exit(1)

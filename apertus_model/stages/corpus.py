@@ -18,7 +18,8 @@ import numpy as np
 
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
-from apertus_model.data.tokenise import CorpusTasks, run_tasks
+from apertus_model.data.tokenise import CorpusTasks
+from apertus_model.data.workers import run_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError

@@ -1,6 +1,8 @@
 """The `tokenizer` stage: byte-level BPE trained on text, or an existing Hugging Face tokenizer taken over.
 
-Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`: a folder for `AutoTokenizer.from_pretrained`.
+Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`: a folder for
+`AutoTokenizer.from_pretrained`. An imported tokenizer keeps a chat template of its own, and gets none when it lacks the special tokens of
+ours.
 
 Invariants: encoding adds the begin-of-document token in front and nothing else; decoding gives the text back exactly (no normaliser, byte
 level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the same text gives the same bytes.
@@ -16,6 +18,7 @@ from typing import Any
 import fsspec
 from tokenizers import Tokenizer
 
+from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, template_source
 from apertus_model.data.documents import Rejection, open_source, read_documents
 from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
@@ -52,12 +55,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if size > part.vocab_size:
         least = -(-size // 128) * 128
         raise SourceError(f"the tokenizer has {size} tokens, more than vocab_size {part.vocab_size}. Fix: vocab_size: {least}")
+    chat = tokenizer.token_to_id(END_OF_TURN) is not None
+    if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(folder):
+        (folder / "chat_template.jinja").write_text(template_source(), encoding="utf-8")
     for name in IMPORTED_FILES:
         if (folder / name).exists():
             attempt.put(folder / name, name)
     facts: dict[str, Any] = {"vocab_size": part.vocab_size}
     for role, token in specials.items():
         facts |= {f"{role}_token": token, f"{role}_id": tokenizer.token_to_id(token)}
+    facts |= {"end_of_turn_token": END_OF_TURN if chat else None, "end_of_turn_id": tokenizer.token_to_id(END_OF_TURN)}
     progress.update(1, 1, "tokenizers")
     attempt.commit(metrics={"vocab_size": part.vocab_size, "tokens": size, **metrics}, facts=facts)
 
@@ -98,6 +105,13 @@ def _import(url: str, workdir: Path) -> Path:
     if not (workdir / "tokenizer.json").exists():
         raise SourceError(f"the tokenizer folder {url} has no tokenizer.json (a fast tokenizer of Hugging Face)")
     return workdir
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether a tokenizer folder states a chat template: as a file, or in its config."""
+    config = folder / "tokenizer_config.json"
+    stated = json.loads(config.read_text()) if config.exists() else {}
+    return (folder / "chat_template.jinja").exists() or bool(stated.get("chat_template"))
 
 
 def _special_tokens(folder: Path, url: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from specs.stages.base import Stage
 class TokenizerStage(Stage):
     """Trains on the named sources (`sources:` of the pipeline), or imports `path`, a folder with tokenizer.json."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     kind: Literal["tokenizer"] = identity()
     sources: list[str] = reference(default_factory=list)
     path: str | None = execution(None, description="folder (any fsspec URL) of a Hugging Face tokenizer to import instead of training one")

@@ -209,7 +209,7 @@ def test_datatrove_says_nothing_in_the_terminal(
 STAGE = """
 import sys
 from typing import NamedTuple
-from apertus_model.data.tokenise import run_tasks
+from apertus_model.data.workers import run_tasks
 
 class BusyForEver(NamedTuple):
     folder: str

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from apertus_model.chat import ChatEncoder, render
 from apertus_model.data.vocabulary import special_tokens, train
 from infra.store import Artifact
 from infra.store.inputs import SourceError
@@ -52,6 +53,7 @@ def test_special_tokens_have_the_ids_of_apertus(tokenizer: Artifact) -> None:
 def test_the_manifest_states_ids_and_compression(tokenizer: Artifact) -> None:
     assert tokenizer.manifest["facts"] == {
         "vocab_size": 512, "bos_token": "<s>", "bos_id": 1, "eos_token": "</s>", "eos_id": 2, "pad_token": "<pad>", "pad_id": 10,
+        "end_of_turn_token": "<|assistant_end|>", "end_of_turn_id": 68,
     }  # fmt: skip
     metrics = tokenizer.manifest["metrics"]
     assert metrics["vocab_size"] == 512
@@ -93,6 +95,46 @@ def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artif
     assert artifact.bytes("tokenizer.json") == tokenizer.bytes("tokenizer.json")
     assert artifact.manifest["facts"] | {"vocab_size": 512} == tokenizer.manifest["facts"]
     assert artifact.manifest["facts"]["vocab_size"] == 640
+
+
+def test_hugging_face_renders_conversations_with_the_folder(tokenizer: Artifact) -> None:
+    opened = AutoTokenizer.from_pretrained(_folder(tokenizer))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    assert opened.apply_chat_template(messages, tokenize=False) == render(messages)
+    ids = opened.apply_chat_template(messages, return_dict=False)
+    encoded = ChatEncoder(Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))).encode(messages)
+    assert ids == encoded.tokens.tolist()
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_an_imported_tokenizer_keeps_its_own_chat_template(bench: Any, tokenizer: Artifact, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "imported"
+    folder.mkdir()
+    config = json.loads(tokenizer.bytes("tokenizer_config.json"))
+    if place == "chat_template.jinja":
+        (folder / place).write_text("own")
+    else:
+        config["chat_template"] = "own"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
+    artifact = bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
+    assert AutoTokenizer.from_pretrained(_folder(artifact)).chat_template == "own"
+
+
+def test_an_imported_tokenizer_without_a_chat_template_gets_ours_if_it_has_the_tokens(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
+    cases = [("ours", "", True, 68), ("other", "<|tools_suffix|>", False, 68), ("none", "<|assistant_end|>", False, None)]
+    for name, missing, shipped, end in cases:
+        folder = tmp_path / name
+        folder.mkdir()
+        text = tokenizer.bytes("tokenizer.json").decode()
+        (folder / "tokenizer.json").write_text(text.replace(missing, "<|renamed|>") if missing else text)
+        (folder / "tokenizer_config.json").write_bytes(tokenizer.bytes("tokenizer_config.json"))
+        artifact = bench.run("tokenizer", name, {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
+        assert ("chat_template.jinja" in artifact.manifest["files"]) is shipped
+        assert artifact.manifest["facts"]["end_of_turn_id"] == end
+        assert artifact.manifest["facts"]["end_of_turn_token"] == (None if end is None else "<|assistant_end|>")
 
 
 def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(bench: Any, tokenizer: Artifact) -> None:

@@ -1,0 +1,167 @@
+"""Conversations as tokens, with what of them is trained.
+
+Invariants:
+- The tokens are those of the rendered text. Only what the template writes becomes a control token: text inside a message, a tool or its
+  output that spells one is encoded as text.
+- Trained is what the assistant writes: all behind `<|assistant_start|>` up to and including `<|assistant_end|>`, but not what tools
+  answered. A token with characters of both is not trained.
+
+How: before rendering, the texts of a conversation are marked by two characters that occur nowhere in it: one splits every spelling of a
+control token, the other stands in front of responses. They are found again in the rendered text, and removed. Two texts cannot spell a
+control token together: there is always something between them (`normalise` joins responses that follow each other).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from apertus_model.chat.messages import Block, ConversationError, Message, normal_tools, normalise
+from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, TOOLS_END, TURN, render
+from specs.errors import StageError
+
+PROMPT, TRAINED, TOOL_OUTPUT = 0, 1, 2
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)  # plane 15 of Unicode
+_CONTROL = re.compile("(" + "|".join(map(re.escape, CONTROL_TOKENS)) + ")")
+
+
+class ChatError(StageError):
+    """A tokenizer without the special tokens of the chat format."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """tokens: (n,), int64; mask: (n,), uint8: PROMPT (not the assistant's), TRAINED or TOOL_OUTPUT."""
+
+    tokens: NDArray[np.int64]
+    mask: NDArray[np.uint8]
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """(n,), bool: whether a token is one that the assistant writes."""
+        return self.mask == TRAINED
+
+
+class _Run(NamedTuple):
+    """A control token, or text between two of them: the kind of its tokens up to character `border`, and from there on."""
+
+    text: str
+    control: bool
+    kind: int
+    border: int = 0
+    before: int = PROMPT
+
+
+class ChatEncoder:
+    """Encodes conversations for one tokenizer, which is copied.
+
+    Attributes:
+        end_of_turn_id: id of `<|assistant_end|>`.
+
+    Raises:
+        ChatError: when the tokenizer lacks a control token of the chat format, or would find it in plain text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+        found = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
+        if missing := [token for token, index in found.items() if index is None]:
+            raise ChatError(f"the tokenizer has no {', '.join(missing)}. Fix: one with the special tokens of the Apertus chat format")
+        self._ids: dict[str, int] = {token: index for token, index in found.items() if index is not None}
+        for token, index in self._ids.items():
+            if index in self._tokenizer.encode(token, add_special_tokens=False).ids:
+                raise ChatError(f"the tokenizer finds {token} in plain text. Fix: mark it as special in its tokenizer.json")
+        self.end_of_turn_id = self._ids[END_OF_TURN]
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
+        """A whole conversation, in any form that `normalise` accepts. ConversationError for what is none."""
+        return self._encode(_runs(normalise(messages), normal_tools(tools), False))
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> NDArray[np.int64]:
+        """(n,), int64: the messages and the opening of an assistant's turn."""
+        return self._encode(_runs(normalise(messages), normal_tools(tools), True)).tokens
+
+    def completion(self, text: str) -> NDArray[np.int64]:
+        """(n,), int64: what the assistant writes behind a prompt when it answers with plain text, with the end of its turn."""
+        return np.array([*self._tokenizer.encode(text, add_special_tokens=False).ids, self.end_of_turn_id], dtype=np.int64)
+
+    def decode(self, tokens: NDArray[np.integer] | Sequence[int]) -> str:
+        """The text of a completion; special tokens are left out."""
+        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def _encode(self, runs: Iterator[_Run]) -> Encoded:
+        tokens: list[int] = []
+        mask: list[int] = []
+        for run in runs:
+            if run.control:
+                tokens.append(self._ids[run.text])
+                mask.append(run.kind)
+                continue
+            encoded = self._tokenizer.encode(run.text, add_special_tokens=False)
+            tokens += encoded.ids
+            if run.border:
+                mask += [run.kind if start >= run.border else run.before for start, _ in encoded.offsets]
+            else:
+                mask += [run.kind] * len(encoded.ids)
+        return Encoded(np.array(tokens, dtype=np.int64), np.array(mask, dtype=np.uint8))
+
+
+def _runs(messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> Iterator[_Run]:
+    """Control tokens and texts of the rendered conversation, in order. ConversationError where the template has no rendering for it: a
+    schema of a tool that is none, nesting without end."""
+    try:
+        marks = _Marks(messages, tools)
+        marked = [marks.message(message) for message in messages]
+        text = render(marked, marks.split(tools), add_generation_prompt=add_generation_prompt)
+    except (TemplateError, TypeError, RecursionError) as error:
+        raise ConversationError("not_rendered", f"the chat template does not render this: {error}") from error
+    turn, before = False, ""
+    for place, piece in enumerate(_CONTROL.split(text)):
+        if place % 2:
+            yield _Run(piece, True, TRAINED if turn else PROMPT)
+            turn = piece == TURN or (turn and piece != END_OF_TURN)
+            before = piece
+        elif plain := marks.removed(piece):
+            outputs = piece.partition(marks.answer)[0] if turn and before == TOOLS_END else ""
+            yield _Run(plain, False, TRAINED if turn else PROMPT, len(marks.removed(outputs)), TOOL_OUTPUT)
+
+
+class _Marks:
+    """The marks of one conversation: two characters for private use that do not occur in it."""
+
+    def __init__(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> None:
+        used = set(json.dumps([messages, tools], ensure_ascii=False))
+        self.seam, self.answer = itertools.islice((mark for mark in map(chr, _PRIVATE_USE) if mark not in used), 2)
+
+    def removed(self, text: str) -> str:
+        return text.replace(self.seam, "").replace(self.answer, "")
+
+    def split(self, value: Any) -> Any:
+        """The value with a seam in every spelling of a control token, at any depth."""
+        if isinstance(value, str):
+            return _CONTROL.sub(lambda match: f"{match[0][0]}{self.seam}{match[0][1:]}", value) if "<" in value else value
+        if isinstance(value, Mapping):
+            return {self.split(key): self.split(item) for key, item in value.items()}
+        return [self.split(item) for item in value] if isinstance(value, list) else value
+
+    def message(self, message: Message) -> Message:
+        """The message with its seams, and with a mark in front of each response among blocks."""
+        marked = self.split(message)
+        if isinstance(marked["content"], str):
+            return marked
+        return marked | {"content": [self._block(block) for block in marked["content"]]}
+
+    def _block(self, block: Block) -> Block:
+        return block | {"text": self.answer + block["text"]} if block["type"] == "response" else block

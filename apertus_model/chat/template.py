@@ -1,0 +1,61 @@
+"""The chat template, and rendering it as transformers does.
+
+Invariant: `template.jinja` is the only place that says how a conversation looks. It is shipped with every tokenizer as it is, so what a
+model is trained on and what others render for it are one text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+BEGIN = "<s>"
+TURN, END_OF_TURN = "<|assistant_start|>", "<|assistant_end|>"
+TOOLS_END = "<|tools_suffix|>"
+CONTROL_TOKENS = (
+    *(BEGIN, "<|system_start|>", "<|system_end|>", "<|developer_start|>", "<|developer_end|>"),
+    *("<|user_start|>", "<|user_end|>", TURN, END_OF_TURN),
+    *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", TOOLS_END),
+)
+"""The special tokens that the template writes; ids 1 and 61 to 72 of the Apertus vocabulary."""
+
+
+def template_source() -> str:
+    """The text of `template.jinja`, for `chat_template.jinja` of a Hugging Face tokenizer."""
+    return resources.files("apertus_model.chat").joinpath("template.jinja").read_text(encoding="utf-8")
+
+
+def render(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    enable_thinking: bool = False,
+    add_generation_prompt: bool = False,
+) -> str:
+    """The text of a conversation. jinja2.TemplateError for messages that the template refuses."""
+    return _template().render(
+        messages=messages, tools=tools or None, enable_thinking=enable_thinking, add_generation_prompt=add_generation_prompt
+    )
+
+
+@functools.cache
+def _template() -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(template_source())
+
+
+def _to_json(value: Any) -> str:
+    """Jinja's own filter escapes for HTML and sorts keys; transformers' does neither."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(message: str) -> str:
+    raise TemplateError(message)

@@ -1,0 +1,91 @@
+"""Packing items of different lengths into rows of equal capacity.
+
+Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row; no row is over-full.
+
+Best-fit decreasing (Johnson 1973): the longest item first, into the fullest row that has room for it. Items of one length are placed
+together and rows with equal room are interchangeable, so the work grows with the number of different lengths and rooms, not of items:
+about a second for a million.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
+    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`.
+
+    Args:
+        lengths: (items,), int64, each from 1 to `capacity`.
+
+    Raises:
+        ValueError: for a length out of that range; the caller drops or cuts such items before.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    if not lengths.size:
+        return []
+    if not 1 <= lengths.min() <= lengths.max() <= capacity:
+        raise ValueError(f"items of {lengths.min()} to {lengths.max()} do not go into rows of capacity {capacity}; 1 to {capacity} do")
+    order = np.argsort(-lengths, kind="stable")
+    values, starts = np.unique(-lengths[order], return_index=True)
+    ends = [*starts[1:].tolist(), lengths.size]
+    rows = _Rows(capacity)
+    row_of = np.empty(lengths.size, dtype=np.int64)
+    for value, start, end in zip((-values).tolist(), starts.tolist(), ends, strict=True):
+        row_of[order[start:end]] = rows.place(value, end - start)
+    by_row = np.argsort(row_of, kind="stable")
+    return np.split(by_row, np.flatnonzero(np.diff(row_of[by_row])) + 1)
+
+
+class _Rows:
+    """Rows by the room that is left in them."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._number = 0
+        self._with_room: dict[int, list[NDArray[np.int64]]] = defaultdict(list)
+        self._counts = np.zeros(capacity + 1, dtype=np.int64)
+
+    def place(self, length: int, count: int) -> NDArray[np.int64]:
+        """Places `count` items of one length; the row of each: (count,), int64."""
+        placed: list[NDArray[np.int64]] = []
+        while count:
+            room = length + int(np.argmax(self._counts[length:] > 0))
+            if self._counts[room]:
+                each = room // length
+                rows = self._take(room, -(-count // each))
+            else:
+                room, each = self._capacity, self._capacity // length
+                rows = np.arange(self._number, self._number - (-count // each), dtype=np.int64)
+                self._number += rows.size
+            # Every row is filled with as many as go in; the last one takes what is left.
+            taken = min(count, rows.size * each)
+            in_last = taken - (rows.size - 1) * each
+            placed.append(np.repeat(rows, each)[:taken])
+            self._put(room - each * length, rows[:-1])
+            self._put(room - in_last * length, rows[-1:])
+            count -= taken
+        return np.concatenate(placed)
+
+    def _put(self, room: int, rows: NDArray[np.int64]) -> None:
+        if room and rows.size:
+            self._with_room[room].append(rows)
+            self._counts[room] += rows.size
+
+    def _take(self, room: int, most: int) -> NDArray[np.int64]:
+        """Up to `most` rows that have this room, the last that got it first."""
+        chosen: list[NDArray[np.int64]] = []
+        stack = self._with_room[room]
+        while stack and most:
+            rows = stack.pop()
+            if rows.size > most:
+                stack.append(rows[most:])
+                rows = rows[:most]
+            chosen.append(rows)
+            most -= rows.size
+        taken = np.concatenate(chosen)
+        self._counts[room] -= taken.size
+        return taken

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from apertus_model.chat import ChatEncoder
+from apertus_model.data.chat_samples import ConversationSamples, PackedSample, heldout
+from apertus_model.data.conversations import Conversation, ConversationShards
+from apertus_model.data.megatron import TokenFileWriter
+from apertus_model.data.samples import IGNORED
+from apertus_model.data.vocabulary import train
+from apertus_model.model.model import model_config
+from infra.store.inputs import SourceError
+from specs.model import ModelSpec
+
+PAD, VOCAB = 10, 400
+NO, YES, TOOL = 0, 1, 2
+
+
+class Folder:
+    """A split that was written by hand, with the interface of an artifact."""
+
+    def __init__(self, path: Path, tokens: list[list[int]], masks: list[list[int]]) -> None:
+        path.mkdir(exist_ok=True)
+        self.path = path
+        self.manifest = {"facts": {"vocab_size": VOCAB, "train": ["t"]}}
+        with TokenFileWriter(path / "t", "<u2") as writer:
+            for ids in tokens:
+                writer.write(ids)
+        np.save(path / "t.mask.npy", np.concatenate([np.array(mask, dtype=np.uint8) for mask in masks]))
+        (path / "t.jsonl").write_text("".join(Conversation(str(number), []).to_json() + "\n" for number in range(len(tokens))))
+
+    def local(self, name: str) -> Path:
+        return self.path / name
+
+
+def _shards(path: Path, tokens: list[list[int]], masks: list[list[int]] | None = None) -> ConversationShards:
+    masks = masks or [[NO, *[YES] * (len(ids) - 1)] for ids in tokens]
+    return ConversationShards(Folder(path, tokens, masks), "train")  # type: ignore[arg-type]
+
+
+def _many(path: Path, seed: int, count: int = 40) -> ConversationShards:
+    rng = np.random.default_rng(seed)
+    return _shards(path, [rng.integers(100, VOCAB, rng.integers(2, 20)).tolist() for _ in range(count)])
+
+
+def _open(shards: list[ConversationShards], repeats: list[int] | None = None, **options: Any) -> ConversationSamples:
+    settings = {"sequence_length": 24, "seed": 28, "prompt_weight": 0.0, "longer": "drop", "pad_id": PAD} | options
+    return ConversationSamples.open(shards, repeats or [1] * len(shards), **settings)
+
+
+def _lists(sample: PackedSample) -> list[Any]:
+    return [None if array is None else array.tolist() for array in sample]
+
+
+def test_a_row_is_its_conversations_and_padding_to_the_last_number(tmp_path: Path) -> None:
+    shards = _shards(tmp_path, [[1, 20, 21, 22, 23, 24], [1, 30, 31]], [[NO, NO, YES, TOOL, YES, YES], [NO, NO, YES]])
+    expected_input = [1, 20, 21, 22, 23, 24, 1, 30, 31, PAD, PAD]
+    positions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
+    plain = _open([shards], sequence_length=11)
+    assert plain.rows == 1
+    labels = [IGNORED, 21, IGNORED, 23, 24, IGNORED, IGNORED, 31, IGNORED, IGNORED, IGNORED]
+    assert _lists(plain[0]) == [expected_input, labels, positions, None]
+    weighted = _open([shards], sequence_length=11, prompt_weight=0.25)[0]
+    labels = [20, 21, IGNORED, 23, 24, IGNORED, 30, 31, IGNORED, IGNORED, IGNORED]
+    weights = [0.25, 1, 0, 1, 1, 0, 0.25, 1, 0, 0, 0]
+    assert _lists(weighted) == [expected_input, labels, positions, weights]
+    assert [array.dtype for array in weighted if array is not None] == [np.int64] * 3 + [np.float32]
+
+
+def test_an_epoch_has_every_conversation_as_often_as_it_is_repeated(tmp_path: Path) -> None:
+    shards = [_many(tmp_path / "a", 1), _many(tmp_path / "b", 2, count=10)]
+    samples = _open(shards, [1, 3])
+    for epoch in range(3):
+        seen = Counter(found for i in range(samples.rows) for found in samples.conversations(epoch * samples.rows + i))
+        assert seen == Counter({(0, index): 1 for index in range(40)} | {(1, index): 3 for index in range(10)})
+    assert samples.epochs(2 * samples.rows) == [2.0, 6.0]
+    for i in range(samples.rows):
+        lengths = [int(shards[source].lengths[index]) for source, index in samples.conversations(i)]
+        assert sum(lengths) <= 24
+        whole = np.concatenate([shards[source].tokens(index) for source, index in samples.conversations(i)])
+        assert samples[i].input.tolist() == whole.tolist() + [PAD] * (24 - whole.size)
+        assert int((samples[i].labels != IGNORED).sum()) == sum(lengths) - len(lengths)
+
+
+def test_the_seed_and_the_epoch_order_the_rows_and_nothing_else(tmp_path: Path) -> None:
+    shards = [_many(tmp_path / "a", 1)]
+
+    def order(samples: ConversationSamples, epoch: int = 0) -> list[Any]:
+        return [tuple(samples.conversations(epoch * samples.rows + i)) for i in range(samples.rows)]
+
+    one, other = _open(shards), _open(shards, seed=29)
+    assert sorted(order(one)) == sorted(order(other)) == sorted(order(one, 1))
+    assert order(one) != order(other)
+    assert order(one) != order(one, 1)
+
+
+def test_samples_have_no_state(tmp_path: Path) -> None:
+    samples = _open([_many(tmp_path / "a", 1)], prompt_weight=0.5)
+    forward = [_lists(samples[i]) for i in range(20)]
+    elsewhere = pickle.loads(pickle.dumps(samples))
+    assert [_lists(elsewhere[i]) for i in reversed(range(20))][::-1] == forward
+    assert [_lists(_open([_many(tmp_path / "a", 1)], prompt_weight=0.5)[i]) for i in range(20)] == forward
+    with pytest.raises(IndexError, match="sample -1"):
+        samples[-1]
+
+
+def test_conversations_that_are_too_long_are_dropped_or_cut(tmp_path: Path) -> None:
+    long, late = list(range(100, 130)), list(range(200, 230))
+    masks = [[NO, *[YES] * 29], [NO] * 29 + [YES], [NO, YES, YES]]
+    shards = _shards(tmp_path, [long, late, [1, 2, 3]], masks)
+    dropping, cutting = _open([shards]), _open([shards], longer="truncate")
+    assert (dropping.dropped, cutting.dropped) == (2, 1)
+    assert [dropping.conversations(i) for i in range(dropping.rows)] == [[(0, 2)]]
+    cut = next(cutting[i] for i in range(cutting.rows) if (0, 0) in cutting.conversations(i))
+    assert cut.input.tolist() == long[:24]
+    assert cut.labels.tolist() == [*long[1:24], IGNORED]
+    with pytest.raises(SourceError, match=r"none of the 3 conversations fits into a sequence of 2 tokens"):
+        _open([shards], sequence_length=2)
+
+
+def test_held_out_rows_keep_the_stored_order(tmp_path: Path) -> None:
+    shards = [_shards(tmp_path / "a", [[1, 2, 3], [4, 5], [6, 7, 8, 9], [9] * 7]), _shards(tmp_path / "b", [[10, 11]])]
+    rows = heldout(shards, sequence_length=6, longer="drop", pad_id=0)
+    assert [row.input.tolist() for row in rows] == [[1, 2, 3, 4, 5, 0], [6, 7, 8, 9, 10, 11]]
+    assert [row.labels.tolist() for row in rows] == [
+        [2, 3, IGNORED, 5, IGNORED, IGNORED],
+        [7, 8, 9, IGNORED, 11, IGNORED],
+    ]
+    assert heldout([], sequence_length=6, longer="drop", pad_id=0) == []
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(["How warm is it? Warm. And tomorrow? Cold, they say."] * 3, VOCAB, 100)
+
+
+def test_conversations_in_one_row_do_not_see_each_other(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    encoder = ChatEncoder(tokenizer)
+    turns = [("How warm is it?", "Warm."), ("And tomorrow?", "Cold, they say."), ("Is it?", "It is.")]
+    encoded = [encoder.encode([{"role": "user", "content": asked}, {"role": "assistant", "content": said}]) for asked, said in turns]
+    shards = _shards(tmp_path, [item.tokens.tolist() for item in encoded], [item.mask.tolist() for item in encoded])
+    length = int(shards.lengths.sum()) + 5
+    samples = _open([shards], sequence_length=length)
+    assert samples.rows == 1
+    spec = ModelSpec(dim=48, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=12, ffn_dim=96, vocab_size=VOCAB + 112, init_std=0.3)
+    model = model_config(spec, sequence_length=length, attention="sdpa", seed=0).build()
+    model.init_weights()
+    model.eval()
+    row, start = samples[0], 0
+    with torch.no_grad():
+        packed = model(torch.from_numpy(row.input)[None], torch.from_numpy(row.positions)[None])[0]
+        for _, index in samples.conversations(0):
+            tokens = torch.from_numpy(shards.tokens(index))
+            alone = model(tokens[None], torch.arange(len(tokens))[None])[0]
+            stop = start + len(tokens)
+            torch.testing.assert_close(packed[start:stop], alone, rtol=0, atol=1e-5)
+            trained = [int(token) for token, kind in zip(tokens, shards.mask(index), strict=True) if kind == YES]
+            assert [label for label in row.labels[start:stop].tolist() if label != IGNORED] == trained
+            start = stop
+    # Each answer is trained from its first token to the end of the turn.
+    labels = [label for label in row.labels.tolist() if label != IGNORED]
+    assert sorted(tokenizer.decode(labels, skip_special_tokens=False).split("<|assistant_end|>")[:-1]) == sorted(said for _, said in turns)
