@@ -23,7 +23,8 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     """Fill every parameter in place, as in the Apertus recipe (section 1, initialisation).
 
     Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2 n_layers)`;
-    norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3).
+    norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). Of an adapter (LoRA), B is zero and A normal
+    with 1 / sqrt(3 in_features), the standard deviation of the uniform values in its authors' code.
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
@@ -36,11 +37,15 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
         for wrapped_name, parameter in model.named_parameters():
             name = canonical_fqn(wrapped_name)
             if name.endswith(".alpha_p"):
-                _local(parameter).fill_(INITIAL_ALPHA_P)
+                local_part(parameter).fill_(INITIAL_ALPHA_P)
             elif name.endswith(".alpha_n"):
-                _local(parameter).fill_(INITIAL_ALPHA_N)
+                local_part(parameter).fill_(INITIAL_ALPHA_N)
+            elif name.endswith(".lora_b.weight"):
+                local_part(parameter).zero_()
+            elif name.endswith(".lora_a.weight"):
+                fill_normal(parameter, name, seed=seed, std=1 / math.sqrt(3 * parameter.shape[1]))
             elif parameter.ndim == 1:
-                _local(parameter).fill_(1.0)
+                local_part(parameter).fill_(1.0)
             else:
                 fill_normal(parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std)
 
@@ -56,8 +61,8 @@ def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) ->
     """
     rows, columns = parameter.shape
     rows_per_block = max(1, _BLOCK_ELEMENTS // columns)
-    local = _local(parameter)
-    (row_start, column_start), (local_rows, local_columns) = _owned_region(parameter)
+    local = local_part(parameter)
+    (row_start, column_start), (local_rows, local_columns) = owned_region(parameter)
     row_end = row_start + local_rows
     for block in range(row_start // rows_per_block, math.ceil(row_end / rows_per_block)):
         first = block * rows_per_block
@@ -72,11 +77,12 @@ def _block_seed(seed: int, name: str, block: int) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a parameter; the parameter itself where it is not spread."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _owned_region(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def owned_region(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Offset and size of this rank's part of a parameter, as the checkpoint writer sees them."""
     if not isinstance(parameter, DTensor):
         return (0,) * parameter.ndim, tuple(parameter.shape)

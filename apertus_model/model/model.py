@@ -24,10 +24,12 @@ from torchtitan.protocols.module import Module
 
 from apertus_model.model.attention import SdpaAttention, document_mask, inner_attention
 from apertus_model.model.init import initialise_parameters
+from apertus_model.model.lora import add_adapters
 from apertus_model.model.rope import Llama3RoPE
 from apertus_model.model.sharding import set_sharding
 from apertus_model.model.xielu import XIELU
 from specs.model import ModelSpec
+from specs.stages.sft import Lora
 
 
 class ApertusFeedForward(Module):
@@ -83,6 +85,7 @@ class ApertusModel(Decoder):
     class Config(Decoder.Config):
         seed: int
         init_std: float
+        lora: Lora | None = None
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """Take sequence length and layout from a trainer config (torchtitan calls this before building)."""
@@ -102,6 +105,11 @@ class ApertusModel(Decoder):
 
     config: Config
     cp_mesh: DeviceMesh | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if config.lora is not None:
+            add_adapters(self, config.lora)
 
     def forward(
         self,
@@ -140,7 +148,7 @@ class ApertusModel(Decoder):
         initialise_parameters(self, seed=self.config.seed, std=self.config.init_std, n_layers=len(self.config.layers))
 
 
-def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed: int = 0) -> ApertusModel.Config:
+def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed: int = 0, lora: Lora | None = None) -> ApertusModel.Config:
     """The torchtitan config of a model.
 
     Args:
@@ -148,6 +156,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
         sequence_length: longest sequence, in tokens.
         attention: resolved attention backend (`attention.resolve_backend`).
         seed: seed of the initial weights.
+        lora: adapters, which are then all that is trained.
     """
     no_init = {"weight": skip_param_init}
 
@@ -186,6 +195,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
         vocab_size=spec.vocab_size,
         seed=seed,
         init_std=spec.init_std,
+        lora=lora,
         tok_embeddings=Embedding.Config(num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init),
         layers=[_copy(layer) for _ in range(spec.n_layers)],
         norm=norm(spec.dim),

@@ -1,4 +1,4 @@
-"""Training: one segment of a `pretrain` or `cooldown` stage, on the torchtitan engine.
+"""Training: one segment of a stage that trains, of any kind, on the torchtitan engine.
 
 Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's end.
 
@@ -8,34 +8,37 @@ parent's, or new weights. Nothing is looked for in the attempt's own folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from apertus_model.data.corpora import split_files
-from apertus_model.data.samples import MixtureSamples, validation_samples
 from apertus_model.progress import Progress
+from apertus_model.stages.training_data import TrainingData, open_data
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import RunHooks, trainer_config
 from apertus_model.trainer.heldout import HeldOutLoss
-from apertus_model.trainer.loader import SampleLike
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
 from specs.job import Job
 from specs.launch import Launch
+from specs.stages.dpo import DpoSegment
+from specs.stages.qrpo import QrpoSegment
+from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
+
+SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}  # the others train on a mixture
+STATE_OF_A_ROW = ("step", "tokens", "tokens_per_second", "time")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Trains the segment to its end, or until a stop is asked for, which leaves a checkpoint and no manifest."""
-    segment = Segment.model_validate(job.spec)
+    segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2) as world_size:
-        data = MixtureData(attempt, job, segment)
+        data = open_data(attempt.store, job, segment)
         report = Report(attempt, progress, segment, data)
         if job.resume_step is not None:
-            report.facts = attempt.artifact.checkpoint(job.resume_step).facts
+            report.go_on(attempt.artifact.checkpoint(job.resume_step).facts)
         report.passes_before = passes_of_parent(job, attempt)
         hooks = RunHooks(
             open_samples=lambda: data.samples,
@@ -62,7 +65,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
     """The checkpoint to load; None for new weights.
 
-    A segment that goes on within its stage takes over everything; the first one of a stage what `carry` says.
+    A segment that goes on within its leg takes over everything; the first one of a leg the weights, with what adapters the parent has
+    added to them, and what else `carry` says.
     """
     if job.resume_step is not None:
         assert job.resume_checkpoint is not None, "the launcher gives step and folder"
@@ -72,11 +76,16 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
         return None
     assert parent.checkpoint is not None and parent.step is not None, "the launcher gives step and folder"
     chained = segment.start_step > 0
-    return Source(attempt.store.location(parent.checkpoint), parent.step, optimizer=chained or "optimizer" in segment.carry)
+    return Source(
+        attempt.store.location(parent.checkpoint),
+        parent.step,
+        optimizer=chained or "optimizer" in segment.carry,
+        new_adapters=not chained,
+    )
 
 
 def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
-    """Passes over each corpus, by fingerprint, on the way to the checkpoint that the segment begins with."""
+    """Passes over all that was trained on, by fingerprint, on the way to the checkpoint that the segment begins with."""
     parent = job.inputs.get("parent")
     if parent is None:
         return {}
@@ -85,47 +94,25 @@ def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
     return passes
 
 
-class MixtureData:
-    """The samples of the segment's mixture: `samples` to train on, `heldout` by source name."""
-
-    def __init__(self, attempt: Attempt, job: Job, segment: Segment) -> None:
-        recipe = Artifact(attempt.store, job.inputs["mixture"].path or "").json("recipe.json")
-        corpora = [Artifact(attempt.store, source["path"]) for source in recipe["sources"]]
-        names = segment.source_names or [source["fingerprint"][:8] for source in recipe["sources"]]
-        self.names: list[str] = names
-        self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
-        self.samples = MixtureSamples.open(
-            recipe,
-            [split_files(corpus, "train") for corpus in corpora],
-            sequence_length=segment.sequence_length,
-            goldfish=segment.goldfish,
-        )
-        self.heldout: dict[str, Sequence[SampleLike]] = {}
-        if segment.validation.interval:
-            heldout = validation_samples(
-                recipe,
-                [split_files(corpus, "validation") for corpus in corpora],
-                sequence_length=segment.sequence_length,
-            )
-            for index, name in enumerate(names):
-                chosen = [heldout[i] for i in heldout.of_source(index)[: segment.validation.samples]]
-                if any((sample.labels >= 0).any() for sample in chosen):
-                    self.heldout[name] = chosen
-
-
 class Report:
     """Turns what the engine reports into history, progress and facts. Only rank 0 is told of steps and checkpoints."""
 
-    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: MixtureData) -> None:
+    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: TrainingData) -> None:
         self._attempt = attempt
         self._progress = progress
         self._segment = segment
         self._data = data
         self._speeds: list[float] = []
         self._heldout: dict[str, Any] = {}
+        self._heldout_step: int | None = None
         self._last: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.passes_before: dict[str, float] = {}
+
+    def go_on(self, facts: dict[str, Any]) -> None:
+        """The segment goes on from its own checkpoint with these facts."""
+        self.facts = facts
+        self._heldout, self._heldout_step = facts["validation"], facts.get("validation_step")
 
     def add_step(self, row: dict[str, Any]) -> None:
         """A step is done."""
@@ -145,6 +132,7 @@ class Report:
         if dist.get_rank() != 0:
             return
         self._heldout = {name: round(loss.nats, 6) for name, loss in losses.items()}
+        self._heldout_step = step
         self._attempt.add_metrics({"step": step, "validation": self._heldout})
         told = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
         self._progress.log(f"step {step}: held-out loss {told}")
@@ -158,21 +146,33 @@ class Report:
             "samples": samples,
             "epochs": dict(zip(self._data.names, self._data.samples.epochs(samples), strict=True)),
             "passes": self._passes(samples),
-            **{name: self._last[name] for name in ("loss", "grad_norm", "lr", "masked_share")},
+            **{name: value for name, value in self._last.items() if name not in STATE_OF_A_ROW},
             "tokens_per_second": round(_median(self._speeds), 1),
             "validation": self._heldout,
+            "validation_step": self._heldout_step,
         }
         self._attempt.commit_checkpoint(step, self.facts)
-        self._attempt.prune(segment.checkpoint.keep, set(segment.checkpoint.milestones))
+        best = best_steps(self._attempt.artifact, segment.checkpoint.best)
+        self._attempt.prune(segment.checkpoint.keep, {*segment.checkpoint.milestones, *best})
         self._progress.log(f"step {step}: checkpoint committed, loss {self._last['loss']:.4f}")
 
     def _passes(self, samples: int) -> dict[str, float]:
-        """Passes over each corpus since the weights were new: what memorisation is compared with."""
+        """Passes over each source since the weights were new: what memorisation is compared with."""
         data, passes = self._data, dict(self.passes_before)
         begin, end = data.samples.epochs(self._segment.sample_offset), data.samples.epochs(samples)
         for corpus, before, after in zip(data.fingerprints, begin, end, strict=True):
             passes[corpus] = passes.get(corpus, 0.0) + after - before
         return passes
+
+
+def best_steps(artifact: Artifact, metrics: list[str]) -> set[int]:
+    """For each metric (`Checkpoint.validation_loss`), the step of the committed checkpoint with the lowest value; the first of equals."""
+    checkpoints = [artifact.checkpoint(step) for step in sorted(artifact.checkpoint_steps())] if metrics else []
+    best: set[int] = set()
+    for metric in metrics:
+        losses = {checkpoint.step: loss for checkpoint in checkpoints if (loss := checkpoint.validation_loss(metric)) is not None}
+        best |= {min(losses, key=lambda step: losses[step])} if losses else set()
+    return best
 
 
 def _median(values: list[float]) -> float:

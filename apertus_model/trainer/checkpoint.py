@@ -9,6 +9,7 @@ Invariants:
 - A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay, betas and the
   position in the data come from the spec and the step, never from a checkpoint.
 - A folder is committed only when every rank has written its part.
+- Whoever reads weights reads them through `load_tensors`, so nobody sees the base of an adapted model in place of the model.
 """
 
 import logging
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
+from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
 from apertus_model.trainer.safe_reader import CheckpointError, reader
 
 logger = logging.getLogger(__name__)
@@ -35,11 +37,15 @@ STEP = "progress.step"
 
 @dataclass(frozen=True)
 class Source:
-    """What to load: a checkpoint folder (path or URL), the step it must be of, and whether to take the optimizer's state."""
+    """What to load: a checkpoint folder (path or URL), the step it must be of, and whether to take the optimizer's state.
+
+    `new_adapters`: adapters of the checkpoint become part of the weights, and those of the model, if it has any, stay as they are;
+    otherwise the model goes on with the adapters that are stored."""
 
     location: str
     step: int
     optimizer: bool
+    new_adapters: bool = False
 
 
 class StoreCheckpoints(BaseCheckpointManager):
@@ -88,6 +94,8 @@ class StoreCheckpoints(BaseCheckpointManager):
             return False
         begin = time.monotonic()
         state = self._state(step=-1, optimizer=source.optimizer)
+        if source.new_adapters:
+            state = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
         with self._config.timed():
             load_tensors(state, source.location)
         if int(state[STEP]) != source.step:
@@ -110,9 +118,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         if curr_step == self._saved_step or not (last_step or curr_step % self._config.interval == 0):
             return False
         location = self._config.location(curr_step)
-        writer = FsspecWriter(location) if "://" in location else FileSystemWriter(location)
         with self._config.timed():
-            dcp.save(self._state(step=curr_step, optimizer=True), storage_writer=writer)
+            dcp.save(self._state(step=curr_step, optimizer=True), storage_writer=writer(location))
         if dist.get_rank() == 0:
             self._config.commit(curr_step)
         self._saved_step = curr_step
@@ -128,8 +135,15 @@ class StoreCheckpoints(BaseCheckpointManager):
         """Nothing to release."""
 
 
+def writer(location: str) -> FileSystemWriter:
+    """A writer for a checkpoint folder, given as local path or fsspec URL."""
+    return FsspecWriter(location) if "://" in location else FileSystemWriter(location)
+
+
 def load_tensors(state: dict[str, Any], location: str) -> None:
     """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process group exists.
+
+    A weight whose adapter (LoRA) is in the checkpoint and not in `state` becomes the sum of both.
 
     Args:
         state: name -> tensor or DTensor to fill.
@@ -150,3 +164,14 @@ def load_tensors(state: dict[str, Any], location: str) -> None:
         if tuple(index[name].size) != tuple(tensor.shape):  # read_index lets only tensors pass
             raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {location}, this model has {tuple(tensor.shape)}")
     dcp.load(state, storage_reader=storage)
+    for name in state:
+        parts = [_part(name, part) for part in ADAPTER_PARTS]
+        if parts[0] in index and parts[0] not in state:
+            adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
+            dcp.load(adapter, storage_reader=reader(location))
+            merge_adapter(state[name], *adapter.values())
+
+
+def _part(weight: str, part: str) -> str:
+    """Name of a part of the adapter of a weight, `X.weight` -> `X.lora_a.weight`; no tensor's name for what is not a weight."""
+    return f"{weight.removesuffix('weight')}{part}"

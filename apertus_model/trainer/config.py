@@ -19,10 +19,12 @@ from apertus_model.trainer.checkpoint import Source, StoreCheckpoints
 from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
 from apertus_model.trainer.metrics import Row, StepMetrics
+from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
 from specs.launch import Parallel
+from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # longer than rank 0 takes to hash and commit a large checkpoint
@@ -67,12 +69,14 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         world_size: number of processes.
 
     Raises:
-        ValueError: the layout does not fit the processes or the batch, or the attention backend cannot run here.
+        ValueError: the layout does not fit the processes, the batch or the objective, or the attention backend cannot run here.
     """
     parallelism = parallelism_config(segment.parallel)
     local_batch_size = micro_batch_size(segment, world_size=world_size)
     attention = resolve_backend(segment.attention, param_dtype=segment.precision.param, context_parallel=segment.parallel.cp)
-    model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=segment.seed or 0)
+    objective = objective_of(segment)
+    lora = segment.lora if isinstance(segment, SftSegment) else None
+    model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=initial_seed(segment), lora=lora)
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
     return ApertusTrainer.Config(
         model_spec=titan_model(model),
@@ -82,8 +86,9 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             open_samples=hooks.open_samples,
             first_sample=segment.sample_at,
             global_batch_size=segment.global_batch_size,
+            fields=objective.fields if objective is not None else (),
         ),
-        optimizer=optimizer_config(segment.optimizer),
+        optimizer=optimizer_config(segment.optimizer, adapters_only=lora is not None),
         lr_scheduler=LearningRate.Config(
             rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))
         ),
@@ -121,12 +126,20 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             tokens_per_step=segment.tokens_per_step,
         ),
         debug=debug_config(segment.seed or 0),
+        objective=objective,
         begin_step=hooks.begin_step,
         stop_requested=hooks.stop_requested,
         heldout=hooks.heldout,
         heldout_interval=segment.validation.interval if hooks.heldout else 0,
         record_heldout=hooks.record_heldout,
     )
+
+
+def initial_seed(segment: Segment) -> int:
+    """Seed of the weights that no checkpoint gives: all of a new model; the adapters of a fine-tuned one, by the seed of its data."""
+    if segment.seed is not None:
+        return segment.seed
+    return segment.data_seed if isinstance(segment, SftSegment) else 0
 
 
 def debug_config(seed: int) -> DebugConfig:

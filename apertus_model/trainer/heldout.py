@@ -1,10 +1,10 @@
-"""Forward passes without training: loss on held-out sequences, and logits, on any layout.
+"""Forward passes without training, on any layout: losses on held-out sequences, log-probabilities, divergence, continuations.
 
 Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that only fill up a
 batch carry no labels and change no result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.context_parallel import prepare_context_parallel_input
+from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
 
+from apertus_model.losses.divergence import kl_divergence
+from apertus_model.losses.sequences import label_log_probabilities, sequence_log_probabilities
 from apertus_model.trainer.loader import SampleLike, collate
 
 
@@ -28,16 +30,18 @@ class HeldOutLoss:
 
 @dataclass(frozen=True)
 class Filler:
-    """A row without labels, to fill up a batch."""
+    """A row without labels, to fill up a batch. No place belongs to any sequence."""
 
     input: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
+    segments: np.ndarray
 
     @classmethod
     def like(cls, sample: SampleLike) -> "Filler":
         """A filler of the length of `sample`."""
-        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions)
+        nowhere = np.full_like(sample.labels, -1)
+        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions, nowhere)
 
 
 class Evaluator:
@@ -60,20 +64,74 @@ class Evaluator:
             ValueError: there is no label in them.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        turn = self.batch_size * self.ranks
-        for begin in range(0, len(samples), turn):
-            own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
-            rows = [samples[index] if index < len(samples) else Filler.like(samples[0]) for index in own]
-            inputs, labels = collate(rows)
-            logits, labels = self._forward(inputs["input"], inputs["positions"], labels)
+        for rows in self._own_rows(samples):
+            logits, labels, _ = self._forward(*self._tensors(rows))
             total[0] += cross_entropy_loss(logits, labels).double()
             total[1] += (labels != IGNORE_INDEX).sum()
-        if (mesh := self._dims.get_optional_mesh("loss")) is not None:
-            dist.all_reduce(total, group=mesh.get_group())
-        nats, tokens = total.tolist()
+        nats, tokens = self._over_all_ranks(total).tolist()
         if tokens == 0:
             raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
         return HeldOutLoss(nats / tokens, int(tokens))
+
+    @torch.no_grad()
+    def loss_by_position(self, samples: Sequence[SampleLike], edges: Sequence[int]) -> list[tuple[float, int]]:
+        """(Sum of the loss in nats, labels) by position in the document. Collective.
+
+        Args:
+            samples: the same on every rank.
+            edges: n + 1 increasing positions; bucket k has the labels at input positions edges[k] <= p < edges[k + 1], counted from 0 at
+                the first token of a document. Labels outside of the edges count nowhere.
+        """
+        total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
+        borders = torch.tensor(edges, device=self.device)
+        for rows in self._own_rows(samples):
+            logits, labels, positions = self._forward(*self._tensors(rows))
+            nats = -label_log_probabilities(_whole(logits), labels)
+            scored = labels != IGNORE_INDEX
+            bucket = torch.bucketize(positions, borders, right=True)[scored]  # 0 lies before the first edge
+            total[0].index_add_(0, bucket, nats[scored].double())
+            total[1].index_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
+        nats_by_bucket, tokens_by_bucket = self._over_all_ranks(total)[:, 1:-1].tolist()
+        return [(nats, int(tokens)) for nats, tokens in zip(nats_by_bucket, tokens_by_bucket, strict=True)]
+
+    @torch.no_grad()
+    def divergence(self, other: "Evaluator", rows: Sequence[SampleLike]) -> tuple[float, int]:
+        """(Sum of KL(self || other) in nats over the places that have a label, their number), over the whole vocabulary. Collective.
+
+        Args:
+            other: a model with the same vocabulary, layout and batch size.
+            rows: the same on every rank.
+        """
+        assert (other.batch_size, other.ranks) == (self.batch_size, self.ranks), "both models run on the same rows"
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for own in self._own_rows(rows):
+            tensors = self._tensors(own)
+            logits, labels, _ = self._forward(*tensors)
+            other_logits, _, _ = other._forward(*tensors)
+            scored = labels != IGNORE_INDEX
+            total[0] += kl_divergence(_whole(logits)[scored], _whole(other_logits)[scored])
+            total[1] += scored.sum()
+        divergence, tokens = self._over_all_ranks(total).tolist()
+        return divergence, int(tokens)
+
+    @torch.no_grad()
+    def sequence_log_probabilities(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
+        """ln p(y|x) of the sequences of packed rows, with the bits of training's forward pass: (rows, sequences), float32 on CPU, the
+        same on every rank, 0 where there is none. Collective.
+
+        Args:
+            rows: samples with `segments`, the same on every rank.
+            sequences: places for sequences per row.
+        """
+        group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
+        turns = []
+        for own in self._own_rows(rows):
+            inputs, labels = collate(own, ("segments",))
+            logits, labels, _ = self._forward(inputs["input"], inputs["positions"], labels)
+            (segments,) = self._split(inputs["segments"].to(self.device))
+            log_probabilities, _ = sequence_log_probabilities(_whole(logits), labels, segments, sequences, group)
+            turns.append(self._over_batch_ranks(log_probabilities))
+        return torch.cat(turns)[: len(rows)].cpu()
 
     @torch.no_grad()
     def next_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -85,7 +143,7 @@ class Evaluator:
         length = tokens.shape[1]
         padded = torch.nn.functional.pad(tokens, (0, -length % multiple))
         positions = torch.arange(padded.shape[1]).expand(padded.shape)
-        logits, _ = self._forward(padded, positions, padded)
+        logits, _, _ = self._forward(padded, positions, padded)
         if self._dims.cp_enabled:
             mesh = self._dims.get_mesh("cp")
             own = _whole(logits).contiguous()
@@ -118,8 +176,43 @@ class Evaluator:
         parts = zip(gathered, shares, strict=True)
         return torch.cat([part[: len(share)].cpu() for part, share in parts])
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and labels of this rank's part of the rows."""
+    def _own_rows(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
+        """The rows of this rank, batch by batch: as many batches on every rank, and every batch full."""
+        turn = self.batch_size * self.ranks
+        for begin in range(0, len(samples), turn):
+            own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
+            yield [samples[index] if index < len(samples) else Filler.like(samples[0]) for index in own]
+
+    @staticmethod
+    def _tensors(rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        inputs, labels = collate(rows)
+        return inputs["input"], inputs["positions"], labels
+
+    def _over_all_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+        """`sums`, added up over the ranks that see different tokens; in place."""
+        if (mesh := self._dims.get_optional_mesh("loss")) is not None:
+            dist.all_reduce(sums, group=mesh.get_group())
+        return sums
+
+    def _over_batch_ranks(self, own: torch.Tensor) -> torch.Tensor:
+        """The rows of all data-parallel ranks, in order."""
+        if self.ranks == 1:
+            return own
+        gathered = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(gathered, own.contiguous(), group=self._dims.get_mesh("batch").get_group())
+        return torch.cat(gathered)
+
+    def _split(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This rank's slice of (batch, sequence) tensors, where ranks share a sequence."""
+        if not self._dims.cp_enabled:
+            return tensors
+        slices, _ = cp_shard(self._dims.get_mesh("cp"), tensors, None, None)
+        return slices
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits, labels and positions of this rank's part of the rows."""
         tokens, positions, labels = (tensor.to(self.device) for tensor in (tokens, positions, labels))
         masks = None
         if self._dims.cp_enabled:
@@ -127,7 +220,7 @@ class Evaluator:
             kwargs = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
             tokens, labels, kwargs = prepare_context_parallel_input(tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None)
             positions, masks = kwargs["positions"], kwargs.get("attention_masks")
-        return self.model(tokens, positions, masks), labels
+        return self.model(tokens, positions, masks), labels, positions
 
     def _masks_are_made_before_the_split(self) -> bool:
         return getattr(self.model, "cp_mesh", None) is None

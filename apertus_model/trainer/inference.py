@@ -1,8 +1,10 @@
-"""A trained model for evaluation: same engine, same layouts, no optimizer.
+"""A trained model without an optimizer: same engine, same layouts.
 
-Invariant: weights come from the checkpoint alone; computation is in float32, so that metrics do not depend on how the model
-was trained.
+Invariant: weights come from the checkpoint alone. Computation is in float32 unless asked otherwise, so that metrics do not depend on
+how the model was trained.
 """
+
+from typing import Literal
 
 import torch
 from torchtitan.config import CommConfig, CompileConfig, TrainingConfig
@@ -30,8 +32,9 @@ def load_evaluator(
     parallel: Parallel,
     batch_size: int,
     scratch: str,
+    dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> Evaluator:
-    """The model of a checkpoint, spread over the processes of this job. Collective.
+    """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for another model.
 
     Args:
         spec: dimensions.
@@ -41,12 +44,13 @@ def load_evaluator(
         parallel: layout.
         batch_size: rows per forward pass and data-parallel rank.
         scratch: local folder for torch's traces of a collective that hangs.
+        dtype: of the forward pass; with that of a training, the forward pass of that training.
 
     Raises:
         CheckpointError: the checkpoint is not one of this model.
         ValueError: layout or attention backend cannot run here.
     """
-    backend = resolve_backend(attention, param_dtype="float32", context_parallel=parallel.cp)
+    backend = resolve_backend(attention, param_dtype=dtype, context_parallel=parallel.cp)
     parallelism = parallelism_config(parallel)
     world_size = dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
     dims = ParallelDims.from_config(parallelism, world_size)
@@ -60,7 +64,7 @@ def load_evaluator(
     parallelize(
         model,
         parallel_dims=dims,
-        training=TrainingConfig(mixed_precision_param="float32"),
+        training=TrainingConfig(mixed_precision_param=dtype),
         parallelism=parallelism,
         compile_config=CompileConfig(),
         ac_config=None,

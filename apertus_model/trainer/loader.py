@@ -5,7 +5,7 @@ ranks and of accumulation steps. The ranks take turns by micro-batch, so the uni
 block, in order. There is no state to save.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 
 class SampleLike(Protocol):
-    """See `apertus_model.data.samples.Sample`."""
+    """See `apertus_model.data.samples.Sample`; further fields are those that the objective names."""
 
     @property
     def input(self) -> np.ndarray: ...
@@ -34,12 +34,13 @@ class Samples(Protocol):
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
-def collate(samples: list[SampleLike]) -> Batch:
-    """`({"input", "positions"}, labels)`, each int64 of shape (batch, seq_len)."""
-    inputs, labels, positions = (
-        torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in ("input", "labels", "positions")
-    )
-    return {"input": inputs, "positions": positions}, labels
+def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
+    """`({"input", "positions", *fields}, labels)`: input, positions and labels int64 of shape (batch, seq_len); the further `fields` of
+    the samples are stacked as they are."""
+    names = ("input", "positions", *fields, "labels")
+    tensors = {name: torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in names}
+    labels = tensors.pop("labels")
+    return tensors, labels
 
 
 class SampleLoader(BaseDataLoader):
@@ -50,6 +51,7 @@ class SampleLoader(BaseDataLoader):
         open_samples: Callable[[], Samples]
         first_sample: Callable[[int], int]
         global_batch_size: int
+        fields: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class SampleLoader(BaseDataLoader):
         **unused: Any,
     ) -> None:
         self._samples = config.open_samples()
+        self._fields = config.fields
         self._first_sample = config.first_sample
         self._global_batch_size = config.global_batch_size
         self._micro_batch_size = local_batch_size
@@ -79,7 +82,7 @@ class SampleLoader(BaseDataLoader):
             begin = self._first_sample(step)
             for offset in range(0, self._global_batch_size, turn):
                 first = begin + offset + self._rank * self._micro_batch_size
-                yield collate([self._samples[first + index] for index in range(self._micro_batch_size)])
+                yield collate([self._samples[first + index] for index in range(self._micro_batch_size)], self._fields)
             step += 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A row is `{"step", "tokens", "loss", "grad_norm", "lr", "tokens_per_second", "masked_share", "time"}`: tokens consumed by the
 stage, loss in nats per trained token over the global batch, global gradient norm before clipping, tokens per second of the
-whole run, share of the labels that were not trained, unix time.
+whole run, share of the labels that were not trained, unix time. An objective adds columns of its own, averaged over the step.
 
 Invariant: loss and norm are those of the whole run, not of a rank; rank 0 alone reports.
 """
@@ -31,6 +31,7 @@ class StepMetrics(MetricsProcessor):
     config: Config
     time_last_log: float
     trained_tokens: torch.Tensor | int = 0  # of the current step, all ranks; set by the trainer
+    columns: Callable[[], Row] = dict  # further columns of the current step; collective; set by the trainer
 
     def should_log(self, step: int) -> bool:
         """Every step: the loss is also how a run that went wrong is noticed."""
@@ -49,6 +50,7 @@ class StepMetrics(MetricsProcessor):
         seconds, self.time_last_log = now - self.time_last_log, now
         self.ntokens_since_last_log = 0
         self.data_loading_times.clear()
+        columns = self.columns()
         if dist.get_rank() != 0:
             return
         tokens_per_step = self.config.tokens_per_step
@@ -62,5 +64,6 @@ class StepMetrics(MetricsProcessor):
                 "tokens_per_second": round(tokens_per_step / seconds, 1),
                 "masked_share": round(1 - int(self.trained_tokens) / tokens_per_step, 6),
                 "time": round(time.time(), 3),
+                **columns,
             }
         )

@@ -51,8 +51,9 @@ class Optimizers(OptimizersContainer):
         super().load_state_dict({**own, **state_dict})
 
 
-def optimizer_config(spec: OptimizerSpec) -> Optimizers.Config:
-    """torchtitan config of a resolved optimizer spec: two groups, of which norms and xIELU scalars are not decayed."""
+def optimizer_config(spec: OptimizerSpec, *, adapters_only: bool = False) -> Optimizers.Config:
+    """torchtitan config of a resolved optimizer spec: two groups, of which norms and xIELU scalars are not decayed. With `adapters_only`
+    only matrices are trained, which is one group."""
     assert spec.name is not None and spec.betas is not None, "the planner resolves the optimizer"
     settings: dict[str, Any] = {"lr": spec.lr, "eps": spec.eps, "betas": spec.betas}
     if spec.name == "ademamix":
@@ -63,14 +64,11 @@ def optimizer_config(spec: OptimizerSpec) -> Optimizers.Config:
         }
     else:
         settings["betas"] = spec.betas[:2]
+    decays = {".*": spec.weight_decay} if adapters_only else {NOT_DECAYED: 0.0, ".*": spec.weight_decay}
     return Optimizers.Config(
         implementation="foreach",
         param_groups=[
-            ParamGroupConfig(pattern=NOT_DECAYED, optimizer_name=spec.name, optimizer_kwargs={**settings, "weight_decay": 0.0}),
-            ParamGroupConfig(
-                pattern=".*",
-                optimizer_name=spec.name,
-                optimizer_kwargs={**settings, "weight_decay": spec.weight_decay},
-            ),
+            ParamGroupConfig(pattern=pattern, optimizer_name=spec.name, optimizer_kwargs={**settings, "weight_decay": decay})
+            for pattern, decay in decays.items()
         ],
     )

@@ -4,10 +4,11 @@ Invariants:
 - All ranks stop after the same step, with a checkpoint of it.
 - The state after step s is a function of the state after step s - 1, of the spec and of s. Interrupting and going on from a
   checkpoint gives the same bits as never having stopped (same machine, same layout, same number of threads).
+- Without an objective of ours, a step is torchtitan's own, with its cross-entropy.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
 
 from apertus_model.trainer.device import set_collective_timeout
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
-from apertus_model.trainer.loader import SampleLike
+from apertus_model.trainer.loader import Batch, SampleLike
+from apertus_model.trainer.metrics import Row
+from apertus_model.trainer.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ class ApertusTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
+        objective: Objective | None = None
         begin_step: int
         stop_requested: Callable[[], bool]
         heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
@@ -59,6 +64,8 @@ class ApertusTrainer(Trainer):
         record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
 
     config: Config
+    _denominator: torch.Tensor  # of the current step, all ranks
+    _columns: dict[str, torch.Tensor]  # name -> (sum, number) of the current step, this rank
 
     def train(self) -> bool:
         """Train until the last step, or until a rank is asked to stop.
@@ -71,6 +78,7 @@ class ApertusTrainer(Trainer):
         self.step = config.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
+        self.metrics_processor.columns = self._averaged_columns  # StepMetrics
         batches = self.batch_generator(self.dataloader)
         stop_group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         while self.step < config.training.steps and not self._agreed_to_stop(stop_group):
@@ -96,10 +104,53 @@ class ApertusTrainer(Trainer):
         evaluator = Evaluator(self.model_parts[0], self.parallel_dims, self.device, batch_size=self.config.training.local_batch_size)
         return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
 
-    def forward_backward_step(self, *, global_valid_tokens: torch.Tensor, **batch: Any) -> torch.Tensor:
-        """One micro-batch; notes for the metrics how many tokens the whole step trains on."""
+    def train_step(self, data_iterator: Iterator[Batch]) -> None:
+        """One optimizer step. What the objective's mean is taken over is known before the first micro-batch runs."""
+        objective = self.config.objective
+        self._columns = {}
+        if objective is None:
+            return super().train_step(data_iterator)
+        batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
+        counts = [objective.count(labels, inputs) for inputs, labels in batches]
+        self._denominator = torch.stack(counts).sum().to(self.device)
+        if self.parallel_dims.dp_enabled:
+            dist.all_reduce(self._denominator, group=self.parallel_dims.get_mesh("batch").get_group())
+        super().train_step(iter(batches))
+
+    def forward_backward_step(
+        self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """One micro-batch: gradients are added up, the part of the step's loss is returned. Notes for the metrics how many tokens the
+        whole step trains on."""
         self.metrics_processor.trained_tokens = global_valid_tokens  # StepMetrics
-        return super().forward_backward_step(global_valid_tokens=global_valid_tokens, **batch)
+        objective = self.config.objective
+        if objective is None:
+            return super().forward_backward_step(input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens)
+        extras = {name: input_dict.pop(name) for name in objective.fields}
+        inputs, labels, arguments = self.post_dataloading_process(input_dict, labels)
+        group = None
+        if self.parallel_dims.cp_enabled:
+            mesh = self.parallel_dims.get_mesh("cp")
+            group = mesh.get_group()
+            slices, _ = cp_shard(mesh, tuple(extras[name] for name in objective.per_token), None, None)
+            extras |= dict(zip(objective.per_token, slices, strict=True))
+        with self.train_context():
+            logits = self.model_parts[0](inputs, **arguments)
+            term = objective(logits, labels, extras, self._denominator, group)
+            del logits
+            term.loss.backward()
+        for name, column in term.columns.items():
+            self._columns[name] = self._columns.get(name, 0) + column
+        return term.loss / term.copies
+
+    def _averaged_columns(self) -> Row:
+        """The columns that the objective adds to the row of this step. Collective."""
+        if not self._columns:
+            return {}
+        totals = torch.stack(list(self._columns.values()))
+        if (mesh := self.parallel_dims.get_optional_mesh("loss")) is not None:
+            dist.all_reduce(totals, group=mesh.get_group())
+        return {name: total / number for name, (total, number) in zip(self._columns, totals.tolist(), strict=True) if number}
 
     def _agreed_to_stop(self, group: dist.ProcessGroup | None) -> bool:
         """Whether any rank was asked to stop; the same answer on all of them."""

@@ -21,6 +21,9 @@ from apertus_model.trainer.config import RunHooks, trainer_config
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
+from specs.stages.dpo import DpoLoss, DpoSegment
+from specs.stages.qrpo import QrpoLoss, QrpoSegment
+from specs.stages.sft import SftSegment
 from specs.stages.training import Precision, Segment
 
 MODEL = ModelSpec(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05)
@@ -64,7 +67,67 @@ class ListedSamples(SyntheticSamples):
         return super().__getitem__(index)
 
 
-def segment(**changes: Any) -> Segment:
+class WeightedSample(NamedTuple):
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    weights: np.ndarray
+
+
+class WeightedSamples(ListedSamples):
+    """The same with a weight per label: 1, or a quarter."""
+
+    def __getitem__(self, index: int) -> Any:
+        weights = np.where(np.random.default_rng(index).random(self.length) < 0.4, 1, 0.25).astype(np.float32)
+        return WeightedSample(*super().__getitem__(index), weights)
+
+
+class PreferenceRow(NamedTuple):
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    rewards: np.ndarray
+    reference: np.ndarray
+    present: np.ndarray
+
+
+class PreferenceRows(ListedSamples):
+    """Rows of one or two pairs, with room for four sequences; each sequence is a prompt of two tokens and a completion of two to six (of
+    one to two where there are two pairs). Reference log-probabilities are random, or those given by row."""
+
+    def __init__(self, length: int = 16, reference: np.ndarray | None = None, rows: int = 1 << 40) -> None:
+        super().__init__()
+        self.length, self.reference, self.rows = length, reference, rows
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        return self.row(index % self.rows)
+
+    def row(self, index: int) -> PreferenceRow:
+        random = np.random.default_rng(index)
+        pairs = 1 + index % 2
+        lengths = random.integers(2, self.length // (2 * pairs) - 1, 2 * pairs)
+        tokens, positions = random.integers(0, 128, self.length), np.arange(self.length)
+        labels, segments = np.full(self.length, -100), np.full(self.length, -1)
+        begin = 0
+        for segment, length in enumerate(lengths):
+            end = begin + 2 + length - 1  # the last token of a completion is a label, and no input that matters
+            positions[begin:] = np.arange(self.length - begin)
+            labels[begin + 1 : end] = random.integers(0, 128, end - begin - 1)
+            segments[begin + 1 : end] = segment
+            begin = end
+        positions[begin:] = np.arange(self.length - begin)
+        present = np.arange(4) < 2 * pairs
+        rewards = (random.random(4) * present).astype(np.float32)
+        reference = random.normal(-10, 1, 4).astype(np.float32) * present if self.reference is None else self.reference[index]
+        return PreferenceRow(tokens, labels, positions, segments, rewards, reference.astype(np.float32), present)
+
+
+SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}
+
+
+def segment(kind: str = "pretrain", **changes: Any) -> Any:
     """A segment of a few tiny steps."""
     fields: dict[str, Any] = {
         "model": MODEL,
@@ -77,7 +140,8 @@ def segment(**changes: Any) -> Segment:
         "end_step": 6,
         "checkpoint": {"interval": 3},
     }
-    return Segment(**{**fields, **changes})
+    further: dict[str, Any] = {"sft": {"repeats": [1]}, "qrpo": {"loss": QrpoLoss()}, "dpo": {"loss": DpoLoss()}}.get(kind, {})
+    return SEGMENTS.get(kind, Segment)(**{**fields, **further, **changes})
 
 
 @dataclass
@@ -105,11 +169,12 @@ def train(
     stop_at: int | None = None,
     heldout: dict[str, list[Sample]] | None = None,
     inspect: Callable[[Any], Any] | None = None,
+    data: Callable[[], ListedSamples] = ListedSamples,
 ) -> list[Result]:
     """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is asked to stop there."""
 
     def run(rank: int) -> Result:
-        samples = ListedSamples()
+        samples = data()
         result = Result()
 
         def stop() -> bool:

@@ -20,6 +20,13 @@ SIGNATURES = {
     "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],
     "torchtitan.trainer.Trainer.forward_backward_step": ["self", "input_dict", "labels", "global_valid_tokens"],
     "torchtitan.trainer.Trainer.batch_generator": ["self", "data_iterable"],
+    "torchtitan.trainer.Trainer.post_dataloading_process": ["self", "input_dict", "labels"],
+    "torchtitan.distributed.context_parallel.cp_shard": [
+        "cp_mesh", "inputs", "attention_masks", "load_balancer_type", "input_seq_dim", "ptrr_mask_key",
+    ],
+    # apertus_model/model/lora.py
+    "torchtitan.protocols.module.Module._init_self_buffers": ["self", "buffer_device"],
+    "torchtitan.models.common.decoder_sharding.dense_param_placement": ["tp"],
     # apertus_model/trainer/metrics.py
     "torchtitan.components.metrics.MetricsProcessor.log": [
         "self", "step", "global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics",

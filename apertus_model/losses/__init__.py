@@ -1,0 +1,4 @@
+"""Loss functions: tensors in, tensors out; nothing of a run, a layout or a data format.
+
+Invariant: log-probabilities are computed in float32 whatever the precision of the logits, and sums over tokens in float64.
+"""

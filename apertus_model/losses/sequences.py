@@ -1,0 +1,85 @@
+"""Log-probabilities of labels, and their sums over the sequences of packed rows.
+
+Shape suffixes: B batch, L local sequence, V vocabulary, S sequences per packed row.
+
+Invariant: what a sequence sums up to depends on its own row alone: the sum has the same bits in any place of the batch, and with or
+without a graph for gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+IGNORED = -100
+
+
+def label_log_probabilities(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.Tensor:
+    """ln p(label) at every place: (batch, length), float32 (float64 for float64 logits), 0 where the label is ignored.
+
+    Args:
+        logits_BLV: (batch, length, vocabulary), any floating dtype.
+        labels_BL: (batch, length) int64, -100 where there is no label.
+    """
+    logits = logits_BLV if logits_BLV.dtype == torch.float64 else logits_BLV.float()
+    nats = F.cross_entropy(logits.flatten(0, 1), labels_BL.flatten(), reduction="none", ignore_index=IGNORED)
+    return -nats.view(labels_BL.shape)
+
+
+def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
+    """Sums of `values_BL` over the places of each sequence: (batch, sequences), float64.
+
+    Args:
+        values_BL: (batch, length).
+        segments_BL: (batch, length) int64, index of the sequence that a place belongs to, -1 for none.
+        sequences: number of sequences per row.
+    """
+    members_BSL = segments_BL[:, None, :] == torch.arange(sequences, device=segments_BL.device)[None, :, None]
+    return torch.where(members_BSL, values_BL.double()[:, None, :], 0.0).sum(dim=-1)
+
+
+def sequence_log_probabilities(
+    logits_BLV: torch.Tensor,
+    labels_BL: torch.Tensor,
+    segments_BL: torch.Tensor,
+    sequences: int,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ln p(y|x) of every sequence, and |y|: two tensors (batch, sequences), of float32 (float64 for float64 logits).
+
+    Args:
+        logits_BLV, labels_BL, segments_BL: as above; the labels are those of the sequences' completions.
+        sequences: number of sequences per row.
+        group: the processes that share each row, every one with its slice of it; None when a process has whole rows.
+    """
+    log_probabilities_BL = label_log_probabilities(logits_BLV, labels_BL)
+    sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORED)])
+    if group is not None:
+        sums = shared_sum(sums, group)
+    total, lengths = sums.to(log_probabilities_BL.dtype).unbind()
+    return total, lengths.detach()
+
+
+def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum of `values` over the processes of `group`, the same on each. Every process gets the gradient of its own part, once.
+
+    For a function of the sum that all processes compute alike: each has the whole gradient with respect to the sum already, so
+    nothing is reduced on the way back.
+    """
+    result: torch.Tensor = _SharedSum.apply(values, group)
+    return result
+
+
+class _SharedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        total = values.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None

@@ -1,0 +1,118 @@
+"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank; A and B are trained, everything else rests.
+
+A model with adapters has, beside each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in), `X.lora_b.weight` (out, rank) and
+`X.lora_scale` (s, a float32 scalar), all of which are stored. Whoever reads such a checkpoint into a model without them gets W + s B A:
+`merge_adapter`, called by `apertus_model.trainer.checkpoint.load_tensors`.
+
+Invariants:
+- A new adapter changes nothing: B is zero. A is a function of (seed, name, element), like all initial weights.
+- A merged weight has the same bits on every layout: each element is computed by itself in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import spmd_types as spmd
+import torch
+from torch import nn
+from torchtitan.models.common import Linear
+from torchtitan.models.common.decoder_sharding import dense_param_placement
+from torchtitan.protocols.sharding import ShardingConfig
+
+from apertus_model.model.init import local_part, owned_region
+from specs.stages.sft import Lora
+
+ADAPTER_PARTS = ("lora_a.weight", "lora_b.weight", "lora_scale")
+_PARENTS = {"wq": "attention.qkv_linear", "wk": "attention.qkv_linear", "wv": "attention.qkv_linear", "wo": "attention"} | dict.fromkeys(
+    ("up_proj", "down_proj"), "feed_forward"
+)
+
+
+class LoraLinear(Linear):
+    """A linear layer with an adapter; the base weight has the name that it has without one."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        rank: int
+        alpha: float
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        inner, outer = _adapter_sharding(config.sharding_config)
+
+        def linear(inputs: int, outputs: int, sharding: ShardingConfig | None) -> Linear:
+            return Linear.Config(in_features=inputs, out_features=outputs, param_init=config.param_init, sharding_config=sharding).build()
+
+        self.lora_a = linear(config.in_features, config.rank, inner)
+        self.lora_b = linear(config.rank, config.out_features, outer)
+        self.scale = config.alpha / config.rank
+        self.register_buffer("lora_scale", torch.tensor(self.scale))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(..., in) -> (..., out)."""
+        return super().forward(input) + self.scale * self.lora_b(self.lora_a(input))
+
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        self.lora_scale.fill_(self.scale)
+
+
+def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | None, ShardingConfig | None]:
+    """Tensor-parallel layout of A and B: the one next to the split side of W is split like it, the other is replicated."""
+    if base is None:
+        return None, None
+    replicated = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
+    split = ShardingConfig(state_shardings={"weight": base.state_shardings["weight"]})
+    column_parallel = base.state_shardings["weight"] == dense_param_placement(tp=spmd.S(0))
+    return (replicated, split) if column_parallel else (split, replicated)
+
+
+def add_adapters(model: nn.Module, lora: Lora) -> None:
+    """Give the layers that `lora.targets` names an adapter, in place, and let everything but the adapters rest."""
+    for block in model.layers.values():
+        for target in lora.targets:
+            parent = block.get_submodule(_PARENTS[target])
+            setattr(parent, target, _adapted(getattr(parent, target), lora))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+
+
+def _adapted(linear: Any, lora: Lora) -> LoraLinear:
+    sharding = linear._sharding_config
+    if sharding is not None:
+        states = {**sharding.state_shardings, "lora_scale": dense_param_placement(tp=spmd.R)}
+        sharding = dataclasses.replace(sharding, state_shardings=states)
+    return LoraLinear.Config(
+        in_features=linear.in_features,
+        out_features=linear.out_features,
+        param_init=linear._param_init,
+        sharding_config=sharding,
+        rank=lora.rank,
+        alpha=lora.alpha,
+    ).build()
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of a checkpoint is part of an adapter."""
+    return name.endswith(ADAPTER_PARTS)
+
+
+@torch.no_grad()
+def merge_adapter(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> None:
+    """weight <- weight + scale * b a, in place, rounded once.
+
+    Args:
+        weight: (out, in), tensor or DTensor on any layout.
+        a: (rank, in), whole.
+        b: (out, rank), whole.
+        scale: scalar.
+    """
+    local = local_part(weight)
+    (row, column), (rows, columns) = owned_region(weight)
+    own_a, own_b = a[:, column : column + columns].double(), b[row : row + rows].double()
+    product = torch.zeros(local.shape, dtype=torch.float64, device=local.device)
+    for k in range(a.shape[0]):  # not a matrix product, whose order of summation depends on the shape of the part
+        product += own_b[:, k, None] * own_a[None, k]
+    local.copy_(local.double() + product * scale.double())

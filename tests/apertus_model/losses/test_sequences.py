@@ -1,0 +1,104 @@
+"""Log-probabilities of sequences in packed rows, and weighted cross-entropy, against numpy in float64 and torch's cross-entropy."""
+
+import numpy as np
+import pytest
+import torch
+from harness import in_processes
+
+from apertus_model.losses.cross_entropy import total_weight, weighted_cross_entropy
+from apertus_model.losses.divergence import kl_divergence
+from apertus_model.losses.sequences import label_log_probabilities, sequence_log_probabilities, sequence_sums
+
+LABELS = torch.tensor([[4, 1, -100, 2, 0, -100], [3, -100, 3, -100, 1, 1]])
+SEGMENTS = torch.tensor([[0, 0, -1, 1, 1, -1], [0, -1, 1, -1, 2, 2]])
+LENGTHS = torch.tensor([[2, 2, 0], [1, 1, 2]])
+
+
+def logits_of(seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def by_hand(logits: torch.Tensor) -> np.ndarray:
+    """ln softmax(logits)[label] at every place."""
+    values = logits.double().numpy()
+    normaliser = np.log(np.exp(values).sum(-1))
+    return np.array(
+        [[values[b, i, y] - normaliser[b, i] if y >= 0 else 0.0 for i, y in enumerate(row)] for b, row in enumerate(LABELS.tolist())]
+    )
+
+
+def test_log_probabilities_of_labels_are_log_softmax_in_float32_for_logits_of_any_precision() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        logits = logits_of(0, dtype)
+        found = label_log_probabilities(logits, LABELS)
+        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        np.testing.assert_allclose(found.numpy(), by_hand(logits), rtol=1e-6 if dtype != torch.float64 else 1e-14)
+
+
+def test_a_sequence_sums_the_labels_of_its_own_segment() -> None:
+    logits = logits_of(1)
+    total, lengths = sequence_log_probabilities(logits, LABELS, SEGMENTS, 3)
+    places = by_hand(logits)
+    expected = np.array([[places[0, 0:2].sum(), places[0, 3:5].sum(), 0], [places[1, 0], places[1, 2], places[1, 4:6].sum()]])
+    np.testing.assert_allclose(total.numpy(), expected, rtol=1e-14)
+    assert torch.equal(lengths, LENGTHS.double())
+    assert torch.equal(sequence_sums(torch.ones(2, 6), SEGMENTS, 3), LENGTHS.double())
+
+
+def test_the_gradient_of_a_sequence_reaches_its_own_places_only() -> None:
+    logits = logits_of(2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: sequence_log_probabilities(x, LABELS, SEGMENTS, 3)[0], (logits,))
+    total, _ = sequence_log_probabilities(logits, LABELS, SEGMENTS, 3)
+    (gradient,) = torch.autograd.grad(total[1, 2], logits)
+    touched = gradient.abs().sum(-1) > 0
+    assert torch.equal(touched, torch.tensor([[False] * 6, [False, False, False, False, True, True]]))
+
+
+def test_ranks_that_share_rows_get_the_sum_and_each_the_gradient_of_its_own_part_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    whole = logits_of(3).requires_grad_()
+    total, _ = sequence_log_probabilities(whole, LABELS, SEGMENTS, 3)
+    (total.square().sum()).backward()
+
+    def work(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        own = slice(3 * rank, 3 * rank + 3)
+        part = logits_of(3)[:, own].requires_grad_()
+        total, lengths = sequence_log_probabilities(part, LABELS[:, own], SEGMENTS[:, own], 3, dist.group.WORLD)
+        (total.square().sum()).backward()
+        assert part.grad is not None
+        return total.detach(), lengths, part.grad
+
+    results = in_processes(tmp_path_factory.mktemp("ranks"), work, 2)
+    for found, lengths, _ in results:
+        torch.testing.assert_close(found, total.detach(), rtol=1e-14, atol=0)
+        assert torch.equal(lengths, LENGTHS.double())
+    assert whole.grad is not None
+    torch.testing.assert_close(torch.cat([gradient for _, _, gradient in results], dim=1), whole.grad, rtol=1e-13, atol=1e-15)
+
+
+def test_weights_of_one_give_plain_cross_entropy() -> None:
+    logits = logits_of(4)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten())
+    weights = torch.ones(2, 6)
+    assert (weighted_cross_entropy(logits, LABELS, weights) / total_weight(LABELS, weights)).item() == pytest.approx(
+        expected.item(), rel=1e-14
+    )
+
+
+def test_labels_count_in_proportion_to_their_weights() -> None:
+    logits = logits_of(5).requires_grad_()
+    weights = torch.tensor([[1.0, 0.1, 7.0, 0.0, 0.25, 7.0], [1.0, 7.0, 1.0, 7.0, 0.5, 0.5]])
+    loss = weighted_cross_entropy(logits, LABELS, weights) / total_weight(LABELS, weights)
+    places, used = by_hand(logits.detach()), weights.double().numpy() * (LABELS.numpy() >= 0)
+    assert loss.item() == pytest.approx(-(places * used).sum() / used.sum(), rel=1e-14)
+    assert torch.autograd.gradcheck(lambda x: weighted_cross_entropy(x, LABELS, weights), (logits,))
+
+
+def test_the_divergence_is_exact_over_the_vocabulary() -> None:
+    p, q = (torch.softmax(logits_of(seed).flatten(0, 1), -1) for seed in (6, 7))
+    expected = torch.nn.functional.kl_div(q.log(), p, reduction="sum")  # torch's takes the logarithm of q first
+    found = kl_divergence(logits_of(6).flatten(0, 1), logits_of(7).flatten(0, 1))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert kl_divergence(logits_of(6).flatten(0, 1), logits_of(6).flatten(0, 1) + 3).item() == pytest.approx(0, abs=1e-13)

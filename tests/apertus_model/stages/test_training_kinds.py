@@ -1,0 +1,338 @@
+"""Fine-tuning, preference training, reference log-probabilities and merging as stages. The data classes are stood in for by small ones."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import ListedSamples, PreferenceRows, SyntheticSamples, WeightedSamples, segment
+from test_training_stages import PAD, SPEC, Stages, weights_of
+
+import apertus_model.stages.train
+from apertus_model.stages import log_probabilities, merge
+from apertus_model.stages.train import best_steps, starting_point
+from apertus_model.trainer.checkpoint import load_tensors
+from infra.store import Artifact, Attempt, Checkpoint
+from specs.stages.merge import MergePart
+from specs.stages.preference_data import LogProbabilitiesPart
+from specs.stages.sft import Lora
+
+ROWS = 7
+
+
+class StoredPairs(PreferenceRows):
+    """Seven rows of one or two pairs; ids count the sequences backwards, so that they are not in the order of the rows."""
+
+    def __init__(self, artifact: Artifact, reference: np.ndarray | None) -> None:
+        super().__init__(rows=ROWS)
+        sizes = [2 * (1 + row % 2) for row in range(ROWS)]
+        ends = np.cumsum(sizes)
+        self.sequences = int(ends[-1])
+        self.ids = [self.sequences - 1 - np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        values = np.zeros(self.sequences, np.float32) if reference is None else reference
+        self.reference = np.stack([np.resize(values[ids], 4) * (np.arange(4) < len(ids)) for ids in self.ids])
+
+    @classmethod
+    def open(cls, pairs: Artifact, log_probabilities: Artifact | None, *, sequence_length: int, seed: int, pad_id: int) -> "StoredPairs":
+        assert (sequence_length, pad_id) == (16, PAD)
+        stored = None if log_probabilities is None else np.load(log_probabilities.local("log_probabilities.npy"), allow_pickle=False)
+        return cls(pairs, stored)
+
+    def sequence_ids(self, row: int) -> np.ndarray:
+        return self.ids[row]
+
+    def epochs(self, n: int) -> list[float]:
+        return [n / ROWS]
+
+
+class StoredConversations:
+    """Four rows per pass; a source is seen as often as it is repeated."""
+
+    @classmethod
+    def open(cls, shards: Any, repeats: list[int], *, prompt_weight: float, pad_id: int, **unused: Any) -> Any:
+        assert pad_id == PAD
+        assert [split for _, split in shards] == ["train"] * len(repeats)
+        samples: Any = WeightedSamples() if prompt_weight else ListedSamples()
+        samples.epochs = lambda n: [times * n / 4 for times in repeats]
+        return samples
+
+
+def heldout(shards: Any, **unused: Any) -> list[Any]:
+    ((artifact, split),) = shards
+    assert split == "validation"
+    return [SyntheticSamples()[2000 + index + len(artifact.path)] for index in range(3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data_classes() -> Any:
+    modules = {name: ModuleType(name) for name in ("chat_samples", "conversations", "preference_samples")}
+    modules["chat_samples"].__dict__.update(ConversationSamples=StoredConversations, heldout=heldout)
+    modules["conversations"].__dict__.update(ConversationShards=lambda artifact, split: (artifact, split))
+    modules["preference_samples"].__dict__.update(PreferenceSamples=StoredPairs)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            patch.setitem(sys.modules, f"apertus_model.data.{name}", module)
+        yield
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    """A store with a pretrained model of six steps, two sources of conversations, and pairs."""
+    stages = Stages(tmp_path_factory.mktemp("stages"))
+    stages.train("trained", SPEC)
+    for name in ("chat", "identity"):
+        stages._artifact("conversations", name, {}, {"pad_id": PAD}, {})
+    stages._artifact("pairs", "pairs", {}, {"pad_id": PAD}, {})
+    return stages
+
+
+def run(stages: Stages, kind: str, name: str, spec: Any, module: Any = apertus_model.stages.train, **fields: Any) -> Artifact:
+    options = {key: fields.pop(key) for key in ("processes", "stop_after") if key in fields}
+    stages.run(module, stages.job(kind, name, spec.model_dump(mode="json"), **fields), **options)
+    return Artifact(stages.store, f"{kind}/{name}", getattr(spec, "end_step", None))
+
+
+def sft(**changes: Any) -> Any:
+    fields = {"seed": None, "repeats": [1, 3], "source_names": ["chat", "identity"], "validation": {"interval": 2, "samples": 2}}
+    return segment("sft", **{**fields, **changes})
+
+
+def sft_inputs(stages: Stages, parent: str = "pretrain/trained", step: int = 6) -> dict[str, Any]:
+    sources = {f"conversations:{index}": stages.ref(f"conversations/{name}") for index, name in enumerate(("chat", "identity"))}
+    return {**sources, "parent": stages.ref(parent, step)}
+
+
+@pytest.fixture(scope="module")
+def tuned(stages: Stages) -> Artifact:
+    spec = sft(checkpoint={"interval": 1, "keep": 1, "best": ["val_loss", "val_loss/identity"]})
+    return run(stages, "sft", "tuned", spec, inputs=sft_inputs(stages))
+
+
+# Fine-tuning
+
+
+def test_fine_tuning_starts_from_its_parent_and_counts_passes_of_each_source(stages: Stages, tuned: Artifact) -> None:
+    facts = tuned.checkpoint(6).facts
+    before = Artifact(stages.store, "pretrain/trained").checkpoint(6).facts["passes"]
+    assert facts["passes"] == {**before, "chat": 6.0, "identity": 18.0}
+    assert facts["epochs"] == {"chat": 6.0, "identity": 18.0}
+    assert set(before) == {"steady", "striding"}
+    rows = [row for row in tuned.history() if "loss" in row]
+    new = next(row["loss"] for row in Artifact(stages.store, "pretrain/trained", 6).history() if "loss" in row)
+    assert rows[0]["loss"] != new
+
+
+def test_held_out_losses_are_stored_with_the_step_that_they_belong_to(tuned: Artifact) -> None:
+    measured = {row["step"]: row["validation"] for row in tuned.history() if "validation" in row}
+    assert list(measured) == [2, 4, 6]
+    assert set(measured[6]) == {"chat", "identity"}
+    last = tuned.checkpoint(6)
+    assert last.facts["validation_step"] == 6
+    assert last.validation_loss("val_loss/chat") == measured[6]["chat"]
+    assert last.validation_loss("val_loss") == pytest.approx(sum(measured[6].values()) / 2)
+
+
+def test_the_best_checkpoints_so_far_are_kept_beside_the_last(tuned: Artifact) -> None:
+    measured = {row["step"]: row["validation"] for row in tuned.history() if "validation" in row}
+    best = {min(measured, key=lambda step: sum(measured[step].values())), min(measured, key=lambda step: measured[step]["identity"])}
+    assert set(tuned.checkpoint_steps()) == {*best, 6}
+
+
+def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
+    return Checkpoint(step, "", {"facts": {"validation": validation, "validation_step": measured}})
+
+
+def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:
+    stored = [
+        checkpoint(1, {}, None),
+        checkpoint(2, {"a": 3.0, "b": 1.0}, 2),
+        checkpoint(3, {"a": 0.0, "b": 0.0}, 2),
+        checkpoint(4, {"a": 2.0, "b": 2.0}, 4),
+        checkpoint(5, {"a": 1.0, "b": 5.0}, 5),
+    ]
+    by_step = {item.step: item for item in stored}
+    artifact: Any = SimpleNamespace(checkpoint_steps=lambda: list(by_step), checkpoint=by_step.__getitem__)
+    assert best_steps(artifact, ["val_loss"]) == {2}
+    assert best_steps(artifact, ["val_loss/a", "val_loss/b"]) == {5, 2}
+    assert best_steps(artifact, ["val_loss/c"]) == set()
+    assert best_steps(artifact, []) == set()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, processes: int) -> None:
+    spec = sft(lora=Lora(rank=2, alpha=4.0, targets=["wq", "down_proj"]), prompt_weight=0.25)
+    names = [f"lora-{processes}", f"lora-{processes}-interrupted"]
+    fields: dict[str, Any] = {"inputs": sft_inputs(stages), "processes": processes}
+    whole = run(stages, "sft", names[0], spec, **fields)
+    run(stages, "sft", names[1], spec, stop_after=4, **fields)
+    folder = Artifact(stages.store, f"sft/{names[1]}").checkpoint(4).folder
+    resumed = run(stages, "sft", names[1], spec, attempt="second", resume_step=4, resume_checkpoint=folder, **fields)
+    assert weights_of(resumed, 6) == weights_of(whole, 6)
+    assert resumed.checkpoint(6).facts["validation"] == whole.checkpoint(6).facts["validation"]
+
+
+def test_a_segment_of_a_leg_takes_over_adapters_and_a_new_leg_merges_them(stages: Stages) -> None:
+    inputs = {"parent": stages.ref("pretrain/trained", 6)}
+    attempt: Any = SimpleNamespace(store=stages.store)
+    for kind, itself, begins in (("sft", sft(start_step=6, end_step=8), False), ("long_context", segment(carry=["weights", "data"]), True)):
+        source = starting_point(stages.job(kind, "x", {}, inputs=inputs), itself, attempt)
+        assert source is not None
+        assert (source.optimizer, source.new_adapters) == (not begins, begins)
+
+
+# Preference data and training
+
+
+@pytest.fixture(scope="module")
+def reference(stages: Stages, tuned: Artifact) -> Artifact:
+    return run_reference(stages, "reference")
+
+
+def reference_part(**changes: Any) -> LogProbabilitiesPart:
+    fields = {"model": SPEC.model, "sequence_length": 16, "precision": {"param": "float32"}, "batch_size": 2, "sequences_per_unit": 3}
+    return LogProbabilitiesPart(**{**fields, **changes})
+
+
+def run_reference(
+    stages: Stages, name: str, *, checkpoint: str = "sft/tuned", step: int = 6, processes: int = 1, **changes: Any
+) -> Artifact:
+    inputs = {"checkpoint": stages.ref(checkpoint, step), "pairs": stages.ref("pairs/pairs")}
+    return run(stages, "log_probabilities", name, reference_part(**changes), log_probabilities, inputs=inputs, processes=processes)
+
+
+def stored_values(artifact: Artifact) -> np.ndarray:
+    return np.load(artifact.local("log_probabilities.npy"), allow_pickle=False)
+
+
+def test_log_probabilities_are_stored_by_sequence_id(stages: Stages, tuned: Artifact, reference: Artifact) -> None:
+    pairs = StoredPairs(tuned, None)
+    from apertus_model.model.model import model_config
+
+    model = model_config(SPEC.model, sequence_length=16, attention="sdpa").build()
+    state = dict(model.state_dict())
+    load_tensors(state, stages.store.location(tuned.checkpoint(6).folder))
+    model.load_state_dict(state)
+    values, tokens = stored_values(reference), 0
+    assert (values.dtype, values.shape) == (np.dtype(np.float32), (pairs.sequences,))
+    for row in range(ROWS):
+        sample = pairs.row(row)
+        with torch.no_grad():
+            log_p = model(torch.from_numpy(sample.input)[None], torch.from_numpy(sample.positions)[None])[0].double().log_softmax(-1)
+        for index, sequence in enumerate(pairs.sequence_ids(row)):
+            places = np.flatnonzero(sample.segments == index)
+            tokens += len(places)
+            assert values[sequence] == pytest.approx(sum(log_p[i, sample.labels[i]].item() for i in places), rel=1e-5)
+    metrics = reference.manifest["metrics"]
+    assert (metrics["sequences"], metrics["tokens"]) == (pairs.sequences, tokens)
+    assert metrics["log_probability_per_token"] == pytest.approx(values.sum() / tokens, rel=1e-6)
+
+
+def test_neither_units_nor_processes_change_the_log_probabilities(stages: Stages, reference: Artifact) -> None:
+    units = run_reference(stages, "units", sequences_per_unit=2)
+    assert np.array_equal(stored_values(units), stored_values(reference))
+    two = run_reference(stages, "two", processes=2)
+    np.testing.assert_allclose(stored_values(two), stored_values(reference), rtol=1e-6)
+
+
+def test_what_an_attempt_has_committed_is_not_computed_again(stages: Stages, reference: Artifact) -> None:
+    name, made = "restarted", {"values": [-1.0] * 8, "tokens": 8}
+    job = stages.job("log_probabilities", name, {}, attempt="killed")
+    Attempt(job).commit_unit("rows-00000000-00000003", data=made)
+    values = stored_values(run_reference(stages, name))
+    pairs = StoredPairs(reference, None)
+    first = np.concatenate([pairs.sequence_ids(row) for row in range(3)])
+    assert len(first) == 8
+    assert set(values[first]) == {-1.0}
+    others = np.setdiff1d(np.arange(pairs.sequences), first)
+    assert np.array_equal(values[others], stored_values(reference)[others])
+
+
+@pytest.mark.parametrize("kind", ["qrpo", "dpo"])
+def test_preference_training_begins_at_its_reference(stages: Stages, tuned: Artifact, reference: Artifact, kind: str) -> None:
+    inputs = {
+        "pairs": stages.ref("pairs/pairs"),
+        "log_probabilities": stages.ref(reference.path),
+        "parent": stages.ref("sft/tuned", 6),
+    }
+    trained = run(stages, kind, kind, segment(kind, seed=None, micro_batch_size=2), inputs=inputs)
+    rows = [row for row in trained.history() if "loss" in row]
+    assert (rows[0]["log_ratio_chosen"], rows[0]["log_ratio_rejected"]) == (0.0, 0.0)
+    assert rows[-1]["log_ratio"] != 0.0
+    facts = trained.checkpoint(6).facts
+    assert facts["passes"]["pairs"] == 24 / ROWS
+    assert facts["passes"]["identity"] == 18.0
+    assert trained.manifest["metrics"]["accuracy"] == rows[-1]["accuracy"]
+
+
+# Merging
+
+
+def merged(stages: Stages, name: str, weights: list[float], *, processes: int = 1, parents: Any = None) -> Artifact:
+    parents = parents or [("pretrain/trained", 3), ("pretrain/trained", 6), ("sft/tuned", 6)]
+    inputs = {f"checkpoint:{index}": stages.ref(*parent) for index, parent in enumerate(parents)}
+    part = MergePart(model=SPEC.model, weights=weights, sequence_length=16)
+    return run(stages, "merge", name, part, merge, inputs=inputs, processes=processes)
+
+
+@pytest.fixture(scope="module")
+def average(stages: Stages, tuned: Artifact) -> Artifact:
+    return merged(stages, "average", [1.0, 2.0, 0.5])
+
+
+def test_the_average_is_weighted_in_float64_and_rounded_once(stages: Stages, tuned: Artifact, average: Artifact) -> None:
+    found = weights_of(average, 1)
+    assert found.pop("progress.step") == [1]
+    trained = Artifact(stages.store, "pretrain/trained")
+    parents = [weights_of(artifact, step) for artifact, step in ((trained, 3), (trained, 6), (tuned, 6))]
+    assert found.keys() == {name for name in parents[0] if not name.startswith(("optimizer.", "progress."))}
+    for name, values in found.items():
+        exact = sum(np.array(parent[name], np.float64) * (weight / 3.5) for parent, weight in zip(parents, (1.0, 2.0, 0.5), strict=True))
+        assert values == exact.astype(np.float32).tolist(), name
+
+
+def test_the_average_has_the_same_bits_on_two_processes(stages: Stages, average: Artifact) -> None:
+    assert weights_of(merged(stages, "two", [1.0, 2.0, 0.5], processes=2), 1) == weights_of(average, 1)
+
+
+def test_an_average_knows_what_its_checkpoints_have_seen(stages: Stages, tuned: Artifact, average: Artifact) -> None:
+    facts = average.checkpoint(1).facts
+    assert facts["passes"] == tuned.checkpoint(6).facts["passes"]
+    assert facts["tokens"] == 6 * 64
+    assert average.manifest["metrics"]["checkpoints"] == 3
+
+
+def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: Stages) -> None:
+    lora = Lora(rank=2, alpha=4.0, targets=["wq", "down_proj"])
+    names = ["first", "second"]
+    for name, seed in zip(names, (1, 2), strict=True):
+        run(stages, "sft", name, sft(lora=lora, data_seed=seed, end_step=2), inputs=sft_inputs(stages))
+    found = [
+        weights_of(merged(stages, f"adapted-{n}", [1, 1], processes=n, parents=[(f"sft/{name}", 2) for name in names]), 1) for n in (1, 2)
+    ]
+    assert found[0] == found[1]
+    name = "layers.1.attention.qkv_linear.wq.weight"
+    whole = []
+    for parent in names:
+        state = {name: torch.empty(32, 32)}
+        load_tensors(state, stages.store.location(Artifact(stages.store, f"sft/{parent}").checkpoint(2).folder))
+        whole.append(state[name].double().numpy())
+    assert found[0][name] == ((whole[0] + whole[1]) / 2).astype(np.float32).flatten().tolist()
+    assert not any("lora" in stored for stored in found[0])
+
+
+def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -> None:
+    child = run(stages, "sft", "child", sft(end_step=2), inputs=sft_inputs(stages, "merge/average", 1))
+    passes = average.checkpoint(1).facts["passes"]
+    assert child.checkpoint(2).facts["passes"] == {**passes, "chat": passes["chat"] + 2, "identity": passes["identity"] + 6}
+    values = stored_values(run_reference(stages, "of-merge", checkpoint="merge/average", step=1))
+    assert np.isfinite(values).all() and (values < 0).all()
+
+
+def test_a_checkpoint_of_another_shape_cannot_be_merged(stages: Stages) -> None:
+    wider = SPEC.model.model_copy(update={"ffn_dim": 128})
+    part = MergePart(model=wider, weights=[1.0, 1.0], sequence_length=16)
+    inputs = {f"checkpoint:{index}": stages.ref("pretrain/trained", step) for index, step in enumerate((3, 6))}
+    with pytest.raises(RuntimeError, match=r"has shape \(64, 32\) in .*, this model has \(128, 32\)"):
+        run(stages, "merge", "refused", part, merge, inputs=inputs)
