@@ -200,7 +200,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
     mixtures = _mixture_pieces(at, stage.data, pieces, length)
     full = _schedule(at, stage, optimizer.lr, pieces, length)
     borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
-    if full.decay != "none":
+    if full.decay != "none" and stage.schedule.decay_over:  # a decay over the whole stage leaves nothing that could stand alone
         borders.add(_floor(full.decay_start // length, pieces))
     for begin in [*(b for b, _ in pieces), *(b for b, _ in mixtures)]:
         if begin >= total:

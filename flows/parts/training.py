@@ -210,12 +210,7 @@ def add_merge(builder: Builder, name: str) -> None:
     tokenizer = builder.tokenizer_of(read[0][0])
     for checkpoint, _ in read:
         builder.same_tokenizer(("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
-    part = MergePart(
-        model=trajectory.model,
-        weights=[weight for _, weight in read],
-        sequence_length=trajectory.sequence_length,
-        parallel=builder.pipeline.launch_of(stage).parallel or Parallel(),
-    )
+    part = MergePart(model=trajectory.model, weights=[weight for _, weight in read])
     inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {"tokenizer": tokenizer}
     builder.node(name, name, part, inputs, start_step=0, end_step=1, leg=name)
 

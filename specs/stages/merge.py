@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
-from specs.launch import Parallel
+from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
 from specs.stages.base import Stage
 from specs.units import Reference
@@ -35,6 +34,3 @@ class MergePart(Spec):
 
     model: ModelSpec = identity()
     weights: list[float] = identity(description="in the order of the inputs")
-    sequence_length: int = execution()
-    end_step: int = execution(1)
-    parallel: Parallel = execution(default_factory=Parallel)

@@ -1,0 +1,86 @@
+"""Weighted averages of checkpoints, tensor by tensor, each rank with its rows of each.
+
+Invariants:
+- The result has the same bits for any number of processes: every element is summed by itself, in float64, in the order of the
+  inputs, with weights that add up to one in float64, and rounded once to float32.
+- A rank holds its part of the result, and of one tensor at a time of one parent beside it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import empty as empty_dtensor
+from torchtitan.config import CommConfig
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.tools.utils import get_local_device
+
+from apertus_model.model.model import model_config
+from apertus_model.trainer.checkpoint import STEP, load_tensors, writer
+from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
+from specs.model import ModelSpec
+
+
+def average_checkpoints(
+    spec: ModelSpec,
+    locations: Sequence[str],
+    weights: Sequence[float],
+    *,
+    target: str,
+    step: int,
+    scratch: str,
+    on_tensor: Callable[[int, int], None],
+) -> None:
+    """Writes the average of the weights of checkpoints, without optimizer states. Collective; starts the process group.
+
+    Args:
+        spec: dimensions of the model, which all checkpoints have.
+        locations: their folders, as local paths or fsspec URLs.
+        weights: one per folder, not negative; only their ratios matter.
+        target: folder to write to.
+        step: that the new checkpoint is of.
+        scratch: local folder for torch's traces of a collective that hangs.
+        on_tensor: told (done, total) after each tensor.
+
+    Raises:
+        CheckpointError: a checkpoint lacks a tensor, or has one of another shape.
+    """
+    dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
+    mesh = init_device_mesh(get_local_device().type, (dist.get_world_size(),))
+    with torch.device("meta"):
+        model = model_config(spec, sequence_length=1, attention="sdpa").build()
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    state: dict[str, Any] = {STEP: torch.tensor(step, dtype=torch.int64)}
+    for number, (name, shape) in enumerate(shapes.items()):
+        state[name] = average(name, shape, locations, weights, mesh)
+        on_tensor(number + 1, len(shapes))
+    dcp.save(state, storage_writer=writer(target))
+
+
+@torch.no_grad()
+def average(name: str, shape: torch.Size, locations: Sequence[str], weights: Sequence[float], mesh: DeviceMesh) -> DTensor:
+    """sum_i w_i W_i / sum_i w_i of one tensor: float32, its rows spread over the ranks. Collective.
+
+    Args:
+        name, shape: of the tensor.
+        locations: checkpoint folders.
+        weights: one per folder, not negative; only their ratios matter.
+        mesh: all ranks.
+
+    Raises:
+        CheckpointError: a checkpoint has no such tensor, or one of another shape.
+    """
+    result = empty_dtensor(shape, dtype=torch.float32, device_mesh=mesh, placements=[Shard(0)])
+    own = result.to_local()
+    total = torch.zeros_like(own, dtype=torch.float64)
+    norm = math.fsum(weights)
+    for location, weight in zip(locations, weights, strict=True):
+        load_tensors({name: result}, location)
+        total += own.double() * (weight / norm)
+    own.copy_(total)
+    return result
