@@ -1,0 +1,165 @@
+"""Pairs of completions as packed training sequences.
+
+Invariants:
+- A pair is never divided: its two sequences lie in the same row, each a document of its own that begins with the prompt.
+- The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on the seed. So what is computed
+  per row in stored order (reference log-probabilities) belongs to the very sequences that are trained on.
+- Loading executes nothing: arrays are opened with `allow_pickle=False`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apertus_model.data.packing import pack
+from apertus_model.data.permutation import KeyedPermutation
+from apertus_model.data.samples import IGNORED
+from infra.store import Artifact, StoreError
+from specs.errors import StageError
+
+
+class PreferenceDataError(StageError):
+    """Pairs that cannot be packed into sequences of the length that the spec states."""
+
+
+@dataclass(frozen=True)
+class PreferenceSample:
+    """A packed row of L tokens with up to S sequences.
+
+    Attributes:
+        input: (L,) int64; the rest of the row is filled up with the padding token.
+        labels: (L,) int64, next tokens within the same sequence where those are the completion's, else IGNORED.
+        positions: (L,) int64, from 0 in each sequence, and in the padding.
+        segments: (L,) int64, index within the row of the sequence that the label belongs to; -1 where the label is IGNORED.
+        rewards: (S,) float32, quantile rewards; reference: (S,) float32, log-probabilities of the completions under the reference model.
+        present: (S,) bool; sequences 2k and 2k + 1 are the chosen and the rejected one of a pair.
+    """
+
+    input: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    rewards: NDArray[np.float32]
+    reference: NDArray[np.float32]
+    present: NDArray[np.bool_]
+
+
+class PreferenceSamples:
+    """`samples[i]` is training sample i, for ever: row permutation(i mod rows), with another permutation per epoch (i // rows).
+
+    Attributes:
+        rows: number of packed sequences.
+        sequences: 2 x number of pairs.
+        width: S, sequences that a row has room for.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[str, NDArray[Any]],
+        reference: NDArray[np.float32] | None,
+        *,
+        sequence_length: int,
+        seed: int,
+        pad_id: int,
+    ) -> None:
+        self._tokens, self._lengths, self._prompt_lengths = arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"]
+        self._rewards = arrays["rewards"]
+        self._reference = np.zeros_like(self._rewards) if reference is None else reference
+        self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+        self._sequence_length, self._seed, self._pad_id = sequence_length, seed, pad_id
+        pair_lengths = self._lengths.reshape(-1, 2).sum(axis=1)
+        if pair_lengths.max(initial=0) > sequence_length:
+            raise PreferenceDataError(
+                f"a pair has {pair_lengths.max()} tokens, which does not fit into a sequence of {sequence_length}. Fix: sequence_length, "
+                "as in the stage that made the preference data"
+            )
+        self._packed = pack(pair_lengths, sequence_length)
+        self.rows = len(self._packed)
+        self.sequences = int(self._lengths.size)
+        self.width = 2 * max((row.size for row in self._packed), default=0)
+
+    @classmethod
+    def open(
+        cls, pairs: Artifact, log_probabilities: Artifact | None, *, sequence_length: int, seed: int, pad_id: int
+    ) -> PreferenceSamples:
+        """Opens stored pairs.
+
+        Args:
+            pairs: artifact of kind `pairs`.
+            log_probabilities: of the same pairs under the reference model, or None for zeros.
+            sequence_length: L, tokens of a row.
+            seed: of the order of the rows.
+            pad_id: token that fills rows up.
+
+        Raises:
+            PreferenceDataError: when a pair is longer than a row.
+            StoreError: when a file is damaged, or the log-probabilities are of other pairs.
+        """
+        names = ("tokens", "lengths", "prompt_lengths", "rewards")
+        arrays = {name: load_array(pairs.local(f"{name}.npy")) for name in names}
+        sizes = {arrays[name].size for name in names[1:]}
+        if len(sizes) != 1 or arrays["lengths"].size % 2 or arrays["tokens"].size != arrays["lengths"].sum():
+            raise StoreError(f"the arrays of {pairs.path} do not belong together; remove its folder to have it made again")
+        reference = None
+        if log_probabilities is not None:
+            reference = load_array(log_probabilities.local("log_probabilities.npy"))
+            if reference.shape != arrays["lengths"].shape:
+                raise StoreError(
+                    f"{log_probabilities.path} has {reference.size} log-probabilities, {pairs.path} has {arrays['lengths'].size} sequences"
+                )
+        return cls(arrays, reference, sequence_length=sequence_length, seed=seed, pad_id=pad_id)
+
+    def sequence_ids(self, row: int) -> NDArray[np.int64]:
+        """Ids of the sequences of a row, in the order of its segments: (sequences of the row,) int64."""
+        pairs = self._packed[row]
+        return np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1).astype(np.int64)
+
+    def row(self, row: int) -> PreferenceSample:
+        """A row in stored order. IndexError outside of `range(rows)`."""
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {row} of {self.rows}")
+        length = self._sequence_length
+        tokens = np.full(length, self._pad_id, np.int64)
+        labels = np.full(length, IGNORED, np.int64)
+        positions = np.zeros(length, np.int64)
+        segments = np.full(length, -1, np.int64)
+        ids = self.sequence_ids(row)
+        begin = 0
+        for segment, sequence in enumerate(ids):
+            size, prompt = int(self._lengths[sequence]), int(self._prompt_lengths[sequence])
+            end = begin + size
+            tokens[begin:end] = self._tokens[self._starts[sequence] : self._starts[sequence] + size]
+            positions[begin:end] = np.arange(size)
+            # The label of a place is the token behind it: that of the last token of the prompt is the first of the completion.
+            labels[begin + prompt - 1 : end - 1] = tokens[begin + prompt : end]
+            segments[begin + prompt - 1 : end - 1] = segment
+            begin = end
+        positions[begin:] = np.arange(length - begin)
+        rewards, reference = self._padded(self._rewards[ids]), self._padded(self._reference[ids])
+        return PreferenceSample(tokens, labels, positions, segments, rewards, reference, np.arange(self.width) < ids.size)
+
+    def __getitem__(self, i: int) -> PreferenceSample:
+        """Sample i, i >= 0, in training order. IndexError for a negative index."""
+        if i < 0:
+            raise IndexError(f"sample {i}")
+        epoch, place = divmod(i, self.rows)
+        return self.row(KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place))
+
+    def epochs(self, n: int) -> list[float]:
+        """Passes over the pairs after n samples: one number, for the one source."""
+        return [n / self.rows]
+
+    def _padded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        padded = np.zeros(self.width, np.float32)
+        padded[: values.size] = values
+        return padded
+
+
+def load_array(path: Path) -> NDArray[Any]:
+    """An .npy file, mapped into memory; never unpickled."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)

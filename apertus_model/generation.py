@@ -1,0 +1,151 @@
+"""Completions from an exported Hugging Face folder, by transformers or by vLLM.
+
+Invariants: no file is fetched and no code of the folder is run; the random numbers of a batch follow from the seed and the index of its
+first prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tokenizers import Tokenizer
+
+from apertus_model.chat import ChatEncoder
+from infra.store import Artifact
+from specs.errors import StageError
+from specs.stages.preference_data import Sampling
+
+Completion = dict[str, Any]
+
+
+class GenerationError(StageError):
+    """The engine that the spec names cannot be used here."""
+
+
+class Generator(Protocol):
+    """An opened model."""
+
+    def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
+        """`n` completions of each prompt, as `{"text", "tokens", "finished"}`.
+
+        Args:
+            prompts: token ids of the prompts of one batch.
+            first: index of the first of them among all prompts; with the seed of the spec it seeds the batch.
+        """
+
+
+def open_generator(folder: Path, sampling: Sampling, *, end_of_turn_id: int, pad_id: int) -> Generator:
+    """Loads the model of an exported folder. GenerationError when the engine is not installed."""
+    if sampling.engine == "vllm":
+        return VllmGenerator(folder, sampling, end_of_turn_id)
+    return TransformersGenerator(folder, sampling, end_of_turn_id, pad_id)
+
+
+def local_folder(artifact: Artifact, folder: Path) -> Path:
+    """A local folder with the files of an artifact, as links to their checked local copies."""
+    for name in artifact.manifest["files"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(artifact.local(name))
+    return folder
+
+
+def batch_seed(seed: int, first: int) -> int:
+    """A 63-bit seed for the batch whose first prompt has index `first`."""
+    digest = hashlib.blake2b(json.dumps([seed, first]).encode(), digest_size=8, person=b"apertus-sampling").digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class TransformersGenerator:
+    """`generate` of transformers: prompts padded on the left, all completions of a batch in parallel, until the last one has ended."""
+
+    def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, pad_id: int) -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False)
+        self._model.to(self._device).eval()
+        self._decoder = Decoder(folder, end_of_turn_id)
+        self._sampling, self._pad_id = sampling, pad_id
+        # Greedy decoding gives the same completion n times: one is computed.
+        greedy = sampling.temperature == 0
+        self._copies = sampling.n if greedy else 1
+        drawn = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+        self._config = GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            num_return_sequences=1 if greedy else sampling.n,
+            eos_token_id=end_of_turn_id,
+            pad_token_id=pad_id,
+            **({"do_sample": False} if greedy else drawn),
+        )
+        self._model.generation_config = GenerationConfig()  # what the folder recommends must not fill in what is left out here
+
+    @torch.inference_mode()
+    def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
+        longest = max(map(len, prompts))
+        tokens = torch.full((len(prompts), longest), self._pad_id)
+        mask = torch.zeros_like(tokens)
+        for row, prompt in enumerate(prompts):
+            tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        torch.manual_seed(batch_seed(self._sampling.seed, first))
+        inputs = {"input_ids": tokens.to(self._device), "attention_mask": mask.to(self._device)}
+        output = self._model.generate(**inputs, generation_config=self._config)
+        new = output[:, longest:].tolist()
+        each = len(new) // len(prompts)
+        return [[self._decoder.completion(row) for row in new[begin : begin + each]] * self._copies for begin in range(0, len(new), each)]
+
+
+class VllmGenerator:
+    """The same by vLLM, in bfloat16 on a GPU; every prompt has a seed of its own."""
+
+    def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int) -> None:
+        try:
+            from vllm import LLM, SamplingParams
+        except ImportError as error:
+            raise GenerationError(
+                f"engine: vllm is chosen, and vLLM cannot be imported ({error}). Fix: pip install 'apertus[vllm]' on a machine with a "
+                "GPU, or choose engine: transformers"
+            ) from error
+        self._decoder = Decoder(folder, end_of_turn_id)
+        self._sampling = sampling
+        self._parameters = lambda seed: SamplingParams(
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_new_tokens,
+            seed=seed,
+            stop_token_ids=[end_of_turn_id],
+            ignore_eos=True,
+            detokenize=False,
+        )
+        self._model = LLM(model=str(folder), dtype="bfloat16", enable_prefix_caching=True)
+
+    def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        parameters = [self._parameters(batch_seed(self._sampling.seed, first + index)) for index in range(len(prompts))]
+        answers = self._model.generate(requests, parameters, use_tqdm=False)
+        return [[self._decoder.completion(list(output.token_ids)) for output in answer.outputs] for answer in answers]
+
+
+class Decoder:
+    """Generated ids as completions, by the tokenizer of the exported folder."""
+
+    def __init__(self, folder: Path, end_of_turn_id: int) -> None:
+        self._encoder = ChatEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")))
+        self._end_of_turn_id = end_of_turn_id
+
+    def completion(self, tokens: list[int]) -> Completion:
+        """Ids up to the first end of a turn, that included."""
+        finished = self._end_of_turn_id in tokens
+        if finished:
+            tokens = tokens[: tokens.index(self._end_of_turn_id) + 1]
+        return {"text": self._encoder.decode(tokens), "tokens": tokens, "finished": finished}

@@ -1,0 +1,69 @@
+"""From the spec of a reward to its function. Functions of other packages are imported here, when the stage runs, and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from apertus_model.rewards.base import Reward, RewardError, Scored
+from apertus_model.rewards.text import grounded_answer, reference_overlap
+from specs.rewards import REWARDS, RewardSpec
+
+FUNCTIONS: dict[str, Callable[[Scored], float]] = {"grounded-answer": grounded_answer, "reference-overlap": reference_overlap}
+assert set(FUNCTIONS) == set(REWARDS)
+
+
+class PerCompletion:
+    """A reward that looks at one completion at a time."""
+
+    def __init__(self, function: Callable[[Scored], float]) -> None:
+        self._function = function
+
+    def score(self, items: Sequence[Scored]) -> list[float]:
+        return [self._function(item) for item in items]
+
+
+class Imported:
+    """`package.module:name` of an installed package: a function from a list of `Scored`, one prompt's, to a list of numbers."""
+
+    def __init__(self, function: str) -> None:
+        module, _, name = function.partition(":")
+        try:
+            self.score_all = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise RewardError(f"reward {function} cannot be imported: {error}. Fix: install its package, or correct the name") from error
+
+    def score(self, items: Sequence[Scored]) -> list[float]:
+        return list(self.score_all(list(items)))
+
+
+def open_reward(spec: RewardSpec, scratch: Path) -> Reward:
+    """The reward of a spec. RewardError when its function or model cannot be opened.
+
+    Args:
+        spec: function or model.
+        scratch: local folder that the files of a model are copied to.
+    """
+    if spec.model is not None:
+        from apertus_model.rewards.classifier import Classifier
+
+        return Classifier.open(spec.model, scratch, spec.max_tokens)
+    assert spec.function is not None
+    return PerCompletion(FUNCTIONS[spec.function]) if spec.function in FUNCTIONS else Imported(spec.function)
+
+
+def score_prompt(reward: Reward, items: Sequence[Scored], prompt: str) -> list[float]:
+    """Rewards of the completions of one prompt. RewardError, which names `prompt`, when the reward raises or is not a finite number."""
+    try:
+        values = [float(value) for value in reward.score(items)]
+    except Exception as error:  # whatever a function of somebody else raises
+        told = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        raise RewardError(f"no reward for prompt {prompt}: {told}") from error
+    if len(values) != len(items):
+        raise RewardError(f"the reward gave {len(values)} values for the {len(items)} completions of prompt {prompt}")
+    for item, value in zip(items, values, strict=True):
+        if not math.isfinite(value):
+            raise RewardError(f"the reward of prompt {prompt} is {value} for the completion {item.completion[:80]!r}")
+    return values

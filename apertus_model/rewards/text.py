@@ -1,0 +1,91 @@
+"""Rewards that are computed from text alone, and can be verified by reading.
+
+Invariant: a value lies in [0, 1] and depends on the completion and on what is documented, on nothing else. A change of any value raises the
+version in `specs.rewards.REWARDS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
+
+from apertus_model.rewards.base import Scored
+
+Item = TypeVar("Item")
+
+# Parts of `grounded-answer` and what each counts for; they sum to 1.
+WEIGHTS = {
+    "words": 0.35,  # share of the documented content words that occur, a word counting by its length
+    "letters": 0.20,  # mean F1 of runs of 1 to 3 characters (as in chrF, Popović 2015): credit for words that are almost right, few ties
+    "name": 0.10,  # the function's name occurs, where the documented answer has it
+    "finished": 0.10,  # the model ended by itself
+    "variety": 0.10,  # share of bigrams of words that are not repetitions, at most as in the documented answer
+    "length": 0.15,  # shorter over longer of the two lengths, in characters
+}
+assert abs(sum(WEIGHTS.values()) - 1) < 1e-12
+_STOP = """
+a an and are as at be by can for from has have if in into is it
+its no not of on or that the their then there this to was when which will with
+"""
+STOP_WORDS = frozenset(_STOP.split())
+
+
+def reference_overlap(item: Scored) -> float:
+    """Mean of the F1 of words and of pairs of words (ROUGE-1 and ROUGE-2 of Lin 2004, "ROUGE: a package for automatic evaluation of
+    summaries") between completion and documented answer, in lower case. A one-word answer has no pairs: then of words alone."""
+    reference, completion = words(item.reference()), words(item.completion)
+    orders = [n for n in (1, 2) if len(reference) >= n]
+    if not orders:
+        return 0.0
+    return sum(f1(grams(completion, n), grams(reference, n)) for n in orders) / len(orders)
+
+
+def grounded_answer(item: Scored) -> float:
+    """How much of what is documented a completion says, and how well it keeps to it: the sum of `WEIGHTS`. Nothing for no text; 1 for the
+    documented answer itself.
+
+    Documented is the conversation's own answer, else the `summary` of the metadata. The function's name is the last part of `function` in
+    the metadata; where there is none, or the documented answer does without it, it is not asked for.
+    """
+    reference, completion = (item.answer or item.reference()).strip(), item.completion.strip()
+    if not completion:
+        return 0.0
+    documented, said = words(reference), words(completion)
+    content = set(documented) - STOP_WORDS or set(documented)
+    name = str(item.metadata.get("function", "")).rsplit(".", 1)[-1].lower()
+    letters = sum(map(len, content))
+    orders = range(1, min(3, len(reference)) + 1)
+    parts = {
+        "words": sum(len(word) for word in content & set(said)) / letters if letters else 0.0,
+        "letters": sum(f1(grams(completion.lower(), n), grams(reference.lower(), n)) for n in orders) / len(orders),
+        "name": float(name not in reference.lower() or name in completion.lower()),
+        "finished": float(item.finished),
+        "variety": min(1.0, variety(said) / variety(documented)) if documented else 0.0,
+        "length": min(len(completion), len(reference)) / max(len(completion), len(reference)),
+    }
+    return min(1.0, sum(WEIGHTS[part] * value for part, value in parts.items()))
+
+
+def words(text: str) -> list[str]:
+    """Letters, digits and underscores that hang together, in lower case."""
+    return re.findall(r"\w+", text.lower())
+
+
+def grams(items: Sequence[Item], n: int) -> Counter[tuple[Item, ...]]:
+    """How often each run of n items occurs."""
+    return Counter(tuple(items[i : i + n]) for i in range(len(items) - n + 1))
+
+
+def f1(first: Counter[Item], second: Counter[Item]) -> float:
+    """Harmonic mean of precision and recall of what two counts share; 0 when either is empty."""
+    total = first.total() + second.total()
+    return 2 * (first & second).total() / total if total else 0.0
+
+
+def variety(said: Sequence[str]) -> float:
+    """Different bigrams over bigrams; 1 for a single word, 0 for none."""
+    if len(said) < 2:
+        return float(len(said))
+    return len(grams(said, 2)) / (len(said) - 1)

@@ -1,0 +1,66 @@
+"""The `completions` part: answers to prompts, sampled from an exported model.
+
+Artifact: `completions-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "completions": [{"text", "tokens",
+"finished"}]}`. `tokens` end with the end of the turn where the model ended by itself (`finished`), and after `max_new_tokens` where it did
+not; `text` is without special tokens.
+
+Invariant: the random numbers of a batch follow from the seed and the index of its first prompt, and units are whole batches: neither the
+division into units nor a restart changes a completion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+from apertus_model.data.rows import Row, Rows, Units, spans, write_rows
+from apertus_model.generation import Generator, local_folder, open_generator
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.process import engine_process
+from infra.store import Artifact, Attempt
+from specs.job import Job
+from specs.launch import Launch
+from specs.stages.preference_data import CompletionsPart
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. GenerationError when the engine that the spec names is not installed."""
+    part = CompletionsPart.model_validate(job.spec)
+    model = Artifact(attempt.store, job.inputs["model"].path or "")
+    prompts = Rows(Artifact(attempt.store, job.inputs["prompts"].path or ""))
+    facts = prompts.artifact.manifest["facts"]
+    size = part.sampling.batch_size
+
+    @cache
+    def generator() -> Generator:
+        folder = local_folder(model, attempt.workdir / "model")
+        return open_generator(folder, part.sampling, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"])
+
+    def rows_of(start: int, stop: int) -> Iterator[Row]:
+        for first in range(start, stop, size):
+            batch = prompts[first : min(first + size, stop)]
+            answers = generator().complete([row["tokens"] for row in batch], first=first)
+            for row, completions in zip(batch, answers, strict=True):
+                yield {"id": row["id"], "completions": completions}
+
+    units = Units(attempt, "completions", spans(len(prompts), max(1, part.prompts_per_unit // size) * size))
+    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+        units.compute(rows_of, progress)
+    counts: Counter[str] = Counter()
+    written = write_rows(attempt, "completions", _counted(units.rows(), counts))
+    mean_tokens, finished = counts["tokens"] / counts["completions"], counts["finished"] / counts["completions"]
+    progress.log(f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average, {finished:.1%} ended by themselves")
+    attempt.commit(metrics={**counts, "mean_tokens": mean_tokens, "finished_share": finished}, facts=written)
+
+
+def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:
+    """The rows as they are; fills `counts`."""
+    for row in rows:
+        counts["prompts"] += 1
+        for completion in row["completions"]:
+            counts["completions"] += 1
+            counts["tokens"] += len(completion["tokens"])
+            counts["finished"] += completion["finished"]
+        yield row

@@ -1,0 +1,159 @@
+"""The `pairs` part: for each prompt, a completion to prefer and one to reject.
+
+Artifact:
+
+    pairs.jsonl         for people: {"id", "prompt", "chosen", "rejected"}; a side is {"text", "reward", "quantile", "origin"}
+    tokens.npy          int32: prompt and completion of every sequence, one after the other
+    lengths.npy         int64, (sequences,): tokens of each
+    prompt_lengths.npy  int64, (sequences,): how many of them are the prompt's
+    rewards.npy         float32, (sequences,): quantile of the reward among the reference rewards
+
+Sequences 2k and 2k + 1 are the chosen and the rejected one of pair k, the line k of `pairs.jsonl`.
+
+Invariant: every prompt has a pair, or is counted under the reason why not. (One pass over what is stored and no unit: nothing is computed
+that would be worth restarting.)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apertus_model.data.choice import Candidate, NoPair, Pair, choose, choose_further, quantiles
+from apertus_model.data.rows import Row, Rows, same_rows, to_line
+from apertus_model.progress import Progress
+from apertus_model.stages.prompts import COPIED_FACTS
+from apertus_model.stop import StopSignal
+from infra.store import Artifact, Attempt
+from specs.errors import StageError
+from specs.job import Job
+from specs.stages.preference_data import PairsPart
+
+BINS = 10
+
+
+class PairsError(StageError):
+    """No prompt has a pair. The message counts the reasons."""
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. PairsError when there is no pair at all."""
+    part = PairsPart.model_validate(job.spec)
+    prompts, completions, rewards = (
+        Rows(Artifact(attempt.store, job.inputs[role].path or "")) for role in ("prompts", "completions", "rewards")
+    )
+    total = same_rows(prompts, completions, rewards)
+    without: Counter[str] = Counter()
+    histogram = np.zeros(BINS, np.int64)
+    with PairWriter(attempt.workdir) as writer:
+        for index, (prompt, sampled, values) in enumerate(zip(prompts, completions, rewards, strict=True)):
+            assert prompt["id"] == sampled["id"] == values["id"]
+            candidates = candidates_of(prompt, sampled, values)
+            histogram += quantile_histogram(candidates)
+            try:
+                for pair in pairs_of(part, prompt, candidates, len(values["sampled"])):
+                    writer.add(prompt, pair)
+            except NoPair as reason:
+                without[str(reason)] += 1
+            progress.update(index + 1, total, "prompts")
+    if not writer.pairs:
+        raise PairsError(f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or another reward")
+    for name in writer.finish():
+        attempt.put(attempt.workdir / name, name)
+    metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
+    progress.log(", ".join([f"{writer.pairs} pairs of {total} prompts", *(f"{n} without: {reason}" for reason, n in without.items())]))
+    facts = prompts.artifact.manifest["facts"]
+    attempt.commit(
+        metrics={**metrics, "quantile_histogram": histogram.tolist()},
+        facts={name: facts[name] for name in COPIED_FACTS} | {"pairs": writer.pairs, "sequences": 2 * writer.pairs},
+    )
+
+
+def candidates_of(prompt: Row, sampled: Row, rewards: Row) -> list[Candidate]:
+    """All completions of a prompt with their quantiles, offline ones first. Those of no reference reward are no candidates."""
+    if not rewards["sampled"]:
+        return []
+    return [
+        Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin)
+        for origin, completed in (("offline", prompt["completions"]), ("sampled", sampled["completions"]))
+        for completion, reward, quantile in zip(completed, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True)
+    ]
+
+
+def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
+    """The pairs of a prompt, at most `part.pairs`. NoPair when there is none; a missing further pair is no reason."""
+    short = [one for one in candidates if len(prompt["tokens"]) + len(one.tokens) <= part.max_tokens]
+    pairs = [choose(short, reference=reference, worst_quantile=part.worst_quantile)]
+    if part.pairs > 1:
+        try:
+            pairs.append(choose_further(short, pairs[0], seed=part.seed, prompt=prompt["id"]))
+        except NoPair:
+            pass
+    return pairs
+
+
+def quantile_histogram(candidates: list[Candidate]) -> np.ndarray:
+    """Counts of candidates by quantile, (BINS,) int64: bins of equal width, the last with its right end."""
+    return np.histogram([one.quantile for one in candidates], bins=BINS, range=(0, 1))[0]
+
+
+class PairWriter:
+    """Writes the files of the artifact to `folder` as pairs come; only a few numbers per sequence are held in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lengths: list[int] = []
+        self._prompt_lengths: list[int] = []
+        self._quantiles: list[float] = []
+        self._origins: list[str] = []
+
+    def __enter__(self) -> PairWriter:
+        self._people = open(self._folder / "pairs.jsonl", "w", encoding="utf-8")  # closed by __exit__
+        self._tokens = open(self._folder / "tokens.bin", "wb")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._people.close()
+        self._tokens.close()
+
+    @property
+    def pairs(self) -> int:
+        return len(self._lengths) // 2
+
+    def add(self, prompt: Row, pair: Pair) -> None:
+        for one in pair:
+            tokens = np.array([*prompt["tokens"], *one.tokens], "<i4")
+            self._tokens.write(tokens.tobytes())
+            self._lengths.append(tokens.size)
+            self._prompt_lengths.append(len(prompt["tokens"]))
+            self._quantiles.append(one.quantile)
+            self._origins.append(one.origin)
+        row: dict[str, Any] = {"id": prompt["id"], "prompt": prompt["text"]}
+        for side, one in zip(("chosen", "rejected"), pair, strict=True):
+            row[side] = {"text": one.text, "reward": one.reward, "quantile": one.quantile, "origin": one.origin}
+        self._people.write(to_line(row))
+
+    def finish(self) -> list[str]:
+        """Writes the arrays; names of all files."""
+        with open(self._folder / "tokens.npy", "wb") as target, open(self._folder / "tokens.bin", "rb") as source:
+            header = {"descr": "<i4", "fortran_order": False, "shape": (sum(self._lengths),)}
+            np.lib.format.write_array_header_1_0(target, header)
+            shutil.copyfileobj(source, target)
+        (self._folder / "tokens.bin").unlink()
+        np.save(self._folder / "lengths.npy", np.array(self._lengths, np.int64), allow_pickle=False)
+        np.save(self._folder / "prompt_lengths.npy", np.array(self._prompt_lengths, np.int64), allow_pickle=False)
+        np.save(self._folder / "rewards.npy", np.array(self._quantiles, np.float32), allow_pickle=False)
+        return ["pairs.jsonl", "tokens.npy", "lengths.npy", "prompt_lengths.npy", "rewards.npy"]
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "mean_quantile_chosen": float(np.mean(self._quantiles[::2])),
+            "mean_quantile_rejected": float(np.mean(self._quantiles[1::2])),
+            "offline_chosen": self._origins[::2].count("offline") / self.pairs,
+            "offline_rejected": self._origins[1::2].count("offline") / self.pairs,
+            "tokens": sum(self._lengths),
+        }

@@ -1,0 +1,101 @@
+"""The `rewards` part: what every completion of every prompt is worth, offline and sampled.
+
+Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline": [...], "sampled": [...]}`, the
+values in the order of the completions.
+
+Invariant: a reward sees the completions of one prompt at a time, so no value depends on the division into units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+
+from apertus_model.data.rows import Row, Rows, Units, same_rows, spans, write_rows
+from apertus_model.progress import Progress
+from apertus_model.rewards import Reward, Scored, open_reward
+from apertus_model.rewards.registry import score_prompt
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.process import engine_process
+from infra.store import Artifact, Attempt
+from specs.job import Job
+from specs.launch import Launch
+from specs.stages.preference_data import RewardsPart
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. RewardError for a reward that cannot be opened, raises, or is not a finite number."""
+    part = RewardsPart.model_validate(job.spec)
+    prompts, completions = (Rows(Artifact(attempt.store, job.inputs[role].path or "")) for role in ("prompts", "completions"))
+
+    @cache
+    def reward() -> Reward:
+        return open_reward(part.reward, attempt.workdir)
+
+    def rows_of(start: int, stop: int) -> Iterator[Row]:
+        for index in range(start, stop):
+            yield score_row(reward(), prompts[index], completions[index])
+
+    units = Units(attempt, "rewards", spans(same_rows(prompts, completions), part.prompts_per_unit))
+    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+        units.compute(rows_of, progress)
+    summary = Summary()
+    facts = write_rows(attempt, "rewards", map(summary.add, units.rows()))
+    metrics = summary.metrics()
+    progress.log(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+    attempt.commit(metrics=metrics, facts=facts)
+
+
+def score_row(reward: Reward, prompt: Row, sampled: Row) -> Row:
+    """Rewards of the offline completions of a prompt and of those sampled for it."""
+    assert prompt["id"] == sampled["id"]
+    completions = [*prompt["completions"], *sampled["completions"]]
+    items = [
+        Scored(
+            messages=prompt["messages"],
+            completion=completion["text"],
+            finished=completion.get("finished", True),
+            answer=prompt["answer"],
+            metadata=prompt["metadata"],
+            tokens=tuple(completion["tokens"]),
+        )
+        for completion in completions
+    ]
+    values = score_prompt(reward, items, f"{prompt['id']} ({prompt['text'][-80:]!r})")
+    offline = len(prompt["completions"])
+    return {"id": prompt["id"], "offline": values[:offline], "sampled": values[offline:]}
+
+
+class Summary:
+    """Counts and moments over the rows that `add` passes on."""
+
+    def __init__(self) -> None:
+        self._offline: list[float] = []
+        self._sampled: list[float] = []
+        self._deviations: list[float] = []
+        self._pairs = self._ties = 0
+
+    def add(self, row: Row) -> Row:
+        self._offline += row["offline"]
+        self._sampled += row["sampled"]
+        self._deviations.append(float(np.std(row["sampled"])))
+        equal = [first == second for first, second in combinations(row["sampled"], 2)]
+        self._pairs += len(equal)
+        self._ties += sum(equal)
+        return row
+
+    def metrics(self) -> dict[str, float]:
+        """`ties`: share of pairs of completions sampled for the same prompt that are worth the same; `standard_deviation`: of all sampled
+        rewards; `standard_deviation_within`: mean over the prompts of that among a prompt's own."""
+        metrics: dict[str, float] = {"offline": len(self._offline), "sampled": len(self._sampled)}
+        if self._offline:
+            metrics["mean_offline"] = float(np.mean(self._offline))
+        metrics["mean_sampled"] = float(np.mean(self._sampled))
+        metrics["standard_deviation"] = float(np.std(self._sampled))
+        metrics["standard_deviation_within"] = float(np.mean(self._deviations))
+        if self._pairs:
+            metrics["ties"] = self._ties / self._pairs
+        return metrics

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apertus_model.data.preference_samples import PreferenceDataError, PreferenceSamples
+from infra.store import StoreError
+
+PAD = 10
+Sequence = tuple[list[int], list[int]]
+
+
+def _artifact(folder: Path, arrays: dict[str, Any]) -> Any:
+    """Stored arrays, as the part of an artifact that is read."""
+    folder.mkdir(parents=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return SimpleNamespace(local=lambda name: folder / name, path=str(folder))
+
+
+def _pairs(folder: Path, sequences: list[Sequence], rewards: list[float] | None = None) -> Any:
+    """Sequences as (prompt, completion)."""
+    tokens = [prompt + completion for prompt, completion in sequences]
+    arrays = {
+        "tokens": np.concatenate(tokens).astype(np.int32),
+        "lengths": np.array([len(one) for one in tokens], np.int64),
+        "prompt_lengths": np.array([len(prompt) for prompt, _ in sequences], np.int64),
+        "rewards": np.array(rewards or [0.0] * len(tokens), np.float32),
+    }
+    return _artifact(folder, arrays)
+
+
+def _many(count: int) -> list[Sequence]:
+    """Pairs of different lengths, every token of which tells where it is from."""
+    random = np.random.default_rng(0)
+    return [
+        ([1000 * index + 1] * int(random.integers(1, 4)), [1000 * index + 10 + k for k in range(random.integers(1, 6))])
+        for index in range(2 * count)
+    ]
+
+
+def _open(pairs: Any, log_probabilities: Any = None, length: int = 24, seed: int = 1) -> PreferenceSamples:
+    return PreferenceSamples.open(pairs, log_probabilities, sequence_length=length, seed=seed, pad_id=PAD)
+
+
+def test_a_row_holds_both_sides_as_documents_and_trains_completions_only(tmp_path: Path) -> None:
+    pairs = _pairs(tmp_path / "p", [([1, 2], [3, 4, 5]), ([1, 2], [6])], [1.0, 0.25])
+    reference = _artifact(tmp_path / "r", {"log_probabilities": np.array([-1.5, -2.5], np.float32)})
+    sample = _open(pairs, reference, length=11).row(0)
+    assert sample.input.tolist() == [1, 2, 3, 4, 5, 1, 2, 6, PAD, PAD, PAD]
+    assert sample.labels.tolist() == [-100, 3, 4, 5, -100, -100, 6, -100, -100, -100, -100]
+    assert sample.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
+    assert sample.segments.tolist() == [-1, 0, 0, 0, -1, -1, 1, -1, -1, -1, -1]
+    assert sample.rewards.tolist() == [1.0, 0.25]
+    assert sample.reference.tolist() == [-1.5, -2.5]
+    assert sample.present.tolist() == [True, True]
+    assert [sample.rewards.dtype, sample.reference.dtype, sample.input.dtype] == [np.float32, np.float32, np.int64]
+
+
+def test_without_log_probabilities_the_reference_is_zero(tmp_path: Path) -> None:
+    assert _open(_pairs(tmp_path / "p", _many(3))).row(0).reference.tolist() == [0.0] * _open(_pairs(tmp_path / "q", _many(3))).width
+
+
+def test_every_sequence_is_in_one_row_beside_its_other_side(tmp_path: Path) -> None:
+    sequences = _many(20)
+    rewards = [index / 64 for index in range(40)]
+    reference = np.arange(40, dtype=np.float32)
+    samples = _open(_pairs(tmp_path / "p", sequences, rewards), _artifact(tmp_path / "r", {"log_probabilities": reference}))
+    assert samples.sequences == 40
+    seen = []
+    for row in range(samples.rows):
+        sample, ids = samples.row(row), samples.sequence_ids(row)
+        seen += ids.tolist()
+        assert (ids[::2] % 2 == 0).all() and (ids[1::2] == ids[::2] + 1).all()
+        assert sample.present.tolist() == [True] * len(ids) + [False] * (samples.width - len(ids))
+        for segment, sequence in enumerate(ids.tolist()):
+            assert sample.labels[sample.segments == segment].tolist() == sequences[sequence][1]
+            assert (sample.rewards[segment], sample.reference[segment]) == (rewards[sequence], sequence)
+    assert sorted(seen) == list(range(40))
+    assert samples.width % 2 == 0
+
+
+def test_stored_order_does_not_depend_on_the_seed_and_every_epoch_sees_each_row_once(tmp_path: Path) -> None:
+    pairs = _pairs(tmp_path / "p", _many(20))
+    first, second = _open(pairs, seed=1), _open(pairs, seed=2)
+    rows = {first.row(row).input.tobytes(): row for row in range(first.rows)}
+    assert [second.row(row).input.tobytes() for row in range(second.rows)] == list(rows)
+    order = [rows[first[i].input.tobytes()] for i in range(2 * first.rows)]
+    assert sorted(order[: first.rows]) == sorted(order[first.rows :]) == list(range(first.rows))
+    assert order[: first.rows] != order[first.rows :]
+    assert order[: first.rows] != [rows[second[i].input.tobytes()] for i in range(first.rows)]
+    assert first.epochs(3 * first.rows) == [3.0]
+
+
+def test_a_pair_that_is_longer_than_a_row_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(PreferenceDataError, match="a pair has 7 tokens, which does not fit into a sequence of 6"):
+        _open(_pairs(tmp_path / "p", [([1], [2, 3]), ([1], [2, 3, 4])]), length=6)
+
+
+def test_log_probabilities_of_other_pairs_are_refused(tmp_path: Path) -> None:
+    reference = _artifact(tmp_path / "r", {"log_probabilities": np.zeros(3, np.float32)})
+    with pytest.raises(StoreError, match=r"3 log-probabilities.*2 sequences"):
+        _open(_pairs(tmp_path / "p", _many(1)), reference)
+
+
+class Trap:
+    """Unpickling one writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_arrays_are_never_unpickled(tmp_path: Path) -> None:
+    pairs = _pairs(tmp_path / "p", _many(1))
+    (tmp_path / "p" / "rewards.npy").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(ValueError, match="pickled"):
+        _open(pairs)
+    assert not (tmp_path / "sprung").exists()

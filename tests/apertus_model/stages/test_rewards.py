@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+from preference_artifacts import put_rows
+
+from apertus_model.data.rows import Rows
+from apertus_model.rewards import RewardError
+from infra.store import Artifact
+
+
+def _inputs(bench: Any, *, answers: list[str | None]) -> dict[str, Artifact]:
+    prompts, completions = [], []
+    for index, answer in enumerate(answers):
+        messages = [{"role": "user", "content": f"question {index}"}]
+        own = [{"text": answer, "tokens": [7]}] if answer else []
+        more = {"messages": messages, "text": f"question {index}", "answer": answer, "metadata": {}, "completions": own}
+        prompts.append({"id": f"p{index}", "tokens": [1], **more})
+        sampled = [("red house", True), ("red", False), ("red", False)]
+        texts = [{"text": text, "tokens": [8, number], "finished": finished} for number, (text, finished) in enumerate(sampled)]
+        completions.append({"id": f"p{index}", "completions": texts})
+    return {"prompts": put_rows(bench, "prompts", "p", prompts), "completions": put_rows(bench, "completions", "c", completions)}
+
+
+def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
+    artifact = bench.run("rewards", "r", {"reward": "reference-overlap"}, _inputs(bench, answers=["red house", "green"]))
+    red = (2 * 1 / 3 + 0) / 2
+    assert list(Rows(artifact)) == [
+        {"id": "p0", "offline": [1.0], "sampled": [1.0, red, red]},
+        {"id": "p1", "offline": [1.0], "sampled": [0.0, 0.0, 0.0]},
+    ]
+    sampled = [1.0, red, red, 0.0, 0.0, 0.0]
+    assert artifact.manifest["metrics"] == {
+        "offline": 2,
+        "sampled": 6,
+        "mean_offline": 1.0,
+        "mean_sampled": pytest.approx(statistics.mean(sampled)),
+        "standard_deviation": pytest.approx(statistics.pstdev(sampled)),
+        "standard_deviation_within": pytest.approx(statistics.pstdev(sampled[:3]) / 2),
+        "ties": (1 + 3) / 6,
+    }
+
+
+def test_units_do_not_change_the_rewards(bench: Any) -> None:
+    inputs = _inputs(bench, answers=["red house", "green", "blue house"])
+    one = bench.run("rewards", "one", {"reward": "grounded-answer", "prompts_per_unit": 1}, inputs)
+    many = bench.run("rewards", "many", {"reward": "grounded-answer", "prompts_per_unit": 64}, inputs)
+    assert one.bytes("rewards-00000.jsonl") == many.bytes("rewards-00000.jsonl")
+    assert one.manifest["metrics"] == many.manifest["metrics"]
+
+
+def test_whether_a_completion_ended_reaches_the_reward(bench: Any) -> None:
+    [row] = Rows(bench.run("rewards", "r", {"reward": "grounded-answer"}, _inputs(bench, answers=["red"])))
+    assert row["offline"][0] - row["sampled"][1] == pytest.approx(0.1)
+
+
+def test_a_prompt_that_cannot_be_scored_is_named(bench: Any) -> None:
+    with pytest.raises(RewardError, match=r"prompt p1 \('question 1'\): there is nothing to compare with"):
+        bench.run("rewards", "r", {"reward": "grounded-answer"}, _inputs(bench, answers=["red", None]))
