@@ -272,7 +272,7 @@ def test_preference_training_begins_at_its_reference(stages: Stages, tuned: Arti
 def merged(stages: Stages, name: str, weights: list[float], *, processes: int = 1, parents: Any = None) -> Artifact:
     parents = parents or [("pretrain/trained", 3), ("pretrain/trained", 6), ("sft/tuned", 6)]
     inputs = {f"checkpoint:{index}": stages.ref(*parent) for index, parent in enumerate(parents)}
-    part = MergePart(model=SPEC.model, weights=weights, sequence_length=16)
+    part = MergePart(model=SPEC.model, weights=weights)
     return run(stages, "merge", name, part, merge, inputs=inputs, processes=processes)
 
 
@@ -332,7 +332,7 @@ def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -
 
 def test_a_checkpoint_of_another_shape_cannot_be_merged(stages: Stages) -> None:
     wider = SPEC.model.model_copy(update={"ffn_dim": 128})
-    part = MergePart(model=wider, weights=[1.0, 1.0], sequence_length=16)
+    part = MergePart(model=wider, weights=[1.0, 1.0])
     inputs = {f"checkpoint:{index}": stages.ref("pretrain/trained", step) for index, step in enumerate((3, 6))}
     with pytest.raises(RuntimeError, match=r"has shape \(64, 32\) in .*, this model has \(128, 32\)"):
         run(stages, "merge", "refused", part, merge, inputs=inputs)

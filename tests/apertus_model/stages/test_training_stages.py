@@ -13,9 +13,9 @@ from harness import in_processes, segment
 
 import apertus_model.stages.train
 from apertus_model.data.megatron import TokenFileWriter
+from apertus_model.evaluation.memorisation import compare
 from apertus_model.progress import Progress
 from apertus_model.stages import evaluate, export
-from apertus_model.stages.evaluate import compare
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
@@ -78,7 +78,9 @@ class Stages:
         attempt.commit(metrics=metrics, facts=facts)
 
     def _attempt(self, kind: str, name: str) -> Attempt:
-        return Attempt(self.job(kind, name, {}))
+        attempt = Attempt(self.job(kind, name, {}))
+        attempt.begin()
+        return attempt
 
     def job(self, kind: str, name: str, spec: Any, *, attempt: str = "first", **fields: Any) -> Job:
         scratch = self.folder / "scratch" / name / attempt
@@ -98,7 +100,9 @@ class Stages:
         def work(rank: int) -> None:
             os.environ.pop("RANK") if processes == 1 else None
             stop = CountedStop(stop_after)
-            module.run(job, Attempt(job), Progress(job.progress), stop)
+            attempt = Attempt(job)
+            attempt.begin()
+            module.run(job, attempt, Progress(job.progress), stop)
 
         in_processes(Path(job.scratch), work, processes)
 
@@ -254,7 +258,7 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(stag
     stages.run(export, stages.job("export", "folder", EXPORT.model_dump(mode="json"), inputs=inputs))
     artifact = Artifact(stages.store, "export/folder")
     files = artifact.manifest["files"]
-    assert {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json"} <= files.keys()
+    assert {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json", "README.md"} <= files.keys()
     assert sum(name.endswith(".safetensors") for name in files) > 1
     folder = Path(stages.store.full(artifact.stored_name("config.json"))).parent
     model = AutoModelForCausalLM.from_pretrained(folder)
