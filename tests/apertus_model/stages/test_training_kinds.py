@@ -273,7 +273,8 @@ def merged(stages: Stages, name: str, weights: list[float], *, processes: int = 
     parents = parents or [("pretrain/trained", 3), ("pretrain/trained", 6), ("sft/tuned", 6)]
     inputs = {f"checkpoint:{index}": stages.ref(*parent) for index, parent in enumerate(parents)}
     part = MergePart(model=SPEC.model, weights=weights)
-    return run(stages, "merge", name, part, merge, inputs=inputs, processes=processes)
+    run(stages, "merge", name, part, merge, inputs=inputs, processes=processes)
+    return Artifact(stages.store, f"merge/{name}", merge.RESULT)
 
 
 @pytest.fixture(scope="module")
