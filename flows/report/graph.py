@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-WIDTH, HEIGHT = 172, 84  # of a box
+WIDTH, HEIGHT = 190, 84  # of a box
 GAP_ALONG, GAP_ACROSS = 44, 20
 MARGIN = 6
 COLUMNS = 7  # deeper graphs are drawn from top to bottom

@@ -28,10 +28,12 @@ NUMBERS_OF_A_BOX = 2
 
 def stage_lines(stage: Stage) -> list[str]:
     """The main numbers of a stage, the telling ones first; what is planned where nothing is stored."""
+    trained = sum(part.done_tokens for part in stage.parts)
+    result = stage.result | ({"tokens": trained} if trained else {})  # what a last part says counts within it alone
     found = [
         text.format(amount(value) if text.startswith("{} ") else value)
         for name, text in RESULTS.items()
-        if (value := number(stage.result.get(name))) is not None and not (name == "tokens" and "vocab_size" in stage.result)
+        if (value := number(result.get(name))) is not None and not (name == "tokens" and "vocab_size" in stage.result)
     ]
     planned = sum(part.tokens for part in stage.parts)
     if not found and planned:

@@ -121,8 +121,7 @@ class EvaluatePart(Spec):
 
 
 class HarnessPart(Spec):
-    """Resolved. Inputs: `model` (an export), `tasks` (the task files, where `include` is given), and `conversations` of held-out
-    prompts where there are any, for the tasks that are made of them."""
+    """Resolved. Inputs: `model` (an export), and `tasks` (the task files) where `include` is given."""
 
     VERSION: ClassVar[int] = 1
     harness: Harness = identity()
