@@ -6,6 +6,8 @@ recipe cannot break out of its cell.
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,6 +56,8 @@ def model_card(store: Store, checkpoint: InputRef, evaluations: Sequence[InputRe
         _table(
             ("stage", "what", "steps", "tokens", "sequence", "batch", "optimizer", "learning rate", "data"), map(_training_row, trained)
         ),
+        "Every setting:\n",
+        *(_settings(ancestor) for ancestor in trained),
         "## Data\n",
         _table(("source", "language", "licence", "documents", "training tokens", "filters", "left out"), map(_data_row, sources)),
     ]
@@ -104,6 +108,12 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
         *(ancestor.name, TITLES[ancestor.kind], f"{(ancestor.step or 0) - spec.get('start_step', 0):,}", f"{_tokens(ancestor):,}"),
         *(spec["sequence_length"], spec["global_batch_size"], optimizer["name"], rate, ", ".join(data)),
     )
+
+
+def _settings(ancestor: Ancestor) -> str:
+    """The resolved spec, folded; JSON escapes line breaks, so nothing in it ends the fence."""
+    document = json.dumps(ancestor.identity["spec"], indent=1, sort_keys=True)
+    return f"<details><summary>{html.escape(ancestor.name)}</summary>\n\n```json\n{document}\n```\n\n</details>\n"
 
 
 def _source(ancestor: Ancestor) -> dict[str, Any]:

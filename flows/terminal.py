@@ -101,12 +101,17 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-HEADLINES = ("loss", "validation_loss", "perplexity", "documents", "vocab_size", "logit_difference")
+HEADLINES = (
+    *("loss", "validation_loss", "perplexity", "documents", "conversations", "vocab_size", "logit_difference"),
+    *("reward/mean", "reward/difference", "mean_offline", "mean_sampled", "pairs", "prompts", "completions", "sequences"),
+)
+SHOWN = 3
 
 
 def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out."""
-    return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in HEADLINES if name in metrics)
+    found = [f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
+    return ", ".join(found[:SHOWN])
 
 
 def lineage_tree(plan: Plan, name: str) -> Tree:

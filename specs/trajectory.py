@@ -57,8 +57,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A leg of a training stage with every setting resolved. `chat`: its model ends turns. A merge is a trajectory of one step, in which
-    nothing is trained."""
+    """A leg of a training stage with every setting resolved. `context_length`: the longest sequences on the way to it. `chat`: its model
+    ends turns. A merge is a trajectory of one step, in which nothing is trained."""
 
     stage: str
     model: ModelSpec
@@ -71,6 +71,7 @@ class Trajectory:
     parent: Branch | None
     cuts: tuple[Cut, ...]
     leftover_tokens: int
+    context_length: int
     chat: bool = False
     merged: bool = False
 
@@ -225,6 +226,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
         parent=start,
         cuts=tuple(cuts),
         leftover_tokens=leftover,
+        context_length=max(length, found[start.leg].context_length) if start is not None else length,
         chat=leg.chat or (start is not None and found[start.leg].chat),
     )
 

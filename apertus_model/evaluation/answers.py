@@ -50,6 +50,11 @@ class Answers:
         pad_id = int(prompts.manifest["facts"]["pad_id"])
         return cls(list(asked), list(answered), list(rewarded) if rewarded is not None else None, pad_id)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return max(len(tokens) for tokens, _ in self.sequences())
+
     def mean_rewards(self) -> list[float] | None:
         """Mean reward of the sampled answers to each prompt."""
         return [fmean(row["sampled"]) for row in self.rewards] if self.rewards is not None else None
@@ -111,10 +116,8 @@ def divergence(model: Evaluator, reference: Evaluator, own: Answers, *, sequence
 
 
 def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pad_id: int) -> list[Sample]:
-    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, of which are the prompt's).
-
-    Too long ones are cut."""
-    lengths = np.array([min(len(tokens), sequence_length) for tokens, _ in sequences], dtype=np.int64)
+    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, of which are the prompt's)."""
+    lengths = np.array([len(tokens) for tokens, _ in sequences], dtype=np.int64)
     return [_row([sequences[index] for index in row.tolist()], sequence_length, pad_id) for row in pack(lengths, sequence_length)]
 
 
@@ -124,7 +127,6 @@ def _row(sequences: list[tuple[list[int], int]], length: int, pad_id: int) -> Sa
     positions = np.zeros(length, np.int64)
     begin = 0
     for tokens, prompt in sequences:
-        tokens = tokens[:length]
         end = begin + len(tokens)
         inputs[begin:end] = tokens
         positions[begin:end] = np.arange(len(tokens))

@@ -53,6 +53,9 @@ class Measurement:
         self.attempt = attempt
         self.part = part
         self.documents: dict[str, object] = {}
+        self.answers: Answers | None = None
+        if "completions" in job.inputs:
+            self.answers = Answers.read(self._artifact("prompts"), self._artifact("completions"), self._optional("rewards"))
         self.evaluator = self._load(job.inputs["checkpoint"], part.model)
 
     def all(self, progress: Progress) -> dict[str, float]:
@@ -67,18 +70,17 @@ class Measurement:
             probes = self._artifact("probes").json("probes.json")["probes"]
             metrics |= memorisation(self.evaluator, probes, prefix=part.prefix, suffix=part.suffix, progress=progress)
             metrics["memorisation/passes"] = self._passes_over_probes()
-        if "completions" in self.job.inputs:
-            metrics |= self._answers(progress)
+        if self.answers is not None:
+            metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
             metrics |= forgetting(metrics, self._artifact("against").manifest["metrics"])
         if "harness" in self.job.inputs:
             metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest["metrics"].items()}
         return metrics
 
-    def _answers(self, progress: Progress) -> dict[str, float]:
-        """Rewards, their difference to the other model's, and the divergence from it."""
+    def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:
+        """Rewards of the answers, their difference to the other model's, and the divergence from it."""
         part, inputs = self.part, self.job.inputs
-        own = Answers.read(self._artifact("prompts"), self._artifact("completions"), self._optional("rewards"))
         other = None
         if "against_completions" in inputs:
             other = Answers.read(self._artifact("prompts"), self._artifact("against_completions"), self._optional("against_rewards"))
@@ -87,20 +89,25 @@ class Measurement:
         if "against_checkpoint" in inputs:
             assert part.against_model is not None, "the planner states the other model"
             reference = self._load(inputs["against_checkpoint"], part.against_model)
-            metrics |= divergence(self.evaluator, reference, own, sequence_length=part.sequence_length, progress=progress)
+            metrics |= divergence(self.evaluator, reference, own, sequence_length=self._longest(), progress=progress)
         return metrics
+
+    def _longest(self) -> int:
+        """Tokens of the longest sequence that is run through the model."""
+        part = self.part
+        by_position = part.by_position.sequence_length if part.by_position else 0
+        return max(part.sequence_length, part.prefix + part.suffix, by_position, self.answers.longest if self.answers else 0)
 
     def _load(self, checkpoint: InputRef, model: ModelSpec) -> Evaluator:
         assert checkpoint.checkpoint is not None, "the launcher gives the folder"
-        part, by_position = self.part, self.part.by_position
         with self.attempt.store.timed():
             return load_evaluator(
                 model,
                 self.attempt.store.location(checkpoint.checkpoint),
-                sequence_length=max(part.sequence_length, part.prefix + part.suffix, by_position.sequence_length if by_position else 0),
-                attention=part.attention,
+                sequence_length=self._longest(),
+                attention=self.part.attention,
                 parallel=Launch.model_validate(self.job.launch).parallel or Parallel(),
-                batch_size=part.batch_size,
+                batch_size=self.part.batch_size,
                 scratch=self.job.scratch,
             )
 

@@ -76,7 +76,7 @@ def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajec
     defaults = ExportStage.model_fields
     part = ExportPart(
         model=trajectory.model,
-        sequence_length=trajectory.sequence_length,
+        sequence_length=trajectory.context_length,
         max_shard_size=int(defaults["max_shard_size"].default),
         tolerance=defaults["tolerance"].default,
         chat=trajectory.chat,

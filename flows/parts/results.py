@@ -35,7 +35,7 @@ def add_evaluate(builder: Builder, name: str) -> None:
     against_trajectory = _compare(builder, name, stage, inputs) if stage.against else None
     part = EvaluatePart(
         model=trajectory.model,
-        sequence_length=trajectory.sequence_length,
+        sequence_length=_length(builder, stage, trajectory),
         samples=stage.samples,
         by_position=stage.by_position,
         prefix=memorisation.prefix if memorisation else 0,
@@ -49,6 +49,13 @@ def add_evaluate(builder: Builder, name: str) -> None:
     builder.node(name, name, part, inputs)
 
 
+def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
+    """Length of the held-out sequences: what the stage states, else that of the evaluation it is compared with, else the model's."""
+    if stage.sequence_length is not None or stage.against is None:
+        return stage.sequence_length or trajectory.sequence_length
+    return cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).sequence_length
+
+
 def _generation(builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory) -> dict[str, Input]:
     generation = stage.generation
     assert generation is not None
@@ -58,7 +65,7 @@ def _generation(builder: Builder, name: str, stage: EvaluateStage, checkpoint: I
             split="validation",
             limit=generation.limit,
             offline=True,
-            max_tokens=trajectory.sequence_length,
+            max_tokens=trajectory.context_length,
             max_new_tokens=generation.sampling.max_new_tokens,
             sampled=generation.sampling.n,
             min_branches=1,
@@ -93,9 +100,18 @@ def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str
     against, trajectory = builder.checkpoint(other_stage.from_, ("stages", stage.against.stage, "from"))
     builder.same_tokenizer(path, against.name, builder.tokenizer_of(against), inputs["tokenizer"])
     inputs |= {"against": reads(other), "against_checkpoint": against}
+    theirs = cast(EvaluatePart, other.part)
+    if stage.sources and theirs.source_names:
+        for field, own_value, value in (
+            ("samples", stage.samples, theirs.samples),
+            ("sequence_length", stage.sequence_length or theirs.sequence_length, theirs.sequence_length),
+        ):
+            if own_value != value:
+                message = f"'{stage.against}' has {field} {value}, this stage {own_value}; forgetting compares the same held-out text"
+                builder.problem(("stages", name, field), message, f"state {field}: {value}.")
     if "completions" in inputs and "completions" in other.inputs:
-        own, theirs = (builder.graph.nodes[read.node or ""] for read in (inputs["completions"], other.inputs["completions"]))
-        if inputs["prompts"].fingerprint != other.inputs["prompts"].fingerprint or _sampling(own) != _sampling(theirs):
+        own, other_answers = (builder.graph.nodes[read.node or ""] for read in (inputs["completions"], other.inputs["completions"]))
+        if inputs["prompts"].fingerprint != other.inputs["prompts"].fingerprint or _sampling(own) != _sampling(other_answers):
             message = f"'{stage.against}' answers other prompts, or samples otherwise"
             builder.problem(path, message, "state the same generation: in both.")
         if "rewards" in inputs and "rewards" in other.inputs:
@@ -114,7 +130,7 @@ def add_export(builder: Builder, name: str) -> None:
     checkpoint, trajectory = builder.checkpoint(stage.from_, ("stages", name, "from"))
     part = ExportPart(
         model=trajectory.model,
-        sequence_length=trajectory.sequence_length,
+        sequence_length=trajectory.context_length,
         max_shard_size=int(stage.max_shard_size),
         tolerance=stage.tolerance,
         chat=trajectory.chat,

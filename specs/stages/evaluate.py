@@ -84,6 +84,9 @@ class EvaluateStage(FromCheckpoint):
     kind: Literal["evaluate"] = identity()
     sources: list[Reference] = reference(default_factory=list)
     samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
+    sequence_length: int | None = identity(
+        None, ge=8, description="of the held-out sequences; that of the evaluation it is compared with, or the model's, by default"
+    )
     by_position: ByPosition | None = identity(None)
     memorisation: Memorisation | None = reference(None)
     generation: Generation | None = reference(None)

@@ -12,6 +12,7 @@ from flows.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.errors import SpecError
 from specs.pipeline import load
+from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
 from specs.stages.training import Segment
 from tests.flows.conftest import finish, job_of
@@ -106,6 +107,16 @@ def test_the_model_of_a_conversation_ends_turns(chat: Planned) -> None:
         "evaluate-qrpo/model": True,
         "chat-model": True,
     }
+
+
+def test_the_context_is_the_longest_on_the_way_and_forgetting_is_measured_on_the_same_text(chat: Planned) -> None:
+    plan = chat("stages.sft.sequence_length=64", "stages.preferences.max_tokens=32", "stages.evaluate-sft.sequence_length=48")
+    parts = {name: node.part for name, node in plan.graph.nodes.items()}
+    assert segment(plan, "qrpo").sequence_length == 64
+    assert isinstance(parts["chat-model"], ExportPart) and parts["chat-model"].sequence_length == 128
+    assert isinstance(parts["evaluate-qrpo"], EvaluatePart) and parts["evaluate-qrpo"].sequence_length == 48
+    with pytest.raises(SpecError, match=r"evaluate-qrpo.samples: 'evaluate-sft' has samples 3, this stage 64; .* Fix: state samples: 3"):
+        chat("stages.evaluate-sft.samples=3")
 
 
 def test_the_order_of_a_merge_does_not_matter(chat: Planned) -> None:
