@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TOOL_OUTPUT, TRAINED
 from apertus_model.data.conversations import ConversationShards
-from apertus_model.data.packing import pack
+from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.permutation import KeyedPermutation
-from apertus_model.data.samples import IGNORED
 from infra.store.inputs import SourceError
 
 Longer = Literal["drop", "truncate"]
@@ -173,19 +172,16 @@ def _kept(source: ConversationShards, sequence_length: int, longer: Longer) -> N
 
 def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _Layout) -> PackedSample:
     length = layout.sequence_length
-    inputs = np.full(length, layout.pad_id, dtype=np.int64)
-    labels = np.full(length, IGNORED, dtype=np.int64)
-    weights = np.zeros(length, dtype=np.float32)
-    positions = np.empty(length, dtype=np.int64)
-    start = 0
+    pieces, weights = [], []
     for shards, index in conversations:
         tokens, mask = shards.tokens(index)[:length], shards.mask(index)[:length]
-        stop = start + tokens.size
-        inputs[start:stop] = tokens
-        positions[start:stop] = np.arange(tokens.size)
-        weight = np.where(mask[1:] == TRAINED, 1.0, np.where(mask[1:] == TOOL_OUTPUT, 0.0, layout.prompt_weight))
-        weights[start : stop - 1] = weight
-        labels[start : stop - 1] = np.where(weight > 0, tokens[1:], IGNORED)
-        start = stop
-    positions[start:] = np.arange(length - start)
-    return PackedSample(inputs, labels, positions, weights if layout.prompt_weight else None)
+        weight = np.where(mask == TRAINED, 1.0, np.where(mask == TOOL_OUTPUT, 0.0, layout.prompt_weight)).astype(np.float32)
+        pieces.append((tokens, weight > 0))
+        weights.append(weight)
+    row = fill_row(pieces, length, layout.pad_id)
+    if not layout.prompt_weight:
+        return PackedSample(row.input, row.labels, row.positions, None)
+    weight_of_label = np.zeros(length, dtype=np.float32)
+    for start, weight in zip(row.starts, weights, strict=True):
+        weight_of_label[start : start + weight.size - 1] = weight[1:]
+    return PackedSample(row.input, row.labels, row.positions, weight_of_label)

@@ -1,6 +1,7 @@
-"""Packing items of different lengths into rows of equal capacity.
+"""Packing sequences of different lengths into rows of equal length: which go together, and what such a row holds.
 
-Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row; no row is over-full.
+Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row; no row is over-full. Sequences
+of a row do not see each other.
 
 Best-fit decreasing (Johnson 1973): the longest item first, into the fullest row that has room for it. Items of one length are placed
 together and rows with equal room are interchangeable, so the work grows with the number of different lengths and rooms, not of items:
@@ -10,9 +11,13 @@ about a second for a million.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from apertus_model.data.samples import IGNORED
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
@@ -89,3 +94,36 @@ class _Rows:
         taken = np.concatenate(chosen)
         self._counts[room] -= taken.size
         return taken
+
+
+class PackedRow(NamedTuple):
+    """A row: input, labels (IGNORED where nothing is trained) and positions, (length,) int64 each; `starts` of its sequences."""
+
+    input: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    starts: list[int]
+
+
+def fill_row(sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int) -> PackedRow:
+    """Lays sequences one after the other; none sees another: positions restart at each, and in the padding at the end of the row.
+
+    Args:
+        sequences: (tokens, trained) each, both (n,); a label is the next token of the same sequence where that one is trained.
+        length: tokens of the row, at least those of all sequences.
+        pad_id: fills the row up.
+    """
+    inputs = np.full(length, pad_id, dtype=np.int64)
+    labels = np.full(length, IGNORED, dtype=np.int64)
+    positions = np.empty(length, dtype=np.int64)
+    starts: list[int] = []
+    begin = 0
+    for tokens, trained in sequences:
+        end = begin + tokens.size
+        inputs[begin:end] = tokens
+        labels[begin : end - 1] = np.where(trained[1:], tokens[1:], IGNORED)
+        positions[begin:end] = np.arange(tokens.size)
+        starts.append(begin)
+        begin = end
+    positions[begin:] = np.arange(length - begin)
+    return PackedRow(inputs, labels, positions, starts)

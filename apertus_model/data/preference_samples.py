@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.packing import pack
+from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.samples import IGNORED
 from infra.store import Artifact, StoreError
@@ -123,25 +123,20 @@ class PreferenceSamples:
         """A row in stored order. IndexError outside of `range(rows)`."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
-        length = self._sequence_length
-        tokens = np.full(length, self._pad_id, np.int64)
-        labels = np.full(length, IGNORED, np.int64)
-        positions = np.zeros(length, np.int64)
-        segments = np.full(length, -1, np.int64)
         ids = self.sequence_ids(row)
-        begin = 0
-        for segment, sequence in enumerate(ids):
-            size, prompt = int(self._lengths[sequence]), int(self._prompt_lengths[sequence])
-            end = begin + size
-            tokens[begin:end] = self._tokens[self._starts[sequence] : self._starts[sequence] + size]
-            positions[begin:end] = np.arange(size)
-            # The label of a place is the token behind it: that of the last token of the prompt is the first of the completion.
-            labels[begin + prompt - 1 : end - 1] = tokens[begin + prompt : end]
-            segments[begin + prompt - 1 : end - 1] = segment
-            begin = end
-        positions[begin:] = np.arange(length - begin)
+        pieces = []
+        for sequence in ids.tolist():
+            start, size = int(self._starts[sequence]), int(self._lengths[sequence])
+            tokens = self._tokens[start : start + size].astype(np.int64)
+            pieces.append((tokens, np.arange(size) >= self._prompt_lengths[sequence]))
+        filled = fill_row(pieces, self._sequence_length, self._pad_id)
+        segments = np.full(self._sequence_length, -1, np.int64)
+        for segment, (start, (tokens, _)) in enumerate(zip(filled.starts, pieces, strict=True)):
+            inside = slice(start, start + tokens.size)
+            segments[inside] = np.where(filled.labels[inside] != IGNORED, segment, -1)
         rewards, reference = self._padded(self._rewards[ids]), self._padded(self._reference[ids])
-        return PreferenceSample(tokens, labels, positions, segments, rewards, reference, np.arange(self.width) < ids.size)
+        present = np.arange(self.width) < ids.size
+        return PreferenceSample(filled.input, filled.labels, filled.positions, segments, rewards, reference, present)
 
     def __getitem__(self, i: int) -> PreferenceSample:
         """Sample i, i >= 0, in training order. IndexError for a negative index."""

@@ -21,11 +21,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from apertus_model.data.packing import pack
+from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.rows import Row, Rows, same_rows
-from apertus_model.data.samples import IGNORED, Sample
+from apertus_model.data.samples import Sample
 from apertus_model.evaluation.paired import compare
 from apertus_model.progress import Progress
 from apertus_model.trainer.heldout import Evaluator
@@ -122,15 +121,6 @@ def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pa
 
 
 def _row(sequences: list[tuple[list[int], int]], length: int, pad_id: int) -> Sample:
-    inputs: NDArray[np.int64] = np.full(length, pad_id, np.int64)
-    labels = np.full(length, IGNORED, np.int64)
-    positions = np.zeros(length, np.int64)
-    begin = 0
-    for tokens, prompt in sequences:
-        end = begin + len(tokens)
-        inputs[begin:end] = tokens
-        positions[begin:end] = np.arange(len(tokens))
-        labels[begin + prompt - 1 : end - 1] = tokens[prompt:]
-        begin = end
-    positions[begin:] = np.arange(length - begin)
-    return Sample(inputs, labels, positions, 0)
+    pieces = [(np.array(tokens, dtype=np.int64), np.arange(len(tokens)) >= prompt) for tokens, prompt in sequences]
+    row = fill_row(pieces, length, pad_id)
+    return Sample(row.input, row.labels, row.positions, 0)
