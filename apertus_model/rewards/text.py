@@ -17,12 +17,12 @@ Item = TypeVar("Item")
 
 # Parts of `grounded-answer` and what each counts for; they sum to 1.
 WEIGHTS = {
-    "words": 0.35,  # share of the documented content words that occur, a word counting by its length
-    "letters": 0.20,  # mean F1 of runs of 1 to 3 characters (as in chrF, Popović 2015): credit for words that are almost right, few ties
-    "name": 0.10,  # the function's name occurs, where the documented answer has it
-    "finished": 0.10,  # the model ended by itself
-    "variety": 0.10,  # share of bigrams of words that are not repetitions, at most as in the documented answer
-    "length": 0.15,  # shorter over longer of the two lengths, in characters
+    "words": 0.22,  # share of the documented content words that occur, a word counting by its length
+    "letters": 0.15,  # mean F1 of runs of 1 to 3 characters (as in chrF, Popović 2015): credit for words that are almost right, few ties
+    "name": 0.05,  # the function's name occurs, where the documented answer has it
+    "finished": 0.25,  # the model ended by itself
+    "variety": 0.15,  # share of bigrams of words that are not repetitions, at most as in the documented answer
+    "length": 0.18,  # shorter over longer of the two lengths, in characters
 }
 assert abs(sum(WEIGHTS.values()) - 1) < 1e-12
 _STOP = """
