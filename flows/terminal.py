@@ -283,7 +283,11 @@ def watcher(console: Console, total: int) -> Live | Plain:
 
 def outro(console: Console, plan: Plan, spec: str) -> None:
     """Where the model is, and three commands to go on with."""
-    exports = [step.node for step in plan.steps.values() if step.node.kind == "export" and step.node.name == step.node.stage and step.action == "reuse"]
+    exports = [
+        step.node
+        for step in plan.steps.values()
+        if step.node.kind == "export" and step.node.name == step.node.stage and step.action == "reuse"
+    ]
     for node in exports:
         try:
             artifact = Artifact(plan.store, node.path)

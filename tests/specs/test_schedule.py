@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from fractions import Fraction
 
+import mpmath
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specs.schedule import Schedule
 
@@ -37,3 +42,32 @@ def test_shapes_of_the_decay_to_zero(decay: str, middle: float) -> None:
 def test_warmup_begins_at_the_stated_fraction() -> None:
     schedule = Schedule(peak=2.0, warmup_tokens=100, warmup_from=0.1)
     assert [schedule.lr(0), schedule.lr(50), schedule.lr(100)] == pytest.approx([0.2, 1.1, 2.0])
+
+
+@given(
+    decay=st.sampled_from(["1-sqrt", "linear", "cosine"]),
+    peak=st.floats(1e-8, 1.0),
+    final=st.floats(0.0, 1.0),
+    start=st.integers(0, 10**13),
+    length=st.integers(1, 10**13),
+    shares=st.lists(st.integers(0, 1000), min_size=2, max_size=8),
+)
+def test_a_decay_falls_from_the_peak_to_its_final_fraction(
+    decay: str, peak: float, final: float, start: int, length: int, shares: list[int]
+) -> None:
+    schedule = Schedule.model_validate({"peak": peak, "decay": decay, "decay_start": start, "decay_tokens": length, "final": final})
+    assert schedule.lr(start) == peak
+    assert schedule.lr(start + length) == schedule.lr(start + 2 * length) == pytest.approx(final * peak, rel=1e-12, abs=1e-18)
+    rates = [schedule.lr(start + length * share // 1000) for share in sorted(shares)]
+    assert all(later <= earlier * (1 + 1e-15) for earlier, later in itertools.pairwise(rates))
+
+
+@given(share=st.fractions(0, 1), final=st.floats(0.0, 1.0))
+def test_decays_follow_their_closed_forms(share: Fraction, final: float) -> None:
+    length = 10**12
+    tokens = int(share * length)
+    done = mpmath.mpf(tokens) / length
+    forms = {"1-sqrt": 1 - mpmath.sqrt(done), "linear": 1 - done, "cosine": (1 + mpmath.cos(mpmath.pi * done)) / 2}
+    for decay, form in forms.items():
+        schedule = Schedule.model_validate({"peak": 1.0, "decay": decay, "decay_tokens": length, "final": final})
+        assert schedule.lr(tokens) == pytest.approx(float(final + (1 - final) * form), rel=1e-12, abs=1e-15)

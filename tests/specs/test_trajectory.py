@@ -132,3 +132,36 @@ def test_a_branch_point_outside_the_parent_is_refused() -> None:
     cooldown = {"kind": "cooldown", "from": "pretrain@step=21", "mixture": "n", "budget": "8 steps"}
     with pytest.raises(SpecError, match="has 20 steps"):
         trajectories({"global_batch_size": 4, "budget": "20 steps"}, cooldown=cooldown)
+
+
+def rates(chain: list[Trajectory]) -> list[float]:
+    """The learning rate of every step of a chain of stages."""
+    return [trajectory.lr_at(step) for trajectory in chain for step in range(trajectory.steps)]
+
+
+def test_the_rate_has_no_jump_at_the_border_of_a_stage_that_states_none() -> None:
+    cooldown = {"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "40 steps", "schedule": {"decay": "1-sqrt", "final": 0.1}}
+    longer = {
+        "kind": "long_context",
+        "from": "cooldown",
+        "steps": [{"sequence_length": 20, "rope_theta": 1e6, "mixture": "m", "budget": "5 steps", "global_batch_size": 2}],
+    }
+    pretrain = {"global_batch_size": 4, "budget": "30 steps", "schedule": {"warmup": "10 steps", "warmup_from": 0.1}}
+    found = trajectories(pretrain, cooldown=cooldown, long=longer)
+    seen = rates([found["pretrain"], found["cooldown"], found["long/1"]])
+    rising = [1e-3 * (0.1 + 0.9 * step / 10) for step in range(10)]
+    falling = [1e-3 * (0.1 + 0.9 * (1 - (step / 40) ** 0.5)) for step in range(40)]
+    assert seen == pytest.approx([*rising, *([1e-3] * 20), *falling, *([1e-4] * 5)], rel=1e-12)
+
+
+def test_a_stated_peak_is_a_jump_that_was_asked_for() -> None:
+    cooldown = {"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "4 steps", "optimizer": {"lr": 5e-4}}
+    found = trajectories({"global_batch_size": 4, "budget": "3 steps"}, cooldown=cooldown)
+    assert rates([found["pretrain"], found["cooldown"]])[2:4] == [1e-3, 5e-4]
+
+
+def test_without_a_decay_the_next_stage_starts_from_the_peak() -> None:
+    """Warm-up, stable, only (WSO, arXiv 2603.16127): the peak goes on to the fine-tuning, from any checkpoint."""
+    tune = {"kind": "cooldown", "from": "pretrain@step=20", "mixture": "n", "budget": "4 steps", "schedule": {"decay": "none"}}
+    found = trajectories({"global_batch_size": 4, "budget": "30 steps", "schedule": {"warmup": "10 steps"}}, tune=tune)
+    assert rates([found["tune"]]) == [1e-3] * 4
