@@ -5,7 +5,7 @@ RECIPE ?= specs/recipes/mini.yaml
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test test-all lint clean
+.PHONY: setup run test test-all numerics lint clean
 
 setup: $(READY)
 
@@ -30,6 +30,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+numerics: $(READY)
+	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model
 
 clean:
 	rm -rf $(VENV) *.egg-info
