@@ -25,6 +25,7 @@ TITLES = {
     "qrpo": "preference alignment (QRPO)",
     "dpo": "preference alignment (DPO)",
     "merge": "average of checkpoints",
+    "import_model": "weights of another model",
 }
 
 
@@ -39,15 +40,17 @@ def model_card(store: Store, checkpoint: InputRef, evaluations: Sequence[InputRe
         sequence_length: longest context, in tokens.
     """
     ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
-    trained = [ancestor for ancestor in ancestors if ancestor.kind in (*TRAINING, "merge")]
+    trained = [ancestor for ancestor in ancestors if ancestor.kind in (*TRAINING, "merge", "import_model")]
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
     tokens = sum(_tokens(ancestor) for ancestor in trained)
-    chat = any(ancestor.kind in ("sft", "qrpo", "dpo") for ancestor in trained)
+    chat = any(ancestor.kind in ("sft", "qrpo", "dpo") or ancestor.spec.get("chat") is True for ancestor in trained)
+    begun = [f"{_cell(name)} (licence: {_cell(licence or 'not stated')})" for name, licence in map(_origin, trained) if name]
     sections = [
         _front_matter(sources),
         f"# {checkpoint.name}\n",
-        f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters, trained on {tokens:,} tokens; "
-        f"context of {sequence_length:,} tokens"
+        f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters, trained on {tokens:,} tokens"
+        + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
+        + f"context of {sequence_length:,} tokens"
         + (", with a chat template (`tokenizer.apply_chat_template`)." if chat else ". It continues text and follows no instructions.")
         + " This page was made from the record of its training.\n",
         "## Architecture\n",
@@ -90,7 +93,7 @@ def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
 def _tokens(ancestor: Ancestor) -> int:
     """Tokens that a segment trained on up to the step that was read."""
     spec = ancestor.spec
-    if ancestor.kind == "merge" or ancestor.step is None:
+    if ancestor.kind in ("merge", "import_model") or ancestor.step is None:
         return 0
     return int((ancestor.step - spec.get("start_step", 0)) * spec["global_batch_size"] * spec["sequence_length"])
 
@@ -100,6 +103,9 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     if ancestor.kind == "merge":
         weights = ", ".join(f"{weight:g}" for weight in spec["weights"])
         return (ancestor.name, TITLES["merge"], "", "", "", "", "", "", f"weights {weights}")
+    if ancestor.kind == "import_model":
+        name, licence = _origin(ancestor)
+        return (ancestor.name, TITLES["import_model"], *("",) * 6, f"{name}, licence: {licence or 'not stated'}")
     optimizer, schedule = spec["optimizer"], spec["schedule"]
     decay = schedule.get("decay", "none")
     rate = f"{optimizer['lr']:g}" + (f", {decay} to {schedule.get('final', 1.0):g} x" if decay != "none" else "")
@@ -108,6 +114,13 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
         *(ancestor.name, TITLES[ancestor.kind], f"{(ancestor.step or 0) - spec.get('start_step', 0):,}", f"{_tokens(ancestor):,}"),
         *(spec["sequence_length"], spec["global_batch_size"], optimizer["name"], rate, ", ".join(data)),
     )
+
+
+def _origin(ancestor: Ancestor) -> tuple[str, str]:
+    """Name and licence of the Hugging Face model that an artifact was made from; empty for anything else."""
+    if ancestor.kind != "import_model":
+        return "", ""
+    return f"hf:{ancestor.spec.get('reference', '')}", str(ancestor.spec.get("license", ""))
 
 
 def _settings(ancestor: Ancestor) -> str:

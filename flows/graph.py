@@ -9,10 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import Spec, fingerprint
 from specs.launch import Launch
+from specs.pipeline import Pipeline
 from specs.trajectory import Trajectory
+
+TOKENIZER = " (tokenizer)"  # ends the name of the tokenizer's files in the folder of a Hugging Face model
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,14 @@ class Graph:
     notes: list[str] = field(default_factory=list)
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by leg
     best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
+    models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
+
+    def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
+        """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""
+        if (source := pipeline.sources.get(name)) is not None:
+            return {"url": source.url, "format": source.format, "language": source.language, "license": source.license}
+        model = self.models.get(name.removesuffix(TOKENIZER))
+        return model.facts if model is not None else {}
 
     def of(self, stage: str) -> list[Node]:
         """The parts of a stage, in order."""

@@ -124,8 +124,7 @@ def _branch(plan: Plan, node: Node, role: str, tree: Tree, shown: set[str]) -> T
     for input_role, read in node.inputs.items():
         at = f"@step={read.step}" if read.step is not None else ""
         if read.node is None:
-            source = plan.pipeline.sources.get(read.name)
-            facts = ", ".join(filter(None, [source.url, source.format, source.language, source.license])) if source else read.name
+            facts = ", ".join(filter(None, plan.graph.facts_of(plan.pipeline, read.name).values())) or read.name
             listing = plan.graph.listings.get(read.name)
             size = f", {len(listing.files)} files, {amount(listing.bytes)}B" if listing else ""
             tree.add(f"[dim]{input_role}:[/] {escape(read.name)} [dim]{read.fingerprint[:8]}[/] {escape(facts)}{size}")
@@ -151,7 +150,7 @@ def lineage_json(plan: Plan, name: str) -> dict[str, Any]:
     for role, read in node.inputs.items():
         if read.node is None:
             source = plan.pipeline.sources.get(read.name)
-            facts = source.model_dump(mode="json") if source else {}
+            facts = source.model_dump(mode="json") if source else plan.graph.facts_of(plan.pipeline, read.name)
             inputs[role] = {"name": read.name, "kind": "external", "fingerprint": read.fingerprint, "source": facts}
         else:
             inputs[role] = lineage_json(plan, read.node) | {"step": read.step}
@@ -297,7 +296,11 @@ def outro(console: Console, plan: Plan, spec: str) -> None:
         console.print(f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True)
     program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).exists() else "apertus"
     last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
-    training = [leg for leg, trajectory in plan.graph.trajectories.items() if leg == trajectory.stage and not trajectory.merged]
+    training = [
+        leg
+        for leg, trajectory in plan.graph.trajectories.items()
+        if leg == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
+    ]
     console.print("Next:")
     console.print(f"  {program} status {spec}", soft_wrap=True)
     console.print(f"  {program} lineage {spec} {last}", soft_wrap=True)

@@ -129,11 +129,23 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
 # Relations between stages
 
 
+def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]]:
+    """Where a stage names a checkpoint or a Hugging Face model, and which."""
+    if isinstance(stage, FromCheckpoint):
+        yield ("stages", name, "from"), stage.from_
+    if isinstance(stage, MergeStage):
+        for index, checkpoint in enumerate(stage.checkpoints):
+            yield ("stages", name, "checkpoints", index), checkpoint
+    if isinstance(stage, TokenizerStage) and stage.from_ is not None:
+        yield ("stages", name, "from"), stage.from_
+
+
 def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[str, ...]]]:
     """Every reference of a stage to another: where it stands, what it names, and the kinds it may lead to."""
     at: FieldPath = ("stages", name)
-    if isinstance(stage, FromCheckpoint):
-        yield (*at, "from"), stage.from_, CHECKPOINTS
+    for path, ref in checkpoints(name, stage):
+        if ref.hugging_face is None:
+            yield path, ref, CHECKPOINTS
     if isinstance(stage, (CorpusStage, ConversationsStage)):
         yield (*at, "tokenizer"), stage.tokenizer, ("tokenizer",)
     if isinstance(stage, MixtureStage):
@@ -152,9 +164,6 @@ def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[
             yield (*at, "prompts", index), prompts, ("conversations",)
     if isinstance(stage, PreferenceTraining):
         yield (*at, "preferences"), stage.preferences, ("preference_data",)
-    if isinstance(stage, MergeStage):
-        for index, checkpoint in enumerate(stage.checkpoints):
-            yield (*at, "checkpoints", index), checkpoint, CHECKPOINTS
     if isinstance(stage, ExportStage):
         for index, evaluation in enumerate(stage.evaluations):
             yield (*at, "evaluations", index), evaluation, ("evaluate",)

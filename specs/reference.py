@@ -44,7 +44,9 @@ they are, not their names, and for borders and budgets the whole steps they come
 
 Amounts carry their unit: `15T tokens`, `4_096_000 samples` (sequences), `2.6M steps`; a bare `15T` means tokens. A piecewise value is a map
 from where each piece begins: `{0 tokens: main, 7.038T tokens: second}`. A checkpoint is named `pretrain`, `pretrain@step=1200` or
-`pretrain@tokens=7.0T`; one part of a corpus, `corpus/code`.
+`pretrain@tokens=7.0T`; one part of a corpus, `corpus/code`. Where a checkpoint is wanted, `hf:<folder or id>` is a Hugging Face model: a
+folder by path or fsspec URL, or `owner/name` or `owner/name@revision` of the local Hugging Face cache, into which it is downloaded unless
+`HF_HUB_OFFLINE` is set.
 
 ## Composing files
 

@@ -58,7 +58,8 @@ class Branch:
 @dataclass(frozen=True)
 class Trajectory:
     """A leg of a training stage with every setting resolved. `context_length`: the longest sequences on the way to it. `chat`: its model
-    ends turns. A merge is a trajectory of one step, in which nothing is trained."""
+    ends turns. A merge is a trajectory of one step, in which nothing is trained, and so is a Hugging Face model (`imported`), of which only
+    the weights are known."""
 
     stage: str
     model: ModelSpec
@@ -74,6 +75,7 @@ class Trajectory:
     context_length: int
     chat: bool = False
     merged: bool = False
+    imported: bool = False
 
     @property
     def steps(self) -> int:
@@ -106,12 +108,36 @@ def legs(pipeline: Pipeline, name: str) -> list[Leg]:
     return stage.legs(name) if isinstance(stage, TrainingStage) else []
 
 
-def resolve(pipeline: Pipeline, names: list[str], best: Best | None = None) -> dict[str, Trajectory]:
-    """The trajectories, by leg, of the training stages and merges among `names` (inputs first). `best` are the steps of `@best:`
-    references, which only a store knows; the last step stands in for one that is missing.
+def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> Trajectory:
+    """A Hugging Face model as what other stages start from. `reference` with `hf:`; `context`: its longest sequences, in tokens."""
+    still = Cut("", 1, 0, 1, 0, Schedule(peak=0.0))
+    return Trajectory(
+        stage=reference,
+        model=model,
+        seed=None,
+        sequence_length=context,
+        optimizer=OptimizerSpec(),
+        precision=Precision(),
+        goldfish=Goldfish(),
+        carry=(),
+        parent=None,
+        cuts=(still,),
+        leftover_tokens=0,
+        context_length=context,
+        chat=chat,
+        imported=True,
+    )
 
-    SpecError with all problems; what hangs on a wrong one is left out."""
-    found: dict[str, Trajectory] = {}
+
+def resolve(
+    pipeline: Pipeline, names: list[str], best: Best | None = None, models: Mapping[str, Trajectory] | None = None
+) -> dict[str, Trajectory]:
+    """The trajectories, by leg, of the training stages and merges among `names` (inputs first). `best` are the steps of `@best:`
+    references, which only a store knows; the last step stands in for one that is missing. `models` are the Hugging Face models that the
+    recipe names (`imported`), which only their folders know.
+
+    SpecError with all problems; what hangs on a wrong one, or on a model that is not given, is left out."""
+    found: dict[str, Trajectory] = dict(models or {})
     problems: list[Problem] = []
     for name in names:
         stage = pipeline.stages.get(name)
@@ -159,14 +185,29 @@ def _step_at(cut: Cut, sample: int) -> int | None:
 def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
     branches = [branch(ref, found, ("stages", name, "checkpoints", index), best) for index, ref in enumerate(stage.checkpoints)]
     parents = [found[start.leg] for start in branches]
-    first = parents[0]
+    first = next((parent for parent in parents if not parent.imported), parents[0])
     for index, other in enumerate(parents):
         if other.model.identity_fields() != first.model.identity_fields():
-            message = f"'{stage.checkpoints[index]}' is another model than '{stage.checkpoints[0]}'"
+            message = f"'{stage.checkpoints[index]}' is another model than '{stage.checkpoints[parents.index(first)]}'"
             raise SpecError([Problem(("stages", name, "checkpoints", index), message, "average checkpoints of the same dimensions.")])
-    batch = first.cuts[branches[0].segment].batch
-    still = Cut("", batch, 0, batch, 0, Schedule(peak=first.lr_at(branches[0].step)))
+    start = branches[parents.index(first)]
+    batch = first.cuts[start.segment].batch
+    still = Cut("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
     return replace(first, stage=name, seed=None, carry=(), parent=None, cuts=(still,), leftover_tokens=0, merged=True)
+
+
+def _check_imported(leg: Leg, stage: Training) -> None:
+    """A Hugging Face model has weights only, so what a stage inherits otherwise has to be stated. SpecError with all that is missing."""
+    problems = []
+    if missing := [what for what in leg.carry if what != "weights"]:
+        message = f"'{leg.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
+        problems.append(Problem((*leg.path, "carry"), message, "state carry: [weights]."))
+    for field, absent in (("optimizer.lr", stage.optimizer.lr is None), ("global_batch_size", stage.global_batch_size is None)):
+        if absent:
+            message = f"'{leg.parent}' has weights only; there is no {field} to go on with"
+            problems.append(Problem((*leg.path, *field.split(".")), message, f"state {field}."))
+    if problems:
+        raise SpecError(problems)
 
 
 def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajectory:
@@ -181,7 +222,9 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
         if parent.merged and "optimizer" in leg.carry:
             message = f"'{leg.parent}' is a merge, which has no optimizer states to carry"
             raise SpecError([Problem((*at, "carry"), message, "state carry: [weights].")])
-        inherited = parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
+        if parent.imported:
+            _check_imported(leg, stage)
+        inherited = {} if parent.imported else parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
         if stage.optimizer.lr is None and not inherited["lr"]:
             message = f"the learning rate has decayed to 0 at step {start.step} of '{start.leg}', so there is none to go on with"
             raise SpecError([Problem((*at, "optimizer", "lr"), message, "state optimizer.lr.")])

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 Unit = Literal["tokens", "samples", "steps"]
+HUGGING_FACE = "hf:"
 MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _AMOUNT = re.compile(r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -102,7 +103,8 @@ class Duration(_FromText):
 @dataclass(frozen=True)
 class Reference(_FromText):
     """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`, `pretrain@tokens=7.0T`,
-    `sft@best:val_loss` (the kept checkpoint with the lowest held-out loss)."""
+    `sft@best:val_loss` (the kept checkpoint with the lowest held-out loss). Where a model is wanted, also one of Hugging Face:
+    `hf:<folder>`, `hf:<owner>/<name>` or `hf:<owner>/<name>@<revision>`, which is kept whole in `stage`."""
 
     stage: str
     part: str | None = None
@@ -111,6 +113,7 @@ class Reference(_FromText):
     best: str | None = None
 
     _pattern = (
+        r"^hf:\S.*$|"
         r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?"
         r"(@(last|step=[\d_]+|tokens=[\d_.]+[kKMBGT]?|best:val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?))?$"
     )
@@ -122,14 +125,21 @@ class Reference(_FromText):
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
                 f"{value!r} is not a reference to a stage; write for example 'pretrain', 'corpus/code', 'pretrain@step=1200' "
-                "'pretrain@tokens=7.0T' or 'sft@best:val_loss'"
+                "'pretrain@tokens=7.0T', 'sft@best:val_loss' or, for a model of Hugging Face, 'hf:folder'"
             )
+        if value.startswith(HUGGING_FACE):
+            return cls(value)
         target, _, selector = value.partition("@")
         stage, _, part = target.partition("/")
         step = int(selector.removeprefix("step=").replace("_", "")) if selector.startswith("step=") else None
         tokens = _amount(selector.removeprefix("tokens="))[0] if selector.startswith("tokens=") else None
         best = selector.removeprefix("best:") if selector.startswith("best:") else None
         return cls(stage, part or None, step, tokens, best)
+
+    @property
+    def hugging_face(self) -> str | None:
+        """What stands behind `hf:`; None for a reference to a stage."""
+        return self.stage.removeprefix(HUGGING_FACE) if self.stage.startswith(HUGGING_FACE) else None
 
     def __str__(self) -> str:
         text = self.stage + (f"/{self.part}" if self.part else "")

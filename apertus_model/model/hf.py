@@ -1,19 +1,20 @@
-"""The Hugging Face face of a model: names of weights and content of `config.json`.
+"""The Hugging Face face of a model: names of weights, as in transformers' `ApertusForCausalLM`.
 
-Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing else.
+Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing else. The config is mapped
+by `specs.hugging_face`, files are read and written by `apertus_model.model.hf_folder`.
 
-Invariant: `from_hugging_face(to_hugging_face(weights)) == weights`, name by name and bit by bit. Names and config as in
-transformers' `ApertusForCausalLM`; its config defaults are those of the long-context release, so every value is written.
+Invariant: `from_hugging_face(to_hugging_face(weights)) == weights`, name by name and bit by bit.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from apertus_model.model.xielu import BETA, EPS
-from specs.model import ModelSpec
+from specs.hugging_face import HuggingFaceError, hugging_face_config
+
+__all__ = ["from_hugging_face", "hugging_face_config", "hugging_face_name", "our_name", "to_hugging_face"]
 
 _TOP_NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
@@ -39,6 +40,25 @@ _TOP_NAMES_BACK = {theirs: ours for ours, theirs in _TOP_NAMES.items()}
 _CONSTANT_BUFFERS = {"mlp.act_fn.beta": BETA, "mlp.act_fn.eps": EPS}
 
 
+def hugging_face_name(name: str) -> str:
+    """Name of one of our weights there. KeyError for one that has no counterpart."""
+    layer = re.match(r"layers\.(\d+)\.(.+)", name)
+    return _TOP_NAMES[name] if layer is None else f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}"
+
+
+def our_name(name: str) -> str | None:
+    """Name of one of their weights here; None for a constant of xIELU, which they store as a weight. KeyError for an unknown one."""
+    layer = re.match(r"model\.layers\.(\d+)\.(.+)", name)
+    if layer is None:
+        return _TOP_NAMES_BACK[name]
+    return None if layer[2] in _CONSTANT_BUFFERS else f"layers.{layer[1]}.{_LAYER_NAMES_BACK[layer[2]]}"
+
+
+def constant(name: str, dtype: torch.dtype) -> torch.Tensor:
+    """The scalar that a constant of xIELU is stored as, under their name `...mlp.act_fn.beta` or `...mlp.act_fn.eps`."""
+    return torch.tensor(next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix)), dtype=dtype)
+
+
 def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights under the names of `ApertusForCausalLM`, with the constant buffers of xIELU, which it stores as weights.
 
@@ -47,14 +67,12 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     """
     renamed: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
-        layer = re.match(r"layers\.(\d+)\.(.+)", name)
-        if layer is None:
-            renamed[_TOP_NAMES[name]] = weight
-            continue
-        prefix = f"model.layers.{layer[1]}."
-        renamed[prefix + _LAYER_NAMES[layer[2]]] = weight
-        for buffer, value in _CONSTANT_BUFFERS.items():
-            renamed.setdefault(prefix + buffer, torch.tensor(value, dtype=weight.dtype))
+        theirs = hugging_face_name(name)
+        renamed[theirs] = weight
+        if theirs.startswith("model.layers."):
+            prefix = ".".join(theirs.split(".")[:3])
+            for buffer in _CONSTANT_BUFFERS:
+                renamed.setdefault(f"{prefix}.{buffer}", constant(buffer, weight.dtype))
     return renamed
 
 
@@ -63,68 +81,13 @@ def from_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 
     Raises:
         KeyError: a weight that has no counterpart.
-        ValueError: an xIELU with another beta or eps.
+        HuggingFaceError: an xIELU with another beta or eps.
     """
     renamed: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
-        layer = re.match(r"model\.layers\.(\d+)\.(.+)", name)
-        if layer is None:
-            renamed[_TOP_NAMES_BACK[name]] = weight
-        elif layer[2] in _CONSTANT_BUFFERS:
-            constant = torch.tensor(_CONSTANT_BUFFERS[layer[2]], dtype=weight.dtype)
-            if not torch.equal(weight.cpu(), constant):
-                raise ValueError(f"{name} is {weight.item()}, this model computes xIELU with {constant.item()}")
-        else:
-            renamed[f"layers.{layer[1]}.{_LAYER_NAMES_BACK[layer[2]]}"] = weight
+        ours = our_name(name)
+        if ours is not None:
+            renamed[ours] = weight
+        elif weight.numel() != 1 or weight.cpu().reshape(()) != constant(name, weight.dtype):
+            raise HuggingFaceError(f"{name} is {weight.tolist()}, this model computes xIELU with {constant(name, weight.dtype).item()}")
     return renamed
-
-
-def hugging_face_config(
-    spec: ModelSpec,
-    *,
-    max_position_embeddings: int,
-    bos_token_id: int,
-    eos_token_id: int,
-    pad_token_id: int | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Arguments of `transformers.ApertusConfig` that describe this model.
-
-    Args:
-        spec: dimensions.
-        max_position_embeddings: longest sequence the model was trained on, in tokens.
-        bos_token_id: id of the begin-of-document token.
-        eos_token_id: id of the end-of-document token.
-        pad_token_id: id of the padding token, if there is one.
-        dtype: dtype of the stored weights.
-    """
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
-    if spec.rope_scaling is not None:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": spec.rope_scaling.factor,
-            "low_freq_factor": spec.rope_scaling.low_freq_factor,
-            "high_freq_factor": spec.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": spec.rope_scaling.original_max_position,
-        }
-    return {
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.dim,
-        "intermediate_size": spec.ffn_dim,
-        "num_hidden_layers": spec.n_layers,
-        "num_attention_heads": spec.n_heads,
-        "num_key_value_heads": spec.n_kv_heads,
-        "head_dim": spec.head_dim,
-        "hidden_act": "xielu",
-        "max_position_embeddings": max_position_embeddings,
-        "initializer_range": spec.init_std,
-        "rms_norm_eps": spec.norm_eps,
-        "rope_parameters": rope,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "dtype": dtype,
-    }

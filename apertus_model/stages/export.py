@@ -3,7 +3,10 @@
 Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are several), tokenizer files with the
 chat template, and `README.md`, the model card.
 
-Invariant: nothing is committed that transformers does not open as `ApertusForCausalLM` with the logits of the trained model.
+Invariants:
+- Nothing is committed that transformers does not open as `ApertusForCausalLM` with the logits of the trained model. How that was
+  checked stands in the metrics (`verified`).
+- Memory is that of one shard, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from typing import Any
 
 import torch
 
-from apertus_model.model.hf import hugging_face_config, to_hugging_face
+from apertus_model.model.hf_folder import FolderWeights, pieces, write_shards
+from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model_card import model_card
 from apertus_model.progress import Progress
@@ -22,11 +26,10 @@ from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
+from specs.hugging_face import hugging_face_config
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.export import ExportPart
-
-PROBED_TOKENS = 512
 
 
 class ExportError(StageError):
@@ -40,17 +43,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     assert checkpoint.checkpoint is not None, "the launcher gives the folder"
     tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
     folder = attempt.workdir / "model"
+    location = attempt.store.location(checkpoint.checkpoint)
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
         with attempt.store.timed():
-            model = load_model(part, attempt.store.location(checkpoint.checkpoint))
+            write_folder(location, part, tokenizer, folder)
         progress.update(1, 4, "steps")
-        write_folder(model, part, tokenizer, folder)
         evaluations = [read for role, read in job.inputs.items() if role.startswith("evaluation:")]
         card = model_card(attempt.store, checkpoint, evaluations, model=part.model, sequence_length=part.sequence_length)
         (folder / "README.md").write_text(card)
         check_tokenizer(folder, part)
         progress.update(2, 4, "steps")
-        difference = largest_difference(model, folder, part)
+        difference, how = verify(location, folder, part)
         progress.update(3, 4, "steps")
     if not difference <= part.tolerance:
         raise ExportError(
@@ -59,27 +62,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         )
     for path in sorted(folder.iterdir()):
         attempt.put(path, path.name)
-    progress.log(f"largest difference of logits: {difference:.2g}; {part.model.parameters:,} parameters")
+    progress.log(f"largest difference of logits: {difference:.2g} ({how}); {part.model.parameters:,} parameters")
     progress.update(4, 4, "steps")
-    attempt.commit(metrics={"logit_difference": difference, "parameters": part.model.parameters})
+    attempt.commit(metrics={"logit_difference": difference, "parameters": part.model.parameters, "verified": how})
 
 
-def load_model(part: ExportPart, location: str) -> ApertusModel:
-    """The trained model on the CPU, in float32, from a checkpoint of any layout."""
-    config = model_config(part.model, sequence_length=part.sequence_length, attention="sdpa")
-    with torch.device("meta"):
-        model = config.build()
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        model.init_weights()
-    state = dict(model.state_dict())
-    load_tensors(state, location)
-    model.load_state_dict(state)
-    return model.eval()
-
-
-def write_folder(model: ApertusModel, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
-    """Writes weights, configs and tokenizer files, as transformers does."""
+def write_folder(location: str, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
+    """Writes weights, configs and tokenizer files, as transformers does; of the weights, one shard is in memory."""
     from transformers import ApertusConfig, ApertusForCausalLM, GenerationConfig
     from transformers.utils import logging as transformers_logging
 
@@ -91,13 +80,20 @@ def write_folder(model: ApertusModel, part: ExportPart, tokenizer: Artifact, fol
         tokens["eos_token_id"] = end_of_turn(facts)
     config = ApertusConfig(
         architectures=["ApertusForCausalLM"],
-        **hugging_face_config(part.model, max_position_embeddings=part.sequence_length, **tokens),
+        **hugging_face_config(part.model, max_position_embeddings=part.sequence_length, dtype=part.dtype, **tokens),
     )
     with torch.device("meta"):
         theirs = ApertusForCausalLM(config)
-    theirs.load_state_dict(to_hugging_face(model.state_dict()), strict=True, assign=True)
-    theirs.generation_config = GenerationConfig(**tokens, **({"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}))
-    theirs.save_pretrained(folder, max_shard_size=part.max_shard_size)
+    write_shards(
+        theirs,
+        folder,
+        max_shard_size=part.max_shard_size,
+        dtype=getattr(torch, part.dtype),
+        read=lambda tensors: load_tensors(tensors, location),
+    )
+    config.save_pretrained(folder)
+    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
+    GenerationConfig(**tokens, **sampling).save_pretrained(folder)
     for name in tokenizer.manifest["files"]:
         (folder / name).write_bytes(tokenizer.bytes(name))
 
@@ -118,6 +114,28 @@ def check_tokenizer(folder: Path, part: ExportPart) -> None:
         raise ExportError(f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings")
 
 
+def verify(location: str, folder: Path, part: ExportPart) -> tuple[float, str]:
+    """The largest difference of logits between the checkpoint and the folder, and how it was found: with both models open as a whole where
+    they are together no larger than a shard, else a layer at a time. ExportError for a folder that holds something else."""
+    if 2 * 4 * part.model.parameters <= part.max_shard_size:  # both in float32
+        return largest_difference(load_model(part, location), folder, part), "opened as a whole"
+    return compare_by_layer(location, folder, part), "every weight bit by bit, logits layer by layer"
+
+
+def load_model(part: ExportPart, location: str) -> ApertusModel:
+    """The trained model on the CPU, in float32, from a checkpoint of any layout; its weights rounded to what is exported."""
+    config = model_config(part.model, sequence_length=part.sequence_length, attention="sdpa")
+    with torch.device("meta"):
+        model = config.build()
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        model.init_weights()
+    state = dict(model.state_dict())
+    load_tensors(state, location)
+    model.load_state_dict({name: weight.to(getattr(torch, part.dtype)) for name, weight in state.items()})
+    return model.eval()
+
+
 def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> float:
     """Largest absolute difference of float32 logits between the trained model and what transformers reads from the folder.
 
@@ -127,9 +145,44 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     from transformers import AutoModelForCausalLM
 
     theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-    if type(theirs).__name__ != "ApertusForCausalLM":
-        raise ExportError(f"the exported folder is opened as {type(theirs).__name__}, not as ApertusForCausalLM")
-    length = min(part.sequence_length, PROBED_TOKENS)
-    tokens = torch.randint(0, part.model.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    _refuse_another_class(theirs)
+    tokens = _probe(part, rows=2, longest=512)
     with torch.no_grad():
         return (model(tokens) - theirs(tokens).logits).abs().max().item()
+
+
+def compare_by_layer(location: str, folder: Path, part: ExportPart) -> float:
+    """The same with one layer in memory, whose weights are those of the folder after a comparison with the checkpoint, bit by bit.
+
+    Raises:
+        ExportError: a stored weight is not the trained one; or transformers would open the folder as something else.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        _refuse_another_class(AutoModelForCausalLM.from_config(config))
+    stored = FolderWeights(str(folder), part.model, folder)
+    sides = SideBySide(part.model, config, _probe(part, rows=1, longest=128))
+    difference = 0.0
+    for piece, members in pieces(part.model).items():
+        weights = {name: torch.empty(shape) for name, shape in members.items()}
+        load_tensors(weights, location)
+        for name, trained in weights.items():
+            if not torch.equal(stored[name], trained.to(getattr(torch, part.dtype))):
+                raise ExportError(f"'{name}' of the exported folder is not the trained weight; the folder was not committed")
+            trained.copy_(stored[name])
+        difference = sides.advance(piece, weights)
+        del weights, trained  # before the next piece is read
+    return difference
+
+
+def _refuse_another_class(model: Any) -> None:
+    if type(model).__name__ != "ApertusForCausalLM":
+        raise ExportError(f"the exported folder is opened as {type(model).__name__}, not as ApertusForCausalLM")
+
+
+def _probe(part: ExportPart, *, rows: int, longest: int) -> torch.Tensor:
+    """Random tokens, the same at each call: (rows, tokens) int64."""
+    shape = (rows, min(part.sequence_length, longest))
+    return torch.randint(0, part.model.vocab_size, shape, generator=torch.Generator().manual_seed(0))

@@ -24,12 +24,11 @@ from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
+from infra.store.hugging_face import TOKENIZER_FILES
 from infra.store.inputs import SourceError, list_source
 from specs.job import Job
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.tokenizer import TokenizerPart
-
-IMPORTED_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -58,7 +57,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     chat = tokenizer.token_to_id(END_OF_TURN) is not None
     if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(folder):
         (folder / "chat_template.jinja").write_text(template_source(), encoding="utf-8")
-    for name in IMPORTED_FILES:
+    for name in TOKENIZER_FILES:
         if (folder / name).exists():
             attempt.put(folder / name, name)
     facts: dict[str, Any] = {"vocab_size": part.vocab_size}
@@ -97,7 +96,7 @@ def _import(url: str, workdir: Path) -> Path:
     """Copies the files of a tokenizer folder. SourceError when the folder cannot be read or has no tokenizer.json."""
     try:
         fs, root = fsspec.core.url_to_fs(resolve_url(url))
-        for name in IMPORTED_FILES:
+        for name in TOKENIZER_FILES:
             if fs.exists(f"{root.rstrip('/')}/{name}"):
                 fs.get_file(f"{root.rstrip('/')}/{name}", str(workdir / name))
     except (OSError, ValueError, ImportError) as error:

@@ -2,7 +2,8 @@
 
 `build` walks the stages, inputs first; the modules beside it resolve one family of kinds each.
 
-Invariant: a pure function of recipe, listing of the sources, and, for `@best:` references alone, of the store.
+Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for `@best:` references alone, of
+the store.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from flows.graph import Graph
 from flows.parts.builder import Builder
 from flows.parts.data import add_conversations, add_corpus, add_mixture, add_tokenizer
+from flows.parts.hugging_face import open_models
 from flows.parts.preferences import add_preference_data
 from flows.parts.results import add_evaluate, add_export
 from flows.parts.training import add_merge, add_training, best_steps
@@ -19,7 +21,7 @@ from infra.store import Store
 from infra.store.inputs import Listing
 from specs.errors import SpecError
 from specs.pipeline import TRAINING, Pipeline, order
-from specs.trajectory import resolve
+from specs.trajectory import imported, resolve
 
 ADD: dict[str, Callable[[Builder, str], None]] = {
     "tokenizer": add_tokenizer,
@@ -49,7 +51,11 @@ def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], N
     names = order(pipeline)
     builder = Builder(pipeline, store, on_read)
     builder.graph.best = best
-    builder.graph.trajectories = resolve(pipeline, names, best)
+    builder.graph.models = open_models(builder)
+    if builder.problems:
+        raise SpecError(builder.problems)
+    models = {name: imported(name, found.model, context=found.context, chat=found.chat) for name, found in builder.graph.models.items()}
+    builder.graph.trajectories = resolve(pipeline, names, best, models)
     for name in names:
         stage = pipeline.stages[name]
         ADD[stage.kind](builder, name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.graph import Graph, Input, Node
+from flows.parts.hugging_face import add_import, add_model_tokenizer, origin, tokenizer_digest
 from infra.store import Store
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.base import Spec
@@ -13,6 +14,7 @@ from specs.errors import FieldPath, Problem
 from specs.pipeline import Pipeline
 from specs.sources import SourceSpec
 from specs.stages import STAGES
+from specs.stages.import_model import ImportModelPart
 from specs.trajectory import Trajectory, branch
 from specs.units import Reference
 
@@ -76,21 +78,37 @@ class Builder:
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and the trajectory that it lies on."""
         start = branch(ref, self.graph.trajectories, path, self.graph.best)
-        node = self.graph.segments(start.leg)[start.segment]
+        if ref.hugging_face is not None:
+            node = add_import(self, ref, path)
+        else:
+            node = self.graph.segments(start.leg)[start.segment]
         return reads(node, start.step), self.graph.trajectories[start.leg]
 
     def tokenizer_of(self, read: Input) -> Input:
         """The tokenizer behind a part: of what it was made with, through whatever it reads."""
         node = self.graph.nodes[read.node or ""]
+        if isinstance(node.part, ImportModelPart):
+            name = node.name.replace("/import", "/tokenizer")
+            return reads(add_model_tokenizer(self, Reference(node.leg), name, node.stage, ("stages", node.stage)))
         if "tokenizer" in node.inputs:
             return node.inputs["tokenizer"]
         return self.tokenizer_of(next(iter(node.inputs.values())))
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
-        """Token ids mean nothing to a model that was trained with another tokenizer."""
-        if its.fingerprint != models.fingerprint:
-            message = f"'{what}' is tokenised by '{its.name}', the model was trained with '{models.name}'"
-            self.problem(path, message, f"use data made with '{models.name}'.")
+        """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its tokenizer, or an imported checkpoint.
+
+        Two tokenizers are the same when their tokenizer.json is, however they were made."""
+        if its.fingerprint == models.fingerprint:
+            return
+        own, wanted = tokenizer_digest(self, its), tokenizer_digest(self, models)
+        if own is not None and own == wanted:
+            return
+        shown = f" (tokenizer.json {own[:12] if own else 'not made yet'} and {wanted[:12]})" if wanted else ""
+        reference = origin(self.graph.nodes[models.name])
+        trained = f"'{models.name}'" if reference is None else f"that of '{reference}'"
+        message = f"'{what}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
+        made = f"'{models.name}'" if reference is None else f"a tokenizer stage that states from: {reference}"
+        self.problem(path, message, f"use data made with {made}.")
 
 
 def reads(node: Node, step: int | None = None) -> Input:

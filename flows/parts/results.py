@@ -132,6 +132,7 @@ def add_export(builder: Builder, name: str) -> None:
         model=trajectory.model,
         sequence_length=trajectory.context_length,
         max_shard_size=int(stage.max_shard_size),
+        dtype=stage.dtype,
         tolerance=stage.tolerance,
         chat=trajectory.chat,
     )

@@ -10,6 +10,7 @@ from infra.store import Artifact, Store
 from specs.launch import Checkpointing, Parallel
 from specs.pipeline import CHECKPOINTS, Pipeline, uses
 from specs.stages.dpo import DpoSegment, DpoStage
+from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeStage
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
@@ -37,11 +38,10 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
     trajectory = graph.trajectories[leg.name]
     parent: Input | None = None
     drawn: Counters = {}
-    if trajectory.parent is not None:
-        before = graph.segments(trajectory.parent.leg)[trajectory.parent.segment]
-        parent = reads(before, trajectory.parent.step)
+    if leg.parent is not None and trajectory.parent is not None:
+        parent, _ = builder.checkpoint(leg.parent, (*leg.path, "from"))
         if "data" in trajectory.carry:
-            drawn = _drawn_until(graph, before, trajectory.parent.step)
+            drawn = _drawn_until(graph, graph.nodes[parent.name], trajectory.parent.step)
     parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
     if isinstance(stage, PreferenceTraining) and parent is not None:
         _check_preferences(builder, stage, leg, parent, parallel)
@@ -86,7 +86,8 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
         if parent is not None:
             field = FIELDS.get(next(iter(data)), "conversations")
             what = next(iter(data.values())).name
-            builder.same_tokenizer((*leg.path, field), what, node.inputs["tokenizer"], builder.tokenizer_of(parent))
+            models = parent if isinstance(graph.nodes[parent.name].part, ImportModelPart) else builder.tokenizer_of(parent)
+            builder.same_tokenizer((*leg.path, field), what, node.inputs["tokenizer"], models)
         drawn[counter] = drawn.get(counter, 0) + cut.end_sample - cut.start_sample
         parent = reads(node, cut.end_step)
     if trajectory.leftover_tokens:
@@ -174,6 +175,8 @@ def _drawn_until(graph: Graph, node: Node, step: int) -> Counters:
                 if read.step is not None and read.node is not None:
                     for counter, samples in _drawn_until(graph, graph.nodes[read.node], read.step).items():
                         drawn[counter] = max(drawn.get(counter, 0), samples)
+            return drawn
+        if isinstance(current.part, ImportModelPart):
             return drawn
         segment = current.part
         assert isinstance(segment, Segment)

@@ -320,7 +320,6 @@ def _document(plan: Plan, part: Part, name: str, notes: list[str]) -> Any:
 def _sources(plan: Plan) -> list[Source]:
     found = []
     for name, listing in plan.graph.listings.items():
-        spec = plan.pipeline.sources.get(name)
-        facts = {"url": spec.url, "format": spec.format, "language": spec.language, "license": spec.license} if spec else {}
+        facts = plan.graph.facts_of(plan.pipeline, name)
         found.append(Source(name, facts, len(listing.files), listing.bytes, plan.graph.digests.get(name, "")))
     return found

@@ -29,7 +29,8 @@ class Stage(Spec):
 
 
 class FromCheckpoint(Stage):
-    """A stage that reads a checkpoint: `from: pretrain`, `from: pretrain@step=1200`, `from: pretrain@tokens=7.0T`."""
+    """A stage that reads a checkpoint: `from: pretrain`, `from: pretrain@step=1200`, `from: pretrain@tokens=7.0T`; or a Hugging Face model:
+    `from: hf:<folder or id>`."""
 
     from_: Reference = reference(alias="from")
 

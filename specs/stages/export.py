@@ -19,6 +19,9 @@ class ExportStage(FromCheckpoint):
     VERSION: ClassVar[int] = 2
     kind: Literal["export"] = identity()
     max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), validate_default=True)
+    dtype: Literal["float32", "bfloat16"] = identity(
+        "float32", neutral="float32", description="of the stored weights; training keeps them in float32, the released models are bfloat16"
+    )
     tolerance: float = identity(
         1e-4, gt=0, description="largest allowed difference of logits, float32, between the folder and the trained model"
     )
@@ -31,6 +34,7 @@ class ExportPart(Spec):
     model: ModelSpec = identity()
     sequence_length: int = identity(description="max_position_embeddings of the exported config")
     max_shard_size: int = identity()
+    dtype: Literal["float32", "bfloat16"] = identity("float32", neutral="float32")
     tolerance: float = identity()
     chat: bool = identity(False, neutral=False, description="the model ends its turns with the end-of-turn token")
     attention: str = execution("auto")

@@ -1,4 +1,4 @@
-"""The `tokenizer` stage: byte-level BPE trained on text, or an existing Hugging Face tokenizer folder."""
+"""The `tokenizer` stage: byte-level BPE trained on text, an existing Hugging Face tokenizer folder, or the tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.sources import SourceSpec
 from specs.stages.base import Stage
+from specs.units import Reference
 
 
 class TokenizerStage(Stage):
-    """Trains on the named sources (`sources:` of the pipeline), or imports `path`, a folder with tokenizer.json."""
+    """Trains on the named sources (`sources:` of the pipeline); or imports `path`, a folder with tokenizer.json; or, to continue a Hugging
+    Face model, takes over that model's: `from: hf:<folder or id>`. `vocab_size` is then the model's, unless stated."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["tokenizer"] = identity()
     sources: list[str] = reference(default_factory=list)
     path: str | None = execution(None, description="folder (any fsspec URL) of a Hugging Face tokenizer to import instead of training one")
+    from_: Reference | None = reference(None, alias="from", description="`hf:<folder or id>`: the tokenizer of a Hugging Face model")
     vocab_size: int = identity(131_072, gt=0, multiple_of=128)
     reserved: int = identity(100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary")
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
 
     @model_validator(mode="after")
     def _one_way(self) -> TokenizerStage:
-        if bool(self.sources) == (self.path is not None):
-            raise ValueError("give either sources to train on or the path of a tokenizer to import")
+        if bool(self.sources) + (self.path is not None) + (self.from_ is not None) != 1:
+            raise ValueError("give either sources to train on, or the path of a tokenizer to import, or from: hf:... of a model")
+        if self.from_ is not None and self.from_.hugging_face is None:
+            raise ValueError(f"'{self.from_}' is not a Hugging Face model; write from: hf:<folder or id>")
         least = self.reserved + 256
         if self.sources and self.vocab_size < least:
             raise ValueError(

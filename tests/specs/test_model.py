@@ -14,6 +14,12 @@ def test_published_sizes(flavour: str, parameters: int, flops: float) -> None:
     assert model.flops_per_token(4096) == pytest.approx(flops, rel=2e-3)
 
 
+@pytest.mark.parametrize(("flavour", "parameters"), [("0.5b", 0.44e9), ("1.5b", 1.51e9)])
+def test_the_small_sizes_have_the_stated_number_of_parameters(flavour: str, parameters: float) -> None:
+    """Of the follow-up report, arXiv 2605.29128, to two decimals of a billion."""
+    assert round(ModelSpec.model_validate({"flavour": flavour}).parameters / 1e9, 2) == parameters / 1e9
+
+
 def test_the_name_of_a_flavour_bears_no_identity() -> None:
     model = ModelSpec.model_validate({"flavour": "mini"})
     same = ModelSpec.model_validate({**model.model_dump(exclude={"flavour"})})

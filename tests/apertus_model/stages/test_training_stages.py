@@ -15,12 +15,15 @@ import apertus_model.stages.train
 from apertus_model.data.megatron import TokenFileWriter
 from apertus_model.evaluation.memorisation import compare
 from apertus_model.progress import Progress
-from apertus_model.stages import evaluate, export
+from apertus_model.stages import evaluate, export, import_model
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
+from specs.hugging_face import model_of
 from specs.job import InputRef, Job
+from specs.launch import Validation
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
+from specs.stages.import_model import ImportModelPart
 from specs.stages.training import Segment
 
 BOS, EOS, PAD = 1, 2, 3
@@ -272,6 +275,25 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(stag
     assert tokenizer("t5 t7")["input_ids"] == [5, 7]
 
 
+def test_training_goes_on_from_an_exported_folder_as_from_its_checkpoint(stages: Stages, trained: Artifact) -> None:
+    """The loss before the first update, and held-out losses after each, bit by bit."""
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    stages.run(export, stages.job("export", "again", EXPORT.model_dump(mode="json"), inputs=inputs))
+    exported = Artifact(stages.store, "export/again")
+    folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
+    part = ImportModelPart(model=model_of(exported.json("config.json")), url=str(folder), reference=str(folder))
+    assert part.model == SPEC.model
+    stages.run(import_model, stages.job("import_model", "imported", part.model_dump(mode="json")))
+    branch = SPEC.model_copy(update={"seed": None, "end_step": 2, "carry": ["weights"], "validation": Validation(interval=1, samples=2)})
+    rows = []
+    for name, parent in (("of-checkpoint", stages.ref("pretrain/trained", 6)), ("of-folder", stages.ref("import_model/imported", 1))):
+        history = list(stages.train(name, branch, inputs={"parent": parent}).history())
+        rows.append([(row["step"], row.get("loss"), row.get("validation")) for row in history])
+    assert len(rows[0]) == 4
+    assert rows[0] == rows[1]
+    assert weights_of(Artifact(stages.store, "pretrain/of-folder"), 2) == weights_of(Artifact(stages.store, "pretrain/of-checkpoint"), 2)
+
+
 def test_an_export_that_computes_something_else_is_refused(stages: Stages, trained: Artifact) -> None:
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
     unreachable = EXPORT.model_copy(update={"tolerance": -1.0})
@@ -282,8 +304,9 @@ def test_an_export_that_computes_something_else_is_refused(stages: Stages, train
 
 
 def test_a_changed_weight_shows_in_the_comparison_of_logits(stages: Stages, trained: Artifact, tmp_path: Path) -> None:
-    model = export.load_model(EXPORT, stages.store.location(trained.checkpoint(6).folder))
-    export.write_folder(model, EXPORT, Artifact(stages.store, "tokenizer/tokenizer"), tmp_path)
+    location = stages.store.location(trained.checkpoint(6).folder)
+    model = export.load_model(EXPORT, location)
+    export.write_folder(location, EXPORT, Artifact(stages.store, "tokenizer/tokenizer"), tmp_path)
     assert export.largest_difference(model, tmp_path, EXPORT) < 1e-5
     with torch.no_grad():
         model.layers["1"].attention.k_norm.weight += 0.5

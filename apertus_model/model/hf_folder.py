@@ -1,0 +1,171 @@
+"""Weights in a Hugging Face folder: safetensors, in shards with an index, written and read a piece at a time.
+
+A *piece* is what the model computes with at once: the embedding, a layer, the last norm, the output matrix.
+
+Invariants:
+- No more than one shard is in memory, and of what it is made from one piece in float32 beside it. While reading, one tensor.
+- Files, names and order are those that transformers' `save_pretrained` writes for the same model and `max_shard_size`.
+- Nothing but safetensors is read: no pickle, no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+from fsspec.implementations.local import LocalFileSystem
+
+from apertus_model.model.hf import constant, from_hugging_face, hugging_face_name, our_name
+from apertus_model.model.model import model_config
+from specs.hugging_face import HuggingFaceError
+from specs.model import ModelSpec
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PATTERN = "model{suffix}.safetensors"
+CONSTANTS = (".mlp.act_fn.beta", ".mlp.act_fn.eps")
+Tensors = dict[str, torch.Tensor]
+
+
+def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
+    """Shape of every weight of a model, by our names, in the order of its layers."""
+    with torch.device("meta"):
+        model = model_config(spec, sequence_length=1, attention="sdpa").build()
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def piece_of(name: str) -> str:
+    """The piece that a weight of ours belongs to: `tok_embeddings`, `layers.3`, `norm`, `lm_head`."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+def pieces(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
+    """The weights of every piece with their shapes, by our names, in the order in which the model computes."""
+    return {piece: dict(members) for piece, members in groupby(shapes(spec).items(), key=lambda item: piece_of(item[0]))}
+
+
+@torch.no_grad()
+def write_shards(
+    theirs: torch.nn.Module, folder: Path, *, max_shard_size: int, dtype: torch.dtype, read: Callable[[Tensors], None]
+) -> list[str]:
+    """Writes the weights, shard by shard, and the index where there is more than one.
+
+    Args:
+        theirs: `ApertusForCausalLM` on the meta device, for names, shapes and order.
+        folder: local folder, made where it is missing.
+        max_shard_size: bytes of tensors in a file, at most; a larger tensor has a file of its own.
+        dtype: of all that is stored.
+        read: fills float32 tensors, given by our names, with the trained weights.
+
+    Returns:
+        Names of the files with weights.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    planned = {name: tensor.to(dtype) for name, tensor in theirs.state_dict().items()}
+    split = split_torch_state_dict_into_shards(planned, filename_pattern=PATTERN, max_shard_size=max_shard_size)
+    for file, names in split.filename_to_tensors.items():
+        shard: Tensors = {}
+        for _, members in groupby(names, key=lambda name: piece_of(our_name(name) or name)):
+            shard |= _in_dtype({name: planned[name].shape for name in members}, dtype, read)
+        save_file({name: shard[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        total = sum(parameter.numel() for parameter in theirs.parameters())
+        index = {"metadata": {"total_parameters": total, **split.metadata}, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return list(split.filename_to_tensors)
+
+
+def _in_dtype(wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callable[[Tensors], None]) -> Tensors:
+    """Trained weights by their names, rounded once to `dtype`; constants of xIELU are made."""
+    exact = {ours: torch.empty(shape) for name, shape in wanted.items() if (ours := our_name(name)) is not None}
+    if exact:
+        read(exact)
+    rounded = {hugging_face_name(ours): weight.to(dtype) for ours, weight in exact.items()}
+    return rounded | {name: constant(name, dtype) for name in wanted if our_name(name) is None}
+
+
+class FolderWeights:
+    """The weights of a folder by our names, read one at a time. A file of a remote folder is copied to `scratch` while it is read.
+
+    Raises:
+        HuggingFaceError: a weight is missing, unknown or of another shape; or there are only pickles.
+    """
+
+    def __init__(self, url: str, spec: ModelSpec, scratch: Path) -> None:
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._scratch = scratch
+        self._local = isinstance(self._fs, LocalFileSystem)
+        self._file: tuple[str, Any] | None = None
+        self.url = url
+        self._shapes = {hugging_face_name(name): shape for name, shape in shapes(spec).items()}
+        self.files = self._weight_map()
+        self._check_names()
+
+    def _weight_map(self) -> dict[str, str]:
+        """Name of every stored tensor, as it is stored -> the file that it is in."""
+        if self._fs.exists(f"{self._root}/{INDEX}"):
+            index = json.loads(self._fs.cat_file(f"{self._root}/{INDEX}"))
+            return {str(name): _plain(str(file)) for name, file in index["weight_map"].items()}
+        if not self._fs.exists(f"{self._root}/{SINGLE}"):
+            raise HuggingFaceError(f"{self.url} has neither {INDEX} nor {SINGLE}; only safetensors are read, never pickles (.bin)")
+        return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+
+    def _check_names(self) -> None:
+        if missing := sorted(self._shapes.keys() - self.files.keys()):
+            raise HuggingFaceError(f"{self.url} lacks {len(missing)} of {len(self._shapes)} weights, the first {missing[0]!r}")
+        if unknown := sorted(name for name in self.files.keys() - self._shapes.keys() if not name.endswith(CONSTANTS)):
+            raise HuggingFaceError(f"{self.url} has {len(unknown)} weights that this model does not have, the first {unknown[0]!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        """Our names, file by file, so that each file is opened once."""
+        ours = [(file, name) for theirs, file in self.files.items() if (name := our_name(theirs)) is not None]
+        return (name for _, name in sorted(ours))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A weight as it is stored. HuggingFaceError for one of another shape than the model's."""
+        theirs = hugging_face_name(name)
+        tensor: torch.Tensor = self._open(self.files[theirs]).get_tensor(theirs)
+        if tensor.shape != self._shapes[theirs]:
+            raise HuggingFaceError(
+                f"{theirs!r} of {self.url} has shape {tuple(tensor.shape)}, config.json says {tuple(self._shapes[theirs])}"
+            )
+        return tensor
+
+    def _open(self, file: str) -> Any:
+        """The open file, one at a time. HuggingFaceError when the constants of xIELU in it are not those of this model."""
+        from safetensors import SafetensorError, safe_open
+
+        if self._file is None or self._file[0] != file:
+            self._file = None
+            try:
+                opened = safe_open(self._fetch(file), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise HuggingFaceError(f"cannot read {file} of {self.url}: {error}") from error
+            from_hugging_face({name: opened.get_tensor(name) for name in opened.keys() if name.endswith(CONSTANTS)})  # noqa: SIM118
+            self._file = (file, opened)
+        return self._file[1]
+
+    def _fetch(self, file: str) -> str:
+        if self._local:
+            return f"{self._root}/{file}"
+        for old in self._scratch.glob("*.safetensors"):
+            old.unlink()
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(f"{self._root}/{file}", str(self._scratch / file))
+        return str(self._scratch / file)
+
+
+def _plain(file: str) -> str:
+    """A file name of an index. HuggingFaceError for one that leads out of the folder, or is a pickle."""
+    if "/" in file or "\\" in file or not file.endswith(".safetensors"):
+        raise HuggingFaceError(f"the index names the file {file!r}; only safetensors in the folder itself are read, never pickles (.bin)")
+    return file

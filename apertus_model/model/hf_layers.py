@@ -1,0 +1,72 @@
+"""The same tokens through this model and through transformers' `ApertusForCausalLM`, a piece at a time, in float32.
+
+So the logits of a model of any size can be compared: of its weights, one piece (`apertus_model.model.hf_folder`) is in memory.
+
+Invariant: each side computes with its own code and its own hidden states, from the embedding to the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from apertus_model.model.attention import document_mask
+from apertus_model.model.hf import to_hugging_face
+from apertus_model.model.model import model_config, rope_config
+from specs.model import ModelSpec
+
+
+class SideBySide:
+    """Hidden states of both sides, `ours` and `theirs`: tokens (batch, seq_len) at first, logits at the end."""
+
+    def __init__(self, spec: ModelSpec, their_config: Any, tokens: torch.Tensor) -> None:
+        """
+        Args:
+            spec: dimensions of our side.
+            their_config: `ApertusConfig`, as transformers reads it.
+            tokens: (batch, seq_len) int64; or hidden states (batch, seq_len, dim) float32, to begin at a layer.
+        """
+        from transformers import ApertusForCausalLM
+
+        self.ours = self.theirs = tokens
+        length = tokens.shape[1]
+        self._positions = torch.arange(length).expand(tokens.shape[:2])
+        self._mask = document_mask(self._positions)
+        self._rope = rope_config(spec, length).build()
+        with torch.device("meta"):
+            self._model = model_config(spec, sequence_length=length, attention="sdpa").build()
+            self._other = ApertusForCausalLM(their_config).float().eval()
+        rotary = type(self._other.model.rotary_emb)(their_config)
+        self._angles = rotary(torch.empty(0), position_ids=self._positions[:1])
+
+    @torch.no_grad()
+    def advance(self, piece: str, weights: Mapping[str, torch.Tensor]) -> float:
+        """Both sides through one piece; the largest absolute difference of what comes out.
+
+        Args:
+            piece: `tok_embeddings`, `layers.3`, `norm` or `lm_head`.
+            weights: its float32 weights, by our names; both sides read the same memory.
+        """
+        layer = piece.startswith("layers.")
+        path = piece if piece == "lm_head" else f"model.{piece.replace('tok_embeddings', 'embed_tokens')}"
+        ours, theirs = self._model.get_submodule(piece), self._other.get_submodule(path)
+        _assign(ours, piece, weights)
+        _assign(theirs, path, to_hugging_face(weights))
+        if layer:
+            ours.attention.rope, empty = self._rope, ours.attention.rope
+            self.ours = ours(self.ours, self._mask, self._positions)
+            ours.attention.rope = empty
+            self.theirs = theirs(self.theirs, position_ids=self._positions[:1], position_embeddings=self._angles)
+        else:
+            self.ours, self.theirs = ours(self.ours), theirs(self.theirs)
+        for module in (ours, theirs):
+            module.to("meta")
+        return (self.ours - self.theirs).abs().max().item()
+
+
+def _assign(module: nn.Module, path: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """Gives a module of the meta device its weights, which stay where they are."""
+    module.load_state_dict({name.removeprefix(f"{path}."): weight for name, weight in weights.items()}, strict=True, assign=True)

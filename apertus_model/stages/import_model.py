@@ -1,0 +1,74 @@
+"""`from: hf:...`: the weights of a Hugging Face folder become a checkpoint.
+
+Artifact: checkpoint 1, of float32 weights without optimizer states, in the format of training checkpoints.
+
+Invariant: one tensor is in memory at a time. Float32 holds every value of the formats that models are released in, so exporting in the
+folder's own format gives the bits that were imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+
+from apertus_model.model.hf_folder import FolderWeights, shapes
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.checkpoint import STEP, writer
+from apertus_model.trainer.process import engine_process
+from infra.store import Attempt
+from specs.job import Job
+from specs.launch import Launch
+from specs.stages.import_model import ImportModelPart
+
+RESULT = 1  # the step of the checkpoint
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Copies the weights. HuggingFaceError for a folder that does not hold the weights of its config."""
+    part = ImportModelPart.model_validate(job.spec)
+    target = attempt.location(attempt.checkpoint_folder(RESULT))
+    with engine_process(threads=Launch.model_validate(job.launch).threads or 2), attempt.store.timed():
+        stored = FolderWeights(part.url, part.model, attempt.workdir / "shards")
+        save_weights(stored, part, target, on_tensor=lambda done, total: progress.update(done, total, "tensors"))
+    attempt.commit_checkpoint(RESULT, {"tokens": 0, "passes": {}})
+    attempt.commit(step=RESULT, metrics={"parameters": part.model.parameters})
+
+
+def save_weights(stored: FolderWeights, part: ImportModelPart, target: str, *, on_tensor: Callable[[int, int], None]) -> None:
+    """Writes the weights of a folder to a checkpoint folder (local path or fsspec URL), one tensor at a time."""
+    sizes = shapes(part.model)
+    state: dict[str, torch.Tensor] = {name: torch.empty(sizes[name], device="meta") for name in stored}
+    state[STEP] = torch.tensor(RESULT, dtype=torch.int64)
+    done = 0
+
+    def read(name: str) -> torch.Tensor:
+        nonlocal done
+        if name == STEP:
+            return state[STEP]
+        done += 1
+        on_tensor(done, len(sizes))
+        return stored[name].float()
+
+    storage = writer(target)
+    storage.single_file_per_rank = False  # torch keeps all tensors of a file until it is closed
+    storage.per_thread_copy_ahead = 0  # with a GPU, torch would sort the tensors by size, and every shard would be opened many times
+    try:
+        dcp.save(state, storage_writer=storage, planner=_ReadWhenWritten(read), no_dist=True)
+    except CheckpointException as error:  # DCP's envelope for what happens while it writes
+        raise next(cause for cause, _ in error.failures.values()) from error
+
+
+class _ReadWhenWritten(DefaultSavePlanner):
+    """A planner whose tensors have shapes only, until the moment each is written."""
+
+    def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
+        super().__init__()
+        self._read = read
+
+    def lookup_object(self, index: Any) -> torch.Tensor:
+        return self._read(index.fqn)

@@ -1,0 +1,124 @@
+"""Logits and layers of this model and of transformers' `ApertusForCausalLM`, for random weights; parameters of the published sizes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from apertus_model.model.hf import to_hugging_face
+from apertus_model.model.hf_folder import pieces, shapes
+from apertus_model.model.hf_layers import SideBySide
+from apertus_model.model.model import model_config
+from specs.hugging_face import hugging_face_config
+from specs.model import FLAVOURS, ModelSpec
+
+THETAS = [500_000.0, 1e6, 2e6, 4e6, 12e6]  # pretraining, and the long-context steps (apertus_recipe.md, sections 1 and 8)
+
+
+def their_config(spec: ModelSpec) -> Any:
+    from transformers import ApertusConfig
+
+    return ApertusConfig(**hugging_face_config(spec, max_position_embeddings=65_536, bos_token_id=1, eos_token_id=2, pad_token_id=3))
+
+
+def random_weights(sizes: dict[str, torch.Size], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Matrices that keep the size of what goes through them; norms about 1; xIELU scalars anywhere between -1 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in sizes.items():
+        value = torch.randn(shape, generator=generator)
+        if name.endswith((".alpha_p", ".alpha_n")):
+            value = value.tanh_()
+        elif len(shape) == 1:
+            value = value.mul_(0.2).add_(1)
+        else:
+            value = value.mul_(shape[1] ** -0.5)
+        weights[name] = value
+    return weights
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _two_threads() -> Iterator[None]:
+    """More threads than cores make small products slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_logits_of_mini_equal_those_of_transformers(scaled: bool) -> None:
+    from transformers import ApertusForCausalLM
+
+    tokens = torch.randint(0, 2048, (1, 256), generator=torch.Generator().manual_seed(1))
+    for theta in THETAS:
+        spec = ModelSpec(flavour="mini", rope_theta=theta, **({} if scaled else {"rope_scaling": None}))
+        weights = random_weights(shapes(spec), seed=int(theta))
+        ours = model_config(spec, sequence_length=256, attention="sdpa").build()
+        ours.load_state_dict(weights)
+        theirs = ApertusForCausalLM(their_config(spec)).eval()
+        theirs.load_state_dict(to_hugging_face(weights), strict=True)
+        with torch.no_grad():
+            logits = theirs(tokens).logits
+            difference = (ours(tokens) - logits).abs().max().item()
+        assert logits.abs().max().item() > 2
+        assert difference < 2e-5, (theta, difference)
+
+
+def test_a_piece_at_a_time_gives_the_logits_of_the_whole_on_both_sides() -> None:
+    from transformers import ApertusForCausalLM
+
+    spec = ModelSpec(flavour="mini")
+    weights = random_weights(shapes(spec))
+    tokens = torch.randint(0, spec.vocab_size, (2, 64), generator=torch.Generator().manual_seed(1))
+    ours = model_config(spec, sequence_length=64, attention="sdpa").build()
+    ours.load_state_dict(weights)
+    theirs = ApertusForCausalLM(their_config(spec)).eval()
+    theirs.load_state_dict(to_hugging_face(weights))
+    sides = SideBySide(spec, their_config(spec), tokens)
+    for piece, members in pieces(spec).items():
+        difference = sides.advance(piece, {name: weights[name] for name in members})
+    with torch.no_grad():
+        assert torch.equal(sides.ours, ours(tokens))
+        assert torch.equal(sides.theirs, theirs(tokens).logits)
+    assert difference == (sides.ours - sides.theirs).abs().max().item() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("flavour", "theta"),
+    [("0.5b", 500_000.0), ("1.5b", 1e6), ("3b", 4e6)]
+    + [pytest.param(flavour, 12e6, marks=pytest.mark.slow) for flavour in ("8b", "70b")],  # 70b: 4 GB
+)
+def test_a_layer_of_every_size_equals_that_of_transformers(flavour: str, theta: float) -> None:
+    spec = ModelSpec(flavour=flavour, n_layers=1, vocab_size=128, rope_theta=theta)
+    hidden = torch.randn(1, 96, spec.dim, generator=torch.Generator().manual_seed(2))
+    sides = SideBySide(spec, their_config(spec), hidden)
+    difference = sides.advance("layers.0", random_weights(pieces(spec)["layers.0"]))
+    largest = sides.theirs.abs().max().item()
+    assert largest > 5
+    assert not torch.equal(sides.theirs, hidden)
+    assert difference < 3e-6 * largest, (difference, largest)
+
+
+@pytest.mark.parametrize(("flavour", "count"), [("8b", 8_053_338_176), ("70b", 70_599_864_480)])
+def test_published_sizes_have_the_published_number_of_parameters_there_and_here(flavour: str, count: int) -> None:
+    from transformers import ApertusForCausalLM
+
+    spec = ModelSpec(flavour=flavour)
+    with torch.device("meta"):
+        theirs = ApertusForCausalLM(their_config(spec))
+        ours = model_config(spec, sequence_length=4096, attention="sdpa").build()
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == count
+    assert sum(parameter.numel() for parameter in ours.parameters()) == count == spec.parameters
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_every_weight_has_its_name_and_shape_in_transformers(flavour: str) -> None:
+    from transformers import ApertusForCausalLM
+
+    spec = ModelSpec(flavour=flavour)
+    with torch.device("meta"):
+        theirs = ApertusForCausalLM(their_config(spec)).state_dict()
+        ours = to_hugging_face({name: torch.empty(shape) for name, shape in shapes(spec).items()})
+    assert {name: weight.shape for name, weight in ours.items()} == {name: weight.shape for name, weight in theirs.items()}

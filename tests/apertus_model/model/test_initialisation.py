@@ -1,0 +1,69 @@
+"""Initial weights: the published distribution, and the same bits on every layout."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from harness import MODEL, same, segment, train
+
+from apertus_model.model.init import initialise_parameters
+from apertus_model.model.model import ApertusModel, model_config
+from specs.launch import Parallel
+from specs.model import ModelSpec
+
+NARROW = ModelSpec(flavour="8b", dim=256, n_layers=1, n_heads=4, n_kv_heads=2, ffn_dim=1344, vocab_size=1024)
+
+
+def initialised(depth: int) -> ApertusModel:
+    """A narrow layer, as it begins in a model of `depth` layers."""
+    model = model_config(NARROW, sequence_length=8, attention="sdpa").build()
+    initialise_parameters(model, seed=28, std=NARROW.init_std, n_layers=depth)
+    return model
+
+
+def test_published_sizes_begin_with_the_published_standard_deviation() -> None:
+    assert ModelSpec(flavour="8b").init_std == ModelSpec(flavour="70b").init_std == 0.008944
+
+
+@pytest.mark.parametrize(("depth", "output_std"), [(32, 0.001118), (80, 0.000707)])  # of 8B and 70B, apertus_recipe.md, section 1
+def test_matrices_begin_normal_and_output_projections_smaller_with_depth(depth: int, output_std: float) -> None:
+    model = initialised(depth)
+    layer = model.layers["0"]
+    outputs = {"attention.wo.weight", "feed_forward.down_proj.weight"}
+    assert output_std == pytest.approx(0.008944 / math.sqrt(2 * depth), abs=5e-7)
+    for name, weight in [*layer.named_parameters(), *model.named_parameters()]:
+        if weight.ndim == 2:
+            expected = output_std if name.removeprefix("layers.0.") in outputs else 0.008944
+            tolerance = 6 / math.sqrt(2 * weight.numel())  # six standard errors
+            assert weight.std().item() == pytest.approx(expected, rel=tolerance + 5e-4), name
+            assert abs(weight.mean().item()) < 6 * expected / math.sqrt(weight.numel()), name
+
+
+def test_the_normal_distribution_is_not_truncated() -> None:
+    """Shares outside of one to four standard deviations, against the error function."""
+    weight = initialised(32).layers["0"].feed_forward.up_proj.weight / NARROW.init_std
+    for bound in (1.0, 2.0, 3.0, 4.0):
+        share = (weight.abs() > bound).double().mean().item()
+        expected = math.erfc(bound / math.sqrt(2))
+        assert share == pytest.approx(expected, abs=6 * math.sqrt(expected / weight.numel())), bound
+    assert weight.abs().max().item() > 4
+
+
+def test_norms_begin_at_one_and_xielu_with_its_published_slopes() -> None:
+    for name, parameter in initialised(32).named_parameters():
+        if "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        elif name.endswith(".alpha_p"):
+            assert torch.nn.functional.softplus(parameter.double()).item() == pytest.approx(0.8, abs=1e-7)
+        elif name.endswith(".alpha_n"):
+            assert 0.5 + torch.nn.functional.softplus(parameter.double()).item() == pytest.approx(0.8, abs=1e-7)
+
+
+@pytest.mark.parametrize("layout", [Parallel(dp_shard=2), Parallel(tp=2), Parallel(dp_shard=2, tp=2)], ids=["fsdp", "tp", "fsdp and tp"])
+def test_every_layout_begins_with_the_bits_of_one_process(tmp_path: Path, layout: Parallel) -> None:
+    processes = layout.dp_shard * layout.tp if layout.dp_shard > 0 else layout.tp
+    start = train(tmp_path, segment(parallel=layout), processes=processes, stop_at=0)[0]
+    alone = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
+    alone.init_weights()
+    assert same(start.weights, dict(alone.state_dict()))
