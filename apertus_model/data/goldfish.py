@@ -12,9 +12,14 @@ bits of a Mersenne Twister draw divided by 2^24, and numpy's legacy generator is
 from __future__ import annotations
 
 import functools
+import sys
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TABLE_SIZE = 1_000_003
 TABLE_SEED = 2_971_215_073
@@ -33,14 +38,23 @@ def _dropping(k: int) -> NDArray[np.bool_]:
     return hash_table().astype(np.int64) * k < 2**24
 
 
-def window_products(values: NDArray[np.int64], h: int) -> NDArray[np.int64]:
-    """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n - h + 1).
+@functools.cache
+def _dropping_on(k: int, device: Any) -> Tensor:
+    """The same as a tensor."""
+    import torch
+
+    return torch.from_numpy(_dropping(k)).to(device)
+
+
+def window_products(values: Any, h: int) -> Any:
+    """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n - h + 1), int64, both arrays or
+    both tensors.
 
     Uses products of 1, 2, 4, ... values, so that h = 50 = 32 + 16 + 2 costs 7 multiplications instead of 49.
     """
     length = values.shape[-1] - h + 1
     power, width, start = values, 1, 0
-    product: NDArray[np.int64] | None = None
+    product = None
     remaining = h
     while True:
         if remaining & 1:
@@ -55,24 +69,41 @@ def window_products(values: NDArray[np.int64], h: int) -> NDArray[np.int64]:
         width *= 2
 
 
-def goldfish_mask(labels: ArrayLike, k: int, h: int) -> NDArray[np.bool_]:
+@overload
+def goldfish_mask(labels: Tensor, k: int, h: int, positions: Tensor | None = None) -> Tensor: ...
+
+
+@overload
+def goldfish_mask(labels: ArrayLike, k: int, h: int, positions: NDArray[np.int64] | None = None) -> NDArray[np.bool_]: ...
+
+
+def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
     """True where the loss leaves a label out.
 
     Args:
-        labels: token ids, integers of shape (seq_len,) or (batch, seq_len); numpy or a CPU tensor. The true ids everywhere: the mask is
-            computed before any label is replaced by -100.
+        labels: token ids, integers of shape (seq_len,) or (batch, seq_len), as array or tensor on any device; the mask is of the same kind.
+            The true ids everywhere: the mask is computed before any label is replaced by -100.
         k: one label in k is dropped (about).
         h: how many labels, the dropped one included, decide. The first h - 1 labels of each row are never dropped.
+        positions: where the input before each label stands in its document, from 0; same shape and kind. With them, only windows inside a
+            document decide, those whose h inputs it all has: the first h - 1 labels of each document are never dropped.
 
     Raises:
         ValueError: for k or h below 1, or a shape that is neither of the two.
     """
     if k < 1 or h < 1:
         raise ValueError(f"goldfish needs k >= 1 and h >= 1, not k = {k} and h = {h}")
-    values = np.asarray(labels).astype(np.int64, copy=False)
+    torch = sys.modules.get("torch")  # data are read without it
+    if torch is not None and isinstance(labels, torch.Tensor):
+        values, mask = labels.long(), torch.zeros(labels.shape, dtype=torch.bool, device=labels.device)
+        dropping: Any = _dropping_on(k, labels.device)
+    else:
+        values = np.asarray(labels).astype(np.int64, copy=False)
+        mask, dropping = np.zeros(values.shape, dtype=np.bool_), _dropping(k)
     if values.ndim not in (1, 2):
-        raise ValueError(f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {values.shape}")
-    mask = np.zeros(values.shape, dtype=np.bool_)
+        raise ValueError(f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {tuple(values.shape)}")
     if values.shape[-1] >= h:
-        mask[..., h - 1 :] = _dropping(k)[window_products(values, h) % TABLE_SIZE]
+        mask[..., h - 1 :] = dropping[window_products(values, h) % TABLE_SIZE]
+    if positions is not None:
+        mask &= positions >= h - 1
     return mask

@@ -209,11 +209,12 @@ def validation_samples(recipe: dict[str, Any], bins: Sequence[TokenPaths], *, se
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
     """(L + 1,) tokens -> a sample of L."""
     inputs, labels = tokens[:-1], tokens[1:].copy()
-    if goldfish is not None:
-        labels[goldfish_mask(tokens[1:], goldfish.k, goldfish.h)] = IGNORED
     ends = inputs == eos_id
+    positions = positions_within_documents(ends)
+    if goldfish is not None:
+        labels[goldfish_mask(tokens[1:], goldfish.k, goldfish.h, positions if goldfish.within_documents else None)] = IGNORED
     labels[ends] = IGNORED
-    return Sample(inputs.copy(), labels, positions_within_documents(ends), source)
+    return Sample(inputs.copy(), labels, positions, source)
 
 
 def positions_within_documents(ends: NDArray[np.bool_]) -> NDArray[np.int64]:

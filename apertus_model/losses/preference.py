@@ -28,17 +28,23 @@ def sequence_beta(lengths: torch.Tensor, *, beta: float, length_normalised: bool
     return (beta / lengths.double().clamp(min=1)).clamp(max=math.inf if beta_max is None else beta_max)
 
 
-def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
-    """beta ln Z(beta), Z(beta) = beta (exp(1/beta) - 1), for beta > 0: float64.
+_PARTITION_SERIES = (1 / 24, -1 / 2880, 1 / 181440, -1 / 9676800, 1 / 479001600, -691 / 15692092416000, 1 / 784604620800)
+"""B_2n / (2n (2n)!), n = 1, 2, ..., of the Bernoulli numbers B_2n."""
 
-    With x = 1/beta, ln(exp(x) - 1) = x + ln(1 - exp(-x)), which neither overflows for a small beta nor loses digits; for a large one,
-    beta and exp(x) - 1 are multiplied before the logarithm.
+
+def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
+    """beta ln Z(beta), Z(beta) = beta (exp(1/beta) - 1), for every beta in (0, inf): float64, relative error below 1e-14.
+
+    With x = 1/beta, ln(exp(x) - 1) = x + ln(1 - exp(-x)), which does not overflow for a small beta. For a large one, ln Z is close to 0 and
+    would lose its digits to the multiplication by beta: the series ln((exp(x) - 1) / x) = x/2 + sum_n B_2n x^2n / (2n (2n)!) has them all.
     """
     beta = beta.double()
     x = 1 / beta
     small_beta = 1 + beta * (beta.log() + torch.log1p(-torch.exp(-x)))
-    large_beta = beta * torch.log(torch.expm1(x.clamp(max=1)) * beta.clamp(min=1))
-    return torch.where(x > 1, small_beta, large_beta)
+    series = torch.zeros_like(x)
+    for coefficient in reversed(_PARTITION_SERIES):
+        series = series * x * x + coefficient
+    return torch.where(x > 0.5, small_beta, 0.5 + series * x)
 
 
 def qrpo_residual(log_ratio: torch.Tensor, quantiles: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:

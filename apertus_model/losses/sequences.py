@@ -1,6 +1,6 @@
-"""Log-probabilities of labels, and their sums over the sequences of packed rows.
+"""Sums of the log-probabilities of labels over the sequences of packed rows.
 
-Shape suffixes: B batch, L local sequence, V vocabulary, S sequences per packed row.
+Shape suffixes: B batch, L local sequence, S sequences per packed row.
 
 Invariant: what a sequence sums up to depends on its own row alone: the sum has the same bits in any place of the batch, and with or
 without a graph for gradients.
@@ -12,21 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
-IGNORED = -100
-
-
-def label_log_probabilities(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.Tensor:
-    """ln p(label) at every place: (batch, length), float32 (float64 for float64 logits), 0 where the label is ignored.
-
-    Args:
-        logits_BLV: (batch, length, vocabulary), any floating dtype.
-        labels_BL: (batch, length) int64, -100 where there is no label.
-    """
-    logits = logits_BLV if logits_BLV.dtype == torch.float64 else logits_BLV.float()
-    nats = F.cross_entropy(logits.flatten(0, 1), labels_BL.flatten(), reduction="none", ignore_index=IGNORED)
-    return -nats.view(labels_BL.shape)
+from apertus_model.losses.cross_entropy import IGNORED
 
 
 def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -42,20 +29,21 @@ def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences:
 
 
 def sequence_log_probabilities(
-    logits_BLV: torch.Tensor,
+    log_probabilities_BL: torch.Tensor,
     labels_BL: torch.Tensor,
     segments_BL: torch.Tensor,
     sequences: int,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """ln p(y|x) of every sequence, and |y|: two tensors (batch, sequences), of float32 (float64 for float64 logits).
+    """ln p(y|x) of every sequence, and |y|: two tensors (batch, sequences), in the dtype of the log-probabilities, summed in float64.
 
     Args:
-        logits_BLV, labels_BL, segments_BL: as above; the labels are those of the sequences' completions.
+        log_probabilities_BL: (batch, length), 0 where there is no label (`cross_entropy.log_probabilities`).
+        labels_BL: (batch, length) int64, of the sequences' completions, -100 where there is none.
+        segments_BL: as above.
         sequences: number of sequences per row.
         group: the processes that share each row, every one with its slice of it; None when a process has whole rows.
     """
-    log_probabilities_BL = label_log_probabilities(logits_BLV, labels_BL)
     sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORED)])
     if group is not None:
         sums = shared_sum(sums, group)

@@ -25,6 +25,7 @@ from torchtitan.protocols.module import Module
 from apertus_model.model.attention import SdpaAttention, document_mask, inner_attention
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
+from apertus_model.model.output import OutputProjection, Reader
 from apertus_model.model.rope import Llama3RoPE
 from apertus_model.model.sharding import set_sharding
 from apertus_model.model.xielu import XIELU
@@ -116,22 +117,29 @@ class ApertusModel(Decoder):
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
         attention_masks: AttentionMasksType | torch.Tensor | None = None,
+        read: Reader | None = None,
     ) -> torch.Tensor:
-        """Logits of the next token.
+        """Logits of the next token, or what `read` makes of the last hidden states without having all logits.
 
         Args:
             tokens: (batch, seq_len) int64.
             positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by default.
             attention_masks: as made by `get_attention_masks`, which is called when they are not given.
+            read: see `output`.
 
         Returns:
-            (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise.
+            (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of `read` where it is given.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         if attention_masks is None:
             attention_masks = self.get_attention_masks(positions)
-        return super().forward(tokens, positions, attention_masks)  # dense masks are ours
+        if read is None:
+            return super().forward(tokens, positions, attention_masks)  # dense masks are ours
+        hidden = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_masks, positions)
+        return self.lm_head(self.norm(hidden), read=read)
 
     def get_attention_masks(self, positions: torch.Tensor) -> Any:
         """The document mask in the form that the attention backend wants; made once, shared by all layers."""
@@ -199,7 +207,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
         tok_embeddings=Embedding.Config(num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init),
         layers=[_copy(layer) for _ in range(spec.n_layers)],
         norm=norm(spec.dim),
-        lm_head=linear(spec.dim, spec.vocab_size),
+        lm_head=OutputProjection.Config(in_features=spec.dim, out_features=spec.vocab_size, param_init=no_init),
     )
 
 

@@ -69,7 +69,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         world_size: number of processes.
 
     Raises:
-        ValueError: the layout does not fit the processes, the batch or the objective, or the attention backend cannot run here.
+        ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run here.
     """
     parallelism = parallelism_config(segment.parallel)
     local_batch_size = micro_batch_size(segment, world_size=world_size)
@@ -86,7 +86,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             open_samples=hooks.open_samples,
             first_sample=segment.sample_at,
             global_batch_size=segment.global_batch_size,
-            fields=objective.fields if objective is not None else (),
+            fields=objective.fields,
         ),
         optimizer=optimizer_config(segment.optimizer, adapters_only=lora is not None),
         lr_scheduler=LearningRate.Config(

@@ -6,17 +6,19 @@ batch carry no labels and change no result.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
 
+from apertus_model.losses.cross_entropy import IGNORED
 from apertus_model.losses.divergence import kl_divergence
-from apertus_model.losses.sequences import label_log_probabilities, sequence_log_probabilities
+from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.model.output import log_probability_reader
 from apertus_model.trainer.loader import SampleLike, collate
 
 
@@ -41,7 +43,7 @@ class Filler:
     def like(cls, sample: SampleLike) -> "Filler":
         """A filler of the length of `sample`."""
         nowhere = np.full_like(sample.labels, -1)
-        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions, nowhere)
+        return cls(sample.input, np.full_like(sample.labels, IGNORED), sample.positions, nowhere)
 
 
 class Evaluator:
@@ -65,9 +67,9 @@ class Evaluator:
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._own_rows(samples):
-            logits, labels, _ = self._forward(*self._tensors(rows))
-            total[0] += cross_entropy_loss(logits, labels).double()
-            total[1] += (labels != IGNORE_INDEX).sum()
+            log_probabilities, labels, _ = self._log_probabilities(*self._tensors(rows))
+            total[0] -= log_probabilities.double().sum()
+            total[1] += (labels != IGNORED).sum()
         nats, tokens = self._over_all_ranks(total).tolist()
         if tokens == 0:
             raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
@@ -85,11 +87,10 @@ class Evaluator:
         total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
         borders = torch.tensor(edges, device=self.device)
         for rows in self._own_rows(samples):
-            logits, labels, positions = self._forward(*self._tensors(rows))
-            nats = -label_log_probabilities(_whole(logits), labels)
-            scored = labels != IGNORE_INDEX
+            log_probabilities, labels, positions = self._log_probabilities(*self._tensors(rows))
+            scored = labels != IGNORED
             bucket = torch.bucketize(positions, borders, right=True)[scored]  # 0 lies before the first edge
-            total[0].index_add_(0, bucket, nats[scored].double())
+            total[0].index_add_(0, bucket, -log_probabilities[scored].double())
             total[1].index_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
         nats_by_bucket, tokens_by_bucket = self._over_all_ranks(total)[:, 1:-1].tolist()
         return [(nats, int(tokens)) for nats, tokens in zip(nats_by_bucket, tokens_by_bucket, strict=True)]
@@ -108,7 +109,7 @@ class Evaluator:
             tensors = self._tensors(own)
             logits, labels, _ = self._forward(*tensors)
             other_logits, _, _ = other._forward(*tensors)
-            scored = labels != IGNORE_INDEX
+            scored = labels != IGNORED
             total[0] += kl_divergence(_whole(logits)[scored], _whole(other_logits)[scored])
             total[1] += scored.sum()
         divergence, tokens = self._over_all_ranks(total).tolist()
@@ -127,10 +128,10 @@ class Evaluator:
         turns = []
         for own in self._own_rows(rows):
             inputs, labels = collate(own, ("segments",))
-            logits, labels, _ = self._forward(inputs["input"], inputs["positions"], labels)
+            log_probabilities, labels, _ = self._log_probabilities(inputs["input"], inputs["positions"], labels)
             (segments,) = self._split(inputs["segments"].to(self.device))
-            log_probabilities, _ = sequence_log_probabilities(_whole(logits), labels, segments, sequences, group)
-            turns.append(self._over_batch_ranks(log_probabilities))
+            sums, _ = sequence_log_probabilities(log_probabilities, labels, segments, sequences, group)
+            turns.append(self._over_batch_ranks(sums))
         return torch.cat(turns)[: len(rows)].cpu()
 
     @torch.no_grad()
@@ -213,6 +214,20 @@ class Evaluator:
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits, labels and positions of this rank's part of the rows."""
+        tokens, positions, labels, masks = self._local(tokens, positions, labels)
+        return self.model(tokens, positions, masks), labels, positions
+
+    def _log_probabilities(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """ln p(label) at every place, without all logits; labels and positions; of this rank's part of the rows."""
+        tokens, positions, labels, masks = self._local(tokens, positions, labels)
+        return self.model(tokens, positions, masks, log_probability_reader(labels)), labels, positions
+
+    def _local(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
+        """This rank's part of the rows, and the attention masks for it."""
         tokens, positions, labels = (tensor.to(self.device) for tensor in (tokens, positions, labels))
         masks = None
         if self._dims.cp_enabled:
@@ -220,7 +235,7 @@ class Evaluator:
             kwargs = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
             tokens, labels, kwargs = prepare_context_parallel_input(tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None)
             positions, masks = kwargs["positions"], kwargs.get("attention_masks")
-        return self.model(tokens, positions, masks), labels, positions
+        return tokens, positions, labels, masks
 
     def _masks_are_made_before_the_split(self) -> bool:
         return getattr(self.model, "cp_mesh", None) is None

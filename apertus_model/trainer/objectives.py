@@ -4,7 +4,6 @@ An objective's loss is a sum over a micro-batch divided by a denominator of the 
 data-parallel ranks. So the step's loss is the sum of the losses of all micro-batches, and its gradient is the sum of their gradients.
 
 Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and micro-batches.
-Plain cross-entropy has no entry: torchtitan computes it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from apertus_model.losses.cross_entropy import total_weight, weighted_cross_entropy
+from apertus_model.losses.cross_entropy import Vocabulary, cross_entropy, total_weight
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
 from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.model.output import Reader, log_probability_reader
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 
@@ -30,7 +29,7 @@ Extras = Mapping[str, torch.Tensor]
 class Term(NamedTuple):
     """The part of a step's loss that a micro-batch is on this rank.
 
-    loss: scalar; its gradient with respect to the logits of this rank is theirs in the step's loss.
+    loss: scalar; its gradient with respect to the hidden states of this rank is theirs in the step's loss.
     copies: number of ranks that compute this same term.
     columns: name -> (sum, number of summands), float64 of shape (2,), of what is averaged over the step for the metrics.
     """
@@ -41,45 +40,64 @@ class Term(NamedTuple):
 
 
 class Objective(ABC):
-    """`fields`: tensors of a sample beside input, labels and positions; `per_token`: those of them that have the length of the sequence."""
+    """`fields`: tensors of a sample beside input, labels and positions; `per_token`: those of them that have the length of the sequence.
 
-    fields: ClassVar[tuple[str, ...]]
-    per_token: ClassVar[tuple[str, ...]]
-    whole_sequences: ClassVar[bool] = False  # a term needs the whole vocabulary and the whole sequence
+    A micro-batch takes two steps: the model's output projection calls `reader(...)`, and `term` makes the loss of what it has read.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    per_token: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
         """What a micro-batch of whole rows adds to the denominator: float64 scalar."""
 
     @abstractmethod
-    def __call__(
-        self, logits: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
+    def reader(self, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor) -> Reader:
+        """What is read from the hidden states of a micro-batch.
+
+        Args:
+            labels: (batch, local sequence) int64.
+            extras: the tensors of `fields`; those per token are (batch, local sequence).
+            denominator: float64 scalar.
+        """
+
+    @abstractmethod
+    def term(
+        self, read: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
     ) -> Term:
         """The term of a micro-batch.
 
         Args:
-            logits: (batch, local sequence, vocabulary).
-            labels: (batch, local sequence) int64.
-            extras: the tensors of `fields`; those per token are (batch, local sequence).
-            denominator: float64 scalar.
+            read: what the reader has returned.
+            labels, extras, denominator: as above.
             group: the ranks that share each row, None when a rank has whole rows.
         """
 
 
-class WeightedCrossEntropy(Objective):
-    """sum(w_i ce_i) / sum(w_i)."""
+class CrossEntropy(Objective):
+    """sum(w_i ce_i) / sum(w_i) over the labels that are kept; plain cross-entropy, with weights of 1, where samples have none."""
+
+    def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
+        return total_weight(labels, extras.get("weights"))
+
+    def reader(self, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor) -> Reader:
+        def read(hidden: torch.Tensor, weight: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
+            return cross_entropy(hidden, weight, labels, denominator, extras.get("weights"), vocabulary)
+
+        return read
+
+    def term(
+        self, read: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> Term:
+        return Term(read)
+
+
+class WeightedCrossEntropy(CrossEntropy):
+    """Cross-entropy of samples with a weight per label."""
 
     fields = ("weights",)
     per_token = ("weights",)
-
-    def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
-        return total_weight(labels, extras["weights"])
-
-    def __call__(
-        self, logits: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
-    ) -> Term:
-        whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
-        return Term(weighted_cross_entropy(whole, labels, extras["weights"]) / denominator.float())
 
 
 class PreferenceObjective(Objective):
@@ -87,13 +105,15 @@ class PreferenceObjective(Objective):
 
     fields = ("segments", "rewards", "reference", "present")
     per_token = ("segments",)
-    whole_sequences = True
 
-    def __call__(
-        self, logits: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
+    def reader(self, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor) -> Reader:
+        return log_probability_reader(labels)
+
+    def term(
+        self, read: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
     ) -> Term:
         present, reference = extras["present"], extras["reference"]
-        total, lengths = sequence_log_probabilities(logits, labels, extras["segments"], present.shape[1], group)
+        total, lengths = sequence_log_probabilities(read, labels, extras["segments"], present.shape[1], group)
         log_ratio = torch.where(present, total - reference, 0.0)
         losses, beta, columns = self.losses(log_ratio, lengths, extras)
         copies = dist.get_world_size(group) if group is not None else 1
@@ -162,24 +182,14 @@ def _sum(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.where(where, values.double(), 0.0).sum(), where.double().sum()])
 
 
-_OBJECTIVES: dict[str, Callable[[Any], Objective | None]] = {
-    "cross-entropy": lambda segment: None,
+_OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+    "cross-entropy": lambda segment: CrossEntropy(),
     "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
     "qrpo": lambda segment: Qrpo(segment.loss),
     "dpo": lambda segment: Dpo(segment.loss),
 }
 
 
-def objective_of(segment: Any) -> Objective | None:
-    """The objective that `segment.objective` names; None for plain cross-entropy, which torchtitan computes.
-
-    Raises:
-        ValueError: the layout splits the vocabulary, and the objective needs it whole.
-    """
-    objective = _OBJECTIVES[segment.objective](segment)
-    if objective is not None and objective.whole_sequences and segment.parallel.tp > 1:
-        raise ValueError(
-            f"the objective {segment.objective!r} cannot run with tensor parallelism (tp: {segment.parallel.tp}): it sums log-probabilities"
-            " over sequences, and a rank would have only its part of the vocabulary; use FSDP (dp_shard) or context parallelism (cp)"
-        )
-    return objective
+def objective_of(segment: Any) -> Objective:
+    """The objective that `segment.objective` names."""
+    return _OBJECTIVES[segment.objective](segment)

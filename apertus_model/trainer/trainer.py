@@ -4,7 +4,8 @@ Invariants:
 - All ranks stop after the same step, with a checkpoint of it.
 - The state after step s is a function of the state after step s - 1, of the spec and of s. Interrupting and going on from a
   checkpoint gives the same bits as never having stopped (same machine, same layout, same number of threads).
-- Without an objective of ours, a step is torchtitan's own, with its cross-entropy.
+- A loss is divided by what the whole step has of kept labels (weights, completions, pairs) before any gradient is made, so that neither
+  ranks nor micro-batches change it.
 """
 
 import logging
@@ -56,7 +57,7 @@ class ApertusTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        objective: Objective | None = None
+        objective: Objective
         begin_step: int
         stop_requested: Callable[[], bool]
         heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
@@ -108,8 +109,6 @@ class ApertusTrainer(Trainer):
         """One optimizer step. What the objective's mean is taken over is known before the first micro-batch runs."""
         objective = self.config.objective
         self._columns = {}
-        if objective is None:
-            return super().train_step(data_iterator)
         batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
         counts = [objective.count(labels, inputs) for inputs, labels in batches]
         self._denominator = torch.stack(counts).sum().to(self.device)
@@ -124,20 +123,19 @@ class ApertusTrainer(Trainer):
         whole step trains on."""
         self.metrics_processor.trained_tokens = global_valid_tokens  # StepMetrics
         objective = self.config.objective
-        if objective is None:
-            return super().forward_backward_step(input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens)
         extras = {name: input_dict.pop(name) for name in objective.fields}
         inputs, labels, arguments = self.post_dataloading_process(input_dict, labels)
         group = None
         if self.parallel_dims.cp_enabled:
             mesh = self.parallel_dims.get_mesh("cp")
             group = mesh.get_group()
-            slices, _ = cp_shard(mesh, tuple(extras[name] for name in objective.per_token), None, None)
-            extras |= dict(zip(objective.per_token, slices, strict=True))
+            if objective.per_token:
+                slices, _ = cp_shard(mesh, tuple(extras[name] for name in objective.per_token), None, None)
+                extras |= dict(zip(objective.per_token, slices, strict=True))
         with self.train_context():
-            logits = self.model_parts[0](inputs, **arguments)
-            term = objective(logits, labels, extras, self._denominator, group)
-            del logits
+            reader = objective.reader(labels, extras, self._denominator)
+            read = self.model_parts[0](inputs, **arguments, read=reader)
+            term = objective.term(read, labels, extras, self._denominator, group)
             term.loss.backward()
         for name, column in term.columns.items():
             self._columns[name] = self._columns.get(name, 0) + column

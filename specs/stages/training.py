@@ -29,6 +29,12 @@ class Goldfish(Spec):
 
     k: int = identity(50, ge=2)
     h: int = identity(50, ge=1)
+    within_documents: bool = identity(
+        False,
+        neutral=False,
+        description="the labels that decide are of one document, whose first h - 1 labels are always trained; the Apertus runs took them "
+        "across the borders of packed documents",
+    )
 
 
 class Precision(Spec):

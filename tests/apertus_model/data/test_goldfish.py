@@ -1,21 +1,27 @@
+"""The Goldfish mask against the published rule: label by label in Python integers, and window by window as its authors compute it."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apertus_model.data.goldfish import TABLE_SEED, TABLE_SIZE, goldfish_mask, hash_table, window_products
+from specs.stages.training import Goldfish
+
+TABLE = torch.rand(TABLE_SIZE, generator=torch.Generator().manual_seed(TABLE_SEED))
 
 
 def test_the_table_is_the_one_that_torch_draws() -> None:
-    generator = torch.Generator().manual_seed(TABLE_SEED)
-    expected = torch.rand(TABLE_SIZE, generator=generator)
-    assert np.array_equal(hash_table() / 2**24, expected.double().numpy())
+    assert np.array_equal(hash_table() / 2**24, TABLE.double().numpy())
 
 
-def _literal_mask(labels: list[int], k: int, h: int) -> list[bool]:
+def literal_mask(labels: list[int], k: int, h: int) -> list[bool]:
     """The published rule, label by label, in Python integers."""
-    table = hash_table()
     mask = []
     for i in range(len(labels)):
         if i < h - 1:
@@ -25,7 +31,15 @@ def _literal_mask(labels: list[int], k: int, h: int) -> list[bool]:
         for label in labels[i - h + 1 : i + 1]:
             product = (product * label) % 2**64
         signed = product - 2**64 if product >= 2**63 else product
-        mask.append(bool(table[signed % TABLE_SIZE] / 2**24 < 1 / k))
+        mask.append(TABLE[signed % TABLE_SIZE].item() < 1 / k)
+    return mask
+
+
+def authors_mask(labels: torch.Tensor, k: int, h: int) -> torch.Tensor:
+    """The same rule with torch's product and remainder of whole windows."""
+    mask = torch.zeros(labels.shape, dtype=torch.bool)
+    if labels.shape[-1] >= h:
+        mask[..., h - 1 :] = TABLE[labels.unfold(-1, h, 1).prod(-1) % TABLE_SIZE] < 1 / k
     return mask
 
 
@@ -33,16 +47,51 @@ def _literal_mask(labels: list[int], k: int, h: int) -> list[bool]:
 def test_the_mask_is_the_published_rule(k: int, h: int) -> None:
     labels = np.random.default_rng(0).integers(1, 131_072, size=(2, 300)) | 1
     mask = goldfish_mask(labels, k, h)
-    assert mask.tolist() == [_literal_mask(row.tolist(), k, h) for row in labels]
+    assert mask.tolist() == [literal_mask(row.tolist(), k, h) for row in labels]
     assert mask.any()
 
 
-def test_the_mask_is_the_reference_computation_in_torch() -> None:
-    labels = torch.from_numpy(np.random.default_rng(1).integers(0, 131_072, size=(3, 700)))
-    table = torch.rand(TABLE_SIZE, generator=torch.Generator().manual_seed(TABLE_SEED))
-    expected = torch.zeros(labels.shape, dtype=torch.bool)
-    expected[:, 49:] = table[labels.unfold(-1, 50, 1).prod(-1) % TABLE_SIZE] < 1 / 50
-    assert np.array_equal(goldfish_mask(labels, 50, 50), expected.numpy())
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 3), st.integers(1, 90))),
+    k=st.integers(1, 60),
+    h=st.integers(1, 70),
+    largest=st.sampled_from([3, 300, 131_072, 2**31]),
+    seed=st.integers(0, 1000),
+)
+def test_arrays_and_tensors_of_any_shape_have_the_mask_of_the_reference(
+    shape: tuple[int, ...], k: int, h: int, largest: int, seed: int
+) -> None:
+    labels = np.random.default_rng(seed).integers(0, largest, size=shape) | (seed % 2)
+    expected = authors_mask(torch.from_numpy(labels), k, h)
+    assert torch.equal(torch.tensor([literal_mask(row.tolist(), k, h) for row in np.atleast_2d(labels)]).view(shape), expected)
+    found = goldfish_mask(labels, k, h)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, expected.numpy())
+    tensor = goldfish_mask(torch.from_numpy(labels), k, h)
+    assert isinstance(tensor, torch.Tensor)
+    assert torch.equal(tensor, expected)
+    if largest < 2**31:
+        assert torch.equal(goldfish_mask(torch.from_numpy(labels).int(), k, h), expected)
+        assert np.array_equal(goldfish_mask(labels.astype(np.uint32), k, h), expected.numpy())
+
+
+def test_a_product_that_is_negative_in_64_bits_finds_its_place_from_the_end_of_the_table() -> None:
+    labels = np.full(64, 2**21 + 3)
+    product = (2**21 + 3) ** 3 - 2**64
+    assert -(2**63) <= product < 0
+    assert (window_products(labels, 3) == product).all()
+    for k in range(1, 40):
+        assert goldfish_mask(labels, k, 3)[2:].all() == bool(TABLE[product % TABLE_SIZE] < 1 / k)
+
+
+def test_a_tensor_gives_a_tensor_on_its_device() -> None:
+    labels = torch.arange(1, 200)
+    mask = goldfish_mask(labels, 3, 5)
+    assert (mask.dtype, mask.device, mask.shape) == (torch.bool, labels.device, labels.shape)
+    if torch.cuda.is_available():
+        on_gpu = goldfish_mask(labels.cuda(), 3, 5)
+        assert on_gpu.is_cuda and torch.equal(on_gpu.cpu(), mask)
 
 
 def test_the_same_text_is_masked_alike_wherever_it_stands() -> None:
@@ -50,6 +99,22 @@ def test_the_same_text_is_masked_alike_wherever_it_stands() -> None:
     passage, h = rng.integers(1, 1000, 200) | 1, 10
     one, other = (goldfish_mask(np.concatenate([rng.integers(1, 1000, n), passage]), 5, h)[n:] for n in (17, 90))
     assert np.array_equal(one[h - 1 :], other[h - 1 :])
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), h=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_windows_inside_documents_give_each_document_the_mask_that_it_has_alone(lengths: list[int], h: int, seed: int) -> None:
+    documents = [np.random.default_rng(seed + i).integers(1, 1000, n) | 1 for i, n in enumerate(lengths)]
+    labels, positions = np.concatenate(documents), np.concatenate([np.arange(n) for n in lengths])
+    expected = np.concatenate([goldfish_mask(document, 2, h) for document in documents])
+    assert np.array_equal(goldfish_mask(labels, 2, h, positions), expected)
+    rows: Any = [torch.from_numpy(np.stack([values, values])) for values in (labels, positions)]
+    assert torch.equal(goldfish_mask(rows[0], 2, h, rows[1]), torch.from_numpy(np.stack([expected, expected])))
+
+
+def test_windows_inside_documents_are_an_option_that_changes_no_fingerprint_until_it_is_taken() -> None:
+    assert Goldfish().identity_fields() == {"k": 50, "h": 50}
+    assert Goldfish(within_documents=True).identity_fields()["within_documents"] is True
 
 
 def test_the_first_labels_of_each_row_stay() -> None:
@@ -75,6 +140,7 @@ def test_about_one_label_in_fifty_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(("k", "h", "shape"), [(0, 50, (4,)), (50, 0, (4,)), (50, 50, (1, 2, 3))])
-def test_what_makes_no_sense_is_refused(k: int, h: int, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("make", [np.ones, torch.ones])
+def test_what_makes_no_sense_is_refused(make: Any, k: int, h: int, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="goldfish"):
-        goldfish_mask(np.ones(shape, dtype=np.int64), k, h)
+        goldfish_mask(make(shape, dtype=np.int64 if make is np.ones else torch.int64), k, h)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -71,6 +72,24 @@ def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
         mask = goldfish_mask(stream.read(start + 1, start + 65), 3, 5)
         assert masked[i].labels.tolist() == np.where(mask, IGNORED, plain[i].labels).tolist()
         dropped += int(mask.sum())
+    assert dropped
+
+
+def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alone(bins: list[Path]) -> None:
+    plain = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64)
+    masked = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64, goldfish=Goldfish(k=3, h=5, within_documents=True))
+    stream = TokenStream(bins[0])
+    dropped = 0
+    for i in range(8):
+        start = plain.draw(i).window * 64
+        labels, expected = stream.read(start + 1, start + 65), plain[i].labels.copy()
+        borders = [*np.flatnonzero(plain[i].positions == 0), 64]
+        assert len(borders) > 2
+        for begin, end in itertools.pairwise(borders):
+            mask = goldfish_mask(labels[begin:end], 3, 5)
+            expected[begin:end][mask] = IGNORED
+            dropped += int(mask.sum())
+        assert masked[i].labels.tolist() == expected.tolist()
     assert dropped
 
 

@@ -1,13 +1,17 @@
-"""QRPO and DPO against their published formulas, in numpy and float64."""
+"""QRPO and DPO against their published formulas: in numpy and float64, and with 50 digits where float64 cannot compute them as written."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from mpmath import mp
 
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
 
+mp.dps = 50
 PUBLISHED = {0.1: 0.76974, 0.2: 0.67676, 1.0: 0.54132, 5.0: 0.50833}
 
 
@@ -21,17 +25,59 @@ def test_the_partition_function_has_the_published_values() -> None:
     assert [round(value, 5) for value in found.tolist()] == list(PUBLISHED.values())
 
 
-def test_the_partition_function_is_the_formula_where_that_can_be_computed() -> None:
-    betas = np.geomspace(0.002, 50, 200)
-    found = beta_log_partition(torch.from_numpy(betas))
-    np.testing.assert_allclose(found.numpy(), [beta_log_z(beta) for beta in betas], rtol=1e-12)
+def exact_beta_log_z(beta: float) -> mp.mpf:
+    """beta ln(beta (exp(1/beta) - 1)), as it is written, with 50 digits after any cancellation."""
+    with mp.workdps(50 + max(0, round(2 * math.log10(beta)))):
+        b = mp.mpf(beta)
+        return b * mp.log(b * (mp.exp(1 / b) - 1))
 
 
-def test_the_partition_function_reaches_its_limits_for_the_smallest_and_the_largest_beta() -> None:
-    small, large = 1e-9, 1e6
-    assert beta_log_partition(torch.tensor([small], dtype=torch.float64)).item() == 1 + small * math.log(small)
-    # ln((exp(x) - 1) / x) = x/2 + x^2/24 - ...
-    assert beta_log_partition(torch.tensor([large], dtype=torch.float64)).item() == pytest.approx(0.5 + 1 / (24 * large), rel=1e-9)
+BETAS = st.floats(-8, 8).map(lambda exponent: 10.0**exponent)
+
+
+@settings(max_examples=300, deadline=None)
+@given(beta=BETAS)
+@example(1e-8)
+@example(1e8)
+@example(2.0)  # where one form of the formula follows the other
+@example(math.nextafter(2.0, 3))
+@example(0.1)
+def test_the_partition_function_is_the_formula_for_every_beta(beta: float) -> None:
+    found = beta_log_partition(torch.tensor([beta], dtype=torch.float64)).item()
+    assert abs(found - exact_beta_log_z(beta)) <= 1e-14 * exact_beta_log_z(beta)
+
+
+def test_the_partition_function_reaches_its_limits_for_the_smallest_and_the_largest_float() -> None:
+    extremes = torch.tensor([5e-324, 1e-300, 1e300, 1.7e308], dtype=torch.float64)
+    assert beta_log_partition(extremes).tolist() == [1.0, 1.0, 0.5, 0.5]
+
+
+LENGTHS = st.integers(1, 5000)
+RATIOS = st.floats(-500, 500)
+LIMITS = st.one_of(st.none(), st.floats(0.01, 10))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ratio=RATIOS, quantile=st.floats(0, 1), length=LENGTHS, beta=st.floats(1e-3, 100), beta_max=st.one_of(st.none(), st.floats(0.01, 10))
+)
+def test_the_qrpo_loss_is_the_published_formula(ratio: float, quantile: float, length: int, beta: float, beta_max: float | None) -> None:
+    own = mp.mpf(beta) / length if beta_max is None else min(mp.mpf(beta) / length, mp.mpf(beta_max))
+    expected = (quantile - exact_beta_log_z(float(own)) - own * mp.mpf(ratio)) ** 2
+    betas = sequence_beta(torch.tensor([length]), beta=beta, length_normalised=True, beta_max=beta_max)
+    found = qrpo_residual(torch.tensor([ratio], dtype=torch.float64), torch.tensor([quantile], dtype=torch.float64), betas).square().item()
+    scale = 1 + abs(float(own) * ratio)  # of the terms, which may cancel
+    assert abs(found - expected) <= 1e-14 * scale**2
+
+
+@settings(max_examples=100, deadline=None)
+@given(margin=st.floats(-1000, 1000), smoothing=st.floats(0, 0.5))
+def test_the_dpo_loss_is_the_published_formula_for_every_margin(margin: float, smoothing: float) -> None:
+    m, e = mp.mpf(margin), mp.mpf(smoothing)
+    with mp.workdps(1000):  # 1 - sigmoid of a large margin
+        expected = -(1 - e) * mp.log(1 / (1 + mp.exp(-m))) - e * mp.log(1 - 1 / (1 + mp.exp(-m)))
+    found = dpo(torch.tensor([margin], dtype=torch.float64), smoothing).item()
+    assert abs(found - expected) <= 1e-15 + 1e-14 * expected
 
 
 def test_beta_is_divided_by_the_length_and_limited() -> None:

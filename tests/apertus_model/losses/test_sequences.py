@@ -1,21 +1,23 @@
-"""Log-probabilities of sequences in packed rows, and weighted cross-entropy, against numpy in float64 and torch's cross-entropy."""
+"""Log-probabilities of sequences in packed rows, and the divergence over the vocabulary, against numpy in float64."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness import in_processes
 
-from apertus_model.losses.cross_entropy import total_weight, weighted_cross_entropy
+from apertus_model.losses.cross_entropy import log_probabilities
 from apertus_model.losses.divergence import kl_divergence
-from apertus_model.losses.sequences import label_log_probabilities, sequence_log_probabilities, sequence_sums
+from apertus_model.losses.sequences import sequence_log_probabilities, sequence_sums
 
 LABELS = torch.tensor([[4, 1, -100, 2, 0, -100], [3, -100, 3, -100, 1, 1]])
 SEGMENTS = torch.tensor([[0, 0, -1, 1, 1, -1], [0, -1, 1, -1, 2, 2]])
 LENGTHS = torch.tensor([[2, 2, 0], [1, 1, 2]])
 
 
-def logits_of(seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+def logits_of(seed: int) -> torch.Tensor:
+    return torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def by_hand(logits: torch.Tensor) -> np.ndarray:
@@ -27,17 +29,16 @@ def by_hand(logits: torch.Tensor) -> np.ndarray:
     )
 
 
-def test_log_probabilities_of_labels_are_log_softmax_in_float32_for_logits_of_any_precision() -> None:
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        logits = logits_of(0, dtype)
-        found = label_log_probabilities(logits, LABELS)
-        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        np.testing.assert_allclose(found.numpy(), by_hand(logits), rtol=1e-6 if dtype != torch.float64 else 1e-14)
+def of_sequences(logits: torch.Tensor, places: slice = slice(None), group: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and lengths of the sequences; hidden states are the logits themselves, projected by the unit matrix."""
+    labels = LABELS[:, places]
+    found = log_probabilities(logits, torch.eye(5, dtype=logits.dtype), labels)
+    return sequence_log_probabilities(found, labels, SEGMENTS[:, places], 3, group)
 
 
 def test_a_sequence_sums_the_labels_of_its_own_segment() -> None:
     logits = logits_of(1)
-    total, lengths = sequence_log_probabilities(logits, LABELS, SEGMENTS, 3)
+    total, lengths = of_sequences(logits)
     places = by_hand(logits)
     expected = np.array([[places[0, 0:2].sum(), places[0, 3:5].sum(), 0], [places[1, 0], places[1, 2], places[1, 4:6].sum()]])
     np.testing.assert_allclose(total.numpy(), expected, rtol=1e-14)
@@ -47,8 +48,8 @@ def test_a_sequence_sums_the_labels_of_its_own_segment() -> None:
 
 def test_the_gradient_of_a_sequence_reaches_its_own_places_only() -> None:
     logits = logits_of(2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: sequence_log_probabilities(x, LABELS, SEGMENTS, 3)[0], (logits,))
-    total, _ = sequence_log_probabilities(logits, LABELS, SEGMENTS, 3)
+    assert torch.autograd.gradcheck(lambda x: of_sequences(x)[0], (logits,))
+    total, _ = of_sequences(logits)
     (gradient,) = torch.autograd.grad(total[1, 2], logits)
     touched = gradient.abs().sum(-1) > 0
     assert torch.equal(touched, torch.tensor([[False] * 6, [False, False, False, False, True, True]]))
@@ -56,7 +57,7 @@ def test_the_gradient_of_a_sequence_reaches_its_own_places_only() -> None:
 
 def test_ranks_that_share_rows_get_the_sum_and_each_the_gradient_of_its_own_part_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     whole = logits_of(3).requires_grad_()
-    total, _ = sequence_log_probabilities(whole, LABELS, SEGMENTS, 3)
+    total, _ = of_sequences(whole)
     (total.square().sum()).backward()
 
     def work(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -65,7 +66,7 @@ def test_ranks_that_share_rows_get_the_sum_and_each_the_gradient_of_its_own_part
         dist.init_process_group("gloo")
         own = slice(3 * rank, 3 * rank + 3)
         part = logits_of(3)[:, own].requires_grad_()
-        total, lengths = sequence_log_probabilities(part, LABELS[:, own], SEGMENTS[:, own], 3, dist.group.WORLD)
+        total, lengths = of_sequences(part, own, dist.group.WORLD)
         (total.square().sum()).backward()
         assert part.grad is not None
         return total.detach(), lengths, part.grad
@@ -76,24 +77,6 @@ def test_ranks_that_share_rows_get_the_sum_and_each_the_gradient_of_its_own_part
         assert torch.equal(lengths, LENGTHS.double())
     assert whole.grad is not None
     torch.testing.assert_close(torch.cat([gradient for _, _, gradient in results], dim=1), whole.grad, rtol=1e-13, atol=1e-15)
-
-
-def test_weights_of_one_give_plain_cross_entropy() -> None:
-    logits = logits_of(4)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten())
-    weights = torch.ones(2, 6)
-    assert (weighted_cross_entropy(logits, LABELS, weights) / total_weight(LABELS, weights)).item() == pytest.approx(
-        expected.item(), rel=1e-14
-    )
-
-
-def test_labels_count_in_proportion_to_their_weights() -> None:
-    logits = logits_of(5).requires_grad_()
-    weights = torch.tensor([[1.0, 0.1, 7.0, 0.0, 0.25, 7.0], [1.0, 7.0, 1.0, 7.0, 0.5, 0.5]])
-    loss = weighted_cross_entropy(logits, LABELS, weights) / total_weight(LABELS, weights)
-    places, used = by_hand(logits.detach()), weights.double().numpy() * (LABELS.numpy() >= 0)
-    assert loss.item() == pytest.approx(-(places * used).sum() / used.sum(), rel=1e-14)
-    assert torch.autograd.gradcheck(lambda x: weighted_cross_entropy(x, LABELS, weights), (logits,))
 
 
 def test_the_divergence_is_exact_over_the_vocabulary() -> None:

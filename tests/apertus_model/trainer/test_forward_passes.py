@@ -77,6 +77,7 @@ ZERO = [
     (2, Parallel(), "float32", 1),
     (2, Parallel(), "bfloat16", 2),
     (2, Parallel(cp=2), "float32", 2),
+    (2, Parallel(tp=2), "bfloat16", 2),
 ]
 
 
@@ -110,7 +111,7 @@ def test_the_first_log_ratio_of_every_sequence_is_exactly_zero(
     source = Source(str(checkpoints / "step-3"), 3, optimizer=False, new_adapters=True)
 
     def counted(trainer: Any) -> None:
-        assert sum(map(len, seen)) == 4 * parallel.cp // processes
+        assert sum(map(len, seen)) == 4 * parallel.cp * parallel.tp // processes
 
     data = lambda: PreferenceRows(reference=reference.numpy())  # noqa: E731
     result = train(tmp_path / "train", spec, processes=processes, source=source, begin_step=0, data=data, inspect=counted)[0]

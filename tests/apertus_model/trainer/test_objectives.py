@@ -11,7 +11,6 @@ from harness import MODEL, PreferenceRows, WeightedSamples, difference, losses, 
 
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source
-from apertus_model.trainer.config import trainer_config
 from specs.launch import Parallel
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
@@ -116,12 +115,16 @@ def test_layout_and_accumulation_change_neither_loss_nor_gradient(tmp_path: Path
     assert difference(result.weights, reference.weights) < 1e-4
 
 
-def test_tensor_parallelism_gives_the_same_weighted_loss(tmp_path: Path) -> None:
-    name = "weighted-cross-entropy"
-    reference = train(tmp_path / "one", spec_of(name, end_step=2), data=WeightedSamples)[0]
-    result = train(tmp_path / "two", spec_of(name, end_step=2, parallel=Parallel(tp=2)), processes=2, data=WeightedSamples)[0]
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_ranks_that_share_the_vocabulary_have_the_loss_and_the_gradient_of_one(
+    tmp_path: Path, alone: tuple[str, Any], sequence_parallel: bool
+) -> None:
+    name, reference = alone
+    spec = spec_of(name, end_step=3, parallel=Parallel(tp=2, sequence_parallel=sequence_parallel))
+    result = train(tmp_path, spec, processes=2, data=KINDS[name][1])[0]
     assert losses(result) == pytest.approx(losses(reference), abs=1e-5)
     assert [row["grad_norm"] for row in result.rows] == pytest.approx([row["grad_norm"] for row in reference.rows], rel=1e-4)
+    assert difference(result.weights, reference.weights) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["qrpo", "dpo"])
@@ -161,10 +164,3 @@ def test_training_on_preferences_raises_the_chosen_over_the_rejected(tmp_path: P
     rows = train(tmp_path, spec_of("dpo", end_step=12), data=lambda: PreferenceRows(rows=4))[0].rows
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["accuracy"] > 0.9
-
-
-@pytest.mark.parametrize("name", ["qrpo", "dpo"])
-def test_tensor_parallelism_is_refused_for_preferences_with_the_reason(name: str) -> None:
-    hooks: Any = None  # refused before they matter
-    with pytest.raises(ValueError, match=rf"objective '{name}' cannot run with tensor parallelism \(tp: 2\): it sums log-probabilities"):
-        trainer_config(spec_of(name, parallel=Parallel(tp=2)), hooks, world_size=2)

@@ -56,7 +56,6 @@ SIGNATURES = {
     "torchtitan.distributed.context_parallel.prepare_context_parallel_input": [
         "inputs", "labels", "extra_kwargs", "cp_mesh", "device", "load_balancer_type", "ptrr_mask_key",
     ],
-    "torchtitan.components.loss.cross_entropy_loss": ["pred", "labels", "global_vocab_size"],
 }  # fmt: skip
 
 

@@ -1,0 +1,65 @@
+"""Training and validation steps never hold the logits of all their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import MODEL, PreferenceRows, SyntheticSamples, WeightedSamples, segment, train
+from live_memory import LiveMemory
+from torch.distributed.tensor.debug import CommDebugMode
+
+from apertus_model.losses import cross_entropy
+from specs.launch import Parallel
+
+WORDS, TOKENS = 4096, 128
+DATA: dict[str, Any] = {"qrpo": PreferenceRows, "sft": WeightedSamples}
+
+
+@pytest.mark.parametrize(("processes", "parallel"), [(1, Parallel()), (2, Parallel()), (2, Parallel(tp=2))])
+@pytest.mark.parametrize("kind", ["pretrain", "sft", "qrpo"])
+def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, processes: int, parallel: Parallel
+) -> None:
+    """The largest tensor is what FSDP gathers with the output projection, (4096 + 1) x 32 elements; the logits of a chunk are 8 x 4096."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 8)
+    spec = segment(
+        kind,
+        end_step=1,
+        model=MODEL.model_copy(update={"vocab_size": WORDS}),
+        global_batch_size=8,
+        parallel=parallel,
+        **({"prompt_weight": 0.25} if kind == "sft" else {}),
+    )
+
+    def check(trainer: Any) -> None:
+        logits = TOKENS * WORDS // processes
+        batch = next(trainer.batch_generator(trainer.dataloader))
+        tokens = batch[0]["input"]
+        trainer.config.heldout = {"text": [SyntheticSamples()[index] for index in range(8)]}
+        for work in (lambda: trainer.train_step(iter([batch])), trainer.heldout_losses):
+            with LiveMemory() as memory:
+                work()
+            assert 8 * WORDS // parallel.tp <= memory.largest <= (WORDS + 1) * MODEL.dim < logits
+        with LiveMemory() as memory, torch.no_grad():
+            trainer.model_parts[0](tokens)
+        assert memory.largest >= logits  # where they are asked for
+
+    kinds = {"data": DATA[kind]} if kind in DATA else {}
+    train(tmp_path, spec, processes=processes, inspect=check, **kinds)
+
+
+def test_the_output_projection_is_gathered_once_and_reduced_once_however_many_chunks_there_are(tmp_path: Path) -> None:
+    def check(trainer: Any) -> None:
+        counts = []
+        for chunk in (1024, 2):
+            cross_entropy.CHUNK_TOKENS = chunk  # of this process, which ends here
+            with CommDebugMode() as collectives:
+                trainer.train_step(iter([next(trainer.batch_generator(trainer.dataloader))]))
+            counts.append({str(name): number for name, number in collectives.get_comm_counts().items()})
+        assert counts[0] == counts[1]
+        assert sum(number for name, number in counts[0].items() if "reduce_scatter" in name) == 2 + 2  # layers; embedding; norm and head
+
+    train(tmp_path, segment(end_step=1), processes=2, inspect=check)
