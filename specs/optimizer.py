@@ -1,28 +1,103 @@
-"""The optimizer of a training stage.
+"""The optimizer of a training stage: which there are, what each reads, and its published defaults.
 
-Invariant: a field that is `None` is inherited: from the parent stage's resolved optimizer, or from `DEFAULTS` where there is no parent.
-`lr` has no default. Values: Apertus report table of hyper-parameters and the released run scripts (AdEMAMix, arXiv 2409.03137).
+Invariants:
+- A field that is left out is inherited from the parent stage's resolved optimizer if that has the same name, else it is the value in
+  `PUBLISHED`. When the name changes, only `grad_clip` goes over, and `lr` must be stated: settings of one optimizer say nothing about
+  another.
+- A field that an optimizer does not read cannot be stated for it, resolves to None, and enters no fingerprint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from specs.base import Spec, identity
+from specs.errors import FieldPath, Problem, SpecError
+from specs.launch import Parallel
 from specs.units import Budget
 
-DEFAULTS: dict[str, Any] = {
-    "name": "ademamix",
-    "betas": (0.9, 0.999, 0.9999),
-    "alpha": 8.0,
-    "alpha_warmup": 100_000,
-    "beta3_warmup": 100_000,
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "grad_clip": 0.1,
+Name = Literal[
+    "ademamix", "adamw", "adopt", "lion", "signum", "muon", "d-muon", "soap", "prodigy", "schedule-free-adamw", "mars"
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """source: paper and code of the values; defaults: every field that the optimizer reads, except `lr`, which has no default."""
+
+    source: str
+    defaults: Mapping[str, Any]
+
+    @property
+    def fields(self) -> list[str]:
+        return ["lr", *self.defaults]
+
+
+def _published(source: str, *, grad_clip: float = 1.0, **defaults: Any) -> Published:
+    """`grad_clip` belongs to the trainer and is published with no optimizer but AdEMAMix as Apertus uses it; 1.0 is usual elsewhere."""
+    return Published(source, {**defaults, "grad_clip": grad_clip})
+
+
+PUBLISHED: dict[str, Published] = {
+    "ademamix": _published(
+        "arXiv 2409.03137; values of the Apertus report, arXiv 2509.14233",
+        betas=(0.9, 0.999, 0.9999), alpha=8.0, alpha_warmup=100_000, beta3_warmup=100_000, eps=1e-8, weight_decay=0.1,
+        state_dtype="float32", grad_clip=0.1,
+    ),
+    "adamw": _published("arXiv 1711.05101, torch.optim.AdamW", betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01),
+    "adopt": _published("arXiv 2411.02853, iShohei220/adopt", betas=(0.9, 0.9999), eps=1e-6, weight_decay=0.0),
+    "lion": _published("arXiv 2302.06675, google/automl", betas=(0.9, 0.99), weight_decay=0.0),
+    "signum": _published("arXiv 1802.04434", momentum=0.9, weight_decay=0.0),
+    "muon": _published(
+        "kellerjordan.github.io/posts/muon, KellerJordan/Muon: 0.02 for matrices and 3e-4 for the rest",
+        momentum=0.95, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-10, adamw_lr_ratio=0.015,
+    ),
+    "d-muon": _published(
+        "arXiv 2502.16982, MoonshotAI/Moonlight", momentum=0.95, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, adamw_lr_ratio=1.0
+    ),
+    "soap": _published(
+        "arXiv 2409.11321, nikhilvyas/SOAP", betas=(0.95, 0.95), eps=1e-8, weight_decay=0.01, precondition_frequency=10
+    ),
+    "prodigy": _published("arXiv 2306.06101, konstmish/prodigy: lr 1", betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, d_coef=1.0),
+    "schedule-free-adamw": _published(
+        "arXiv 2405.15682, facebookresearch/schedule_free", betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+    ),
+    "mars": _published("arXiv 2411.10438, AGI-Arena/MARS (MARS-AdamW)", betas=(0.95, 0.99), gamma=0.025, eps=1e-8, weight_decay=0.0),
+}  # fmt: skip
+
+UNAVAILABLE = {
+    "sophia": "sophia is not available because its estimate of the Hessian takes a backward pass of its own: Hutchinson's goes through the "
+    "graph of the gradients, which FSDP2 does not keep, and Gauss-Newton-Bartlett needs labels drawn from the model, which the losses of "
+    f"most stages have no meaning for; use one of {', '.join(PUBLISHED)}"
 }
+
+_WHOLE = {
+    "soap": "soap needs the eigenvectors of whole matrices, and pytorch_optimizer 4.1.0 has no way to find them from shards "
+    "(it mixes sharded and whole tensors, and fails)",
+    "prodigy": "prodigy scales all its steps by one estimate over all parameters, and pytorch_optimizer 4.1.0 cannot add it up "
+    "over shards (it fails on them, and would otherwise count only those of its own process)",
+}
+
+
+def refused_layout(name: str, parallel: Parallel, processes: int) -> str | None:
+    """Why an optimizer cannot train in a layout, and what to do; None when it can.
+
+    dp_shard, tp and cp all shard weights; dp_replicate gives every group of processes a copy."""
+    shards = processes // parallel.dp_replicate
+    if name not in _WHOLE or shards <= 1:
+        return None
+    fix = f"launch.parallel {{dp_replicate: {processes}, dp_shard: 1}}, one process, or another optimizer"
+    return f"{_WHOLE[name]}; this layout makes {shards} shards of every weight: use {fix}"
+
+
+def _available(name: Any) -> Any:
+    if name in UNAVAILABLE:
+        raise ValueError(UNAVAILABLE[name])
+    return name
 
 
 def _steps(value: Any) -> Any:
@@ -37,24 +112,75 @@ def _steps(value: Any) -> Any:
 
 
 Steps = Annotated[int, BeforeValidator(_steps, json_schema_input_type=int | str)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSpec(Spec):
-    """AdEMAMix or AdamW. `betas` are (b1, b2, b3); AdamW reads the first two and ignores alpha and the warm-ups."""
+    """`name` and what that optimizer reads; the table below has the fields of each and their defaults. `muon` and `d-muon` update the
+    matrices of the layers; embeddings, output layer, norms and xIELU scalars are AdamW's, with `betas`, `eps` and `adamw_lr_ratio`.
+    `mars` leaves what is not a matrix to AdamW with betas (0.9, 0.95). With `schedule-free-adamw`, held-out loss and checkpoints are of the
+    averaged weights, and training goes on from the others, which are part of its state; it needs no decay of the learning rate.
+    `soap` and `prodigy` need unsharded weights: one process, or `dp_replicate`."""
 
-    name: Literal["ademamix", "adamw"] | None = identity(None)
+    name: Annotated[Name, BeforeValidator(_available)] | None = identity(None, neutral=None)
     lr: float | None = identity(
-        None, gt=0, description="peak learning rate; left out in a later stage: the parent's rate at the branch point"
+        None,
+        neutral=None,
+        gt=0,
+        description="peak learning rate; left out in a later stage with the same optimizer: the parent's rate at the branch point",
     )
-    betas: tuple[float, float, float] | None = identity(None)
-    alpha: float | None = identity(None, ge=0)
-    alpha_warmup: Steps | None = identity(None, ge=0, description="optimizer steps until alpha is reached")
-    beta3_warmup: Steps | None = identity(None, ge=0, description="optimizer steps until b3 is reached")
-    eps: float | None = identity(None, gt=0)
-    weight_decay: float | None = identity(None, ge=0, description="not applied to norms and xIELU scalars")
-    grad_clip: float | None = identity(None, gt=0, description="limit of the global gradient norm")
+    betas: tuple[Beta, Beta, Beta] | tuple[Beta, Beta] | None = identity(None, neutral=None, description="three for ademamix, else two")
+    momentum: Beta | None = identity(None, neutral=None)
+    alpha: float | None = identity(None, neutral=None, ge=0, description="final weight of the slow average")
+    alpha_warmup: Steps | None = identity(None, neutral=None, ge=0, description="optimizer steps until alpha is reached")
+    beta3_warmup: Steps | None = identity(None, neutral=None, ge=0, description="optimizer steps until b3 is reached")
+    state_dtype: Literal["float32", "bfloat16"] | None = identity(
+        None,
+        neutral="float32",
+        description="of the moments; bfloat16 ones are computed in float32 and rounded stochastically. Only ademamix has bfloat16",
+    )
+    eps: float | None = identity(None, neutral=None, gt=0)
+    weight_decay: float | None = identity(None, neutral=None, ge=0, description="not applied to norms and xIELU scalars")
+    adamw_lr_ratio: float | None = identity(
+        None, neutral=None, gt=0, description="learning rate of what is AdamW's, as a fraction of the matrices'"
+    )
+    precondition_frequency: int | None = identity(None, neutral=None, ge=1, description="steps between two eigenbases")
+    d_coef: float | None = identity(None, neutral=None, gt=0, description="factor on the estimated distance")
+    gamma: float | None = identity(None, neutral=None, ge=0, description="strength of the variance reduction")
+    grad_clip: float | None = identity(None, neutral=None, gt=0, description="limit of the global gradient norm")
 
-    def resolved(self, inherited: dict[str, Any]) -> OptimizerSpec:
-        """Every field set: what is stated here, else `inherited`, else `DEFAULTS`."""
+    def resolved(self, inherited: Mapping[str, Any], at: FieldPath = ("optimizer",)) -> OptimizerSpec:
+        """Every field that the optimizer reads set: what is stated here, else `inherited`, else `PUBLISHED`. The others are None.
+
+        Args:
+            inherited: fields of the parent's resolved optimizer; empty without a parent.
+            at: where this spec stands, for errors.
+
+        Raises:
+            SpecError: a stated field is not read, has another number of betas, or `lr` is missing where the optimizer changes.
+        """
         stated = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return OptimizerSpec(**{**DEFAULTS, **inherited, **stated})
+        before = inherited.get("name")
+        name = stated.get("name") or before or "ademamix"
+        published = PUBLISHED[name]
+        problems = [
+            Problem((*at, field), f"{name} does not read {field}; it reads {', '.join(published.fields)}", _fix(field))
+            for field, value in stated.items()
+            if field not in ("name", *published.fields) and (field, value) != ("state_dtype", "float32")
+        ]
+        if self.betas is not None and "betas" in published.defaults and len(self.betas) != len(published.defaults["betas"]):
+            wanted = f"{name} has {len(published.defaults['betas'])} betas, not {len(self.betas)}"
+            problems.append(Problem((*at, "betas"), wanted, f"write for example {list(published.defaults['betas'])}."))
+        if before not in (None, name) and self.lr is None:
+            message = f"the parent was trained with {before}, whose learning rate says nothing about that of {name}"
+            problems.append(Problem((*at, "lr"), message, "state optimizer.lr."))
+        if problems:
+            raise SpecError(problems)
+        kept = {field: inherited.get(field) for field in (published.fields if before == name else ["grad_clip"])}
+        goes_over = {field: value for field, value in kept.items() if value is not None}
+        return OptimizerSpec(**{"state_dtype": "float32", **published.defaults, **goes_over, **stated, "name": name})
+
+
+def _fix(field: str) -> str:
+    readers = [name for name, published in PUBLISHED.items() if field in published.fields]
+    return f"leave it out, or use an optimizer that reads it: {', '.join(readers)}."

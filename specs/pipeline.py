@@ -6,7 +6,7 @@ border falls inside its stage, and every batch can be divided. All problems of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import UnionType
@@ -18,7 +18,8 @@ from specs.base import Spec, execution, reference
 from specs.compose import compose, distinct, keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
-from specs.launch import Launch, Retries
+from specs.launch import Launch, Parallel, Retries
+from specs.optimizer import refused_layout
 from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
@@ -33,7 +34,7 @@ from specs.stages.preference_training import PreferenceTraining
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import MixtureTraining, TrainingStage
-from specs.trajectory import legs, resolve
+from specs.trajectory import Trajectory, legs, resolve
 from specs.units import Reference
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -187,7 +188,7 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
         if isinstance(stage, TrainingStage):
             problems += _check_batches(pipeline, name, stage)
     try:
-        resolve(pipeline, order(pipeline))
+        problems += _check_layouts(pipeline, resolve(pipeline, order(pipeline)))
     except SpecError as error:
         problems += error.problems
     return problems
@@ -281,6 +282,15 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
         if batch < 1 or batch % ranks:
             fix = f"use a multiple of {ranks}, or other launch.processes."
             yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
+
+
+def _check_layouts(pipeline: Pipeline, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
+    for name, stage in pipeline.stages.items():
+        launch = pipeline.launch_of(stage)
+        for leg in legs(pipeline, name):
+            optimizer = trajectories[leg.name].optimizer.name if leg.name in trajectories else None
+            if optimizer and (reason := refused_layout(optimizer, launch.parallel or Parallel(), launch.world_size)):
+                yield Problem((*leg.path, "optimizer", "name"), reason)
 
 
 # From Pydantic's errors to problems

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from specs.base import role_of
 from specs.launch import Checkpointing, Launch, Parallel, Retries, Validation
 from specs.model import ModelSpec, RopeScaling
-from specs.optimizer import DEFAULTS, OptimizerSpec
+from specs.optimizer import PUBLISHED, UNAVAILABLE, OptimizerSpec
 from specs.pipeline import Pipeline
 from specs.rewards import RewardSpec
 from specs.schedule import ScheduleSpec
@@ -83,14 +83,24 @@ NESTED: tuple[type[BaseModel], ...] = (
 
 def markdown() -> str:
     """The whole page."""
-    defaults = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in DEFAULTS.items())
     sections = [INTRODUCTION, _section("The file", Pipeline), _section("Every stage", Stage)]
     sections += [_section(f"Stage `{kind}`", stage, leave_out=set(Stage.model_fields)) for kind, stage in STAGES.items()]
     for model in NESTED:
         sections.append(_section(model.__name__, model))
         if model is OptimizerSpec:
-            sections.append(f"Defaults of a stage without a parent: {defaults}.\n")
+            sections.append(_optimizers())
     return "\n".join(sections)
+
+
+def _optimizers() -> str:
+    """What each optimizer reads, and where the defaults come from."""
+    lines = ["| `name` | reads, beside `lr` | from |", "|---|---|---|"]
+    for name, published in PUBLISHED.items():
+        fields = ", ".join(f"`{field}` {json.dumps(value)}" for field, value in published.defaults.items())
+        lines.append(f"| `{name}` | {fields} | {published.source} |")
+    return "\n".join(
+        ["Defaults of a stage without a parent, or whose parent has another optimizer:", "", *lines, "", *UNAVAILABLE.values(), ""]
+    )
 
 
 def _section(title: str, model: type[BaseModel], leave_out: Container[str] = ()) -> str:

@@ -225,6 +225,10 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
         if parent.imported:
             _check_imported(leg, stage)
         inherited = {} if parent.imported else parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
+        if "optimizer" in leg.carry and stage.optimizer.name not in (None, parent.optimizer.name):
+            message = f"the states to carry are those of {parent.optimizer.name}, which {stage.optimizer.name} cannot go on with"
+            carried = ", ".join(what for what in leg.carry if what != "optimizer")
+            raise SpecError([Problem((*at, "carry"), message, f"state carry: [{carried}].")])
         if stage.optimizer.lr is None and not inherited["lr"]:
             message = f"the learning rate has decayed to 0 at step {start.step} of '{start.leg}', so there is none to go on with"
             raise SpecError([Problem((*at, "optimizer", "lr"), message, "state optimizer.lr.")])
@@ -237,7 +241,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
     else:
         assert leg.model is not None and stage.sequence_length is not None
         model, length, precision = leg.model, stage.sequence_length, stage.precision or Precision()
-    optimizer = stage.optimizer.resolved(inherited)
+    optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
     assert optimizer.lr is not None
     pieces = _batch_pieces(at, batches, length)
     total, leftover = _budget(at, stage.budget, pieces, length)

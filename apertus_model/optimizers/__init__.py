@@ -1,1 +1,1 @@
-"""Optimizers that torch does not have."""
+"""Optimizers: AdEMAMix, which is ours, Muon of torch on shards, and those of `pytorch_optimizer`."""

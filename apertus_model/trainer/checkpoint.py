@@ -118,7 +118,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         if curr_step == self._saved_step or not (last_step or curr_step % self._config.interval == 0):
             return False
         location = self._config.location(curr_step)
-        with self._config.timed():
+        with self._config.timed(), self._states[OPTIMIZER].averaged():  # Optimizers
             dcp.save(self._state(step=curr_step, optimizer=True), storage_writer=writer(location))
         if dist.get_rank() == 0:
             self._config.commit(curr_step)

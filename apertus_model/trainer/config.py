@@ -23,7 +23,9 @@ from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
+from specs.errors import StageError
 from specs.launch import Parallel
+from specs.optimizer import refused_layout
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
@@ -69,8 +71,12 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         world_size: number of processes.
 
     Raises:
+        StageError: the optimizer cannot train in this layout.
         ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run here.
     """
+    assert segment.optimizer.name is not None, "the planner resolves the optimizer"
+    if reason := refused_layout(segment.optimizer.name, segment.parallel, world_size):
+        raise StageError(reason)
     parallelism = parallelism_config(segment.parallel)
     local_batch_size = micro_batch_size(segment, world_size=world_size)
     attention = resolve_backend(segment.attention, param_dtype=segment.precision.param, context_parallel=segment.parallel.cp)

@@ -13,7 +13,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 
 
 class LearningRate(LRSchedulersContainer):
-    """Sets the rate `rate(steps done)` in every group of every optimizer."""
+    """Sets the rate `rate(steps done)` in every group of every optimizer, times the group's own `lr_ratio` where it has one."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):
@@ -36,7 +36,7 @@ class LearningRate(LRSchedulersContainer):
         rate = self._rate(steps_done)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("lr_ratio", 1.0)
 
     def step(self) -> None:
         """One optimizer step is done."""

@@ -103,7 +103,8 @@ class ApertusTrainer(Trainer):
     def heldout_losses(self) -> dict[str, HeldOutLoss]:
         """Loss on the held-out sequences of each source. Collective."""
         evaluator = Evaluator(self.model_parts[0], self.parallel_dims, self.device, batch_size=self.config.training.local_batch_size)
-        return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
+        with self.optimizers.averaged():  # Optimizers
+            return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         """One optimizer step. What the objective's mean is taken over is known before the first micro-batch runs."""

@@ -38,7 +38,8 @@ class Goldfish(Spec):
 
 
 class Precision(Spec):
-    """`param`: data type of forward and backward. Weights, gradient reduction and optimizer states are float32."""
+    """`param`: data type of forward and backward. Weights and gradient reduction are float32; so are optimizer states, unless
+    `optimizer.state_dtype` says otherwise."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16")
 

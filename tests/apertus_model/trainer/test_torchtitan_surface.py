@@ -37,7 +37,9 @@ SIGNATURES = {
     # apertus_model/trainer/optimizer.py
     "torchtitan.components.optimizer.OptimizersContainer._resolve_optimizer_factory": ["name"],
     "torchtitan.components.optimizer.utils.init_optim_state": ["optim"],
-    "torchtitan.components.optimizer.utils.get_flat_optim_state_dict": ["optim"],
+    # apertus_model/optimizers/muon.py
+    "torch.optim._muon._adjust_lr": ["lr", "adjust_lr_fn", "param_shape"],
+    "torch.optim._muon._zeropower_via_newtonschulz": ["grad", "ns_coefficients", "ns_steps", "eps"],
     # apertus_model/trainer/checkpoint.py
     "torchtitan.components.checkpointer.BaseCheckpointManager._load": ["self", "step"],
     "torchtitan.components.checkpointer.BaseCheckpointManager._save": ["self", "curr_step", "last_step"],

@@ -1,0 +1,177 @@
+"""The optimizers of `pytorch_optimizer`, made fit for checkpoints of tensors.
+
+That package keeps numbers that belong to the state (steps done, sums) in its parameter groups, where hyperparameters are, and starts
+some states from the first gradient or from the weights. Here those numbers can be read and set, and a state that was made before the
+first step, so that a checkpoint can be read into it, is dropped by the first step if none was.
+
+Invariants:
+- `counters()` and the tensors of the state are all that the next update depends on beside weights, gradients and hyperparameters.
+- The package is imported when one of its optimizers is asked for, and not before: it takes a second.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+Groups = list[dict[str, Any]]
+
+
+class WithCounters(Optimizer):
+    """Base of the classes below, before the package's own. `COUNTERS`: name -> value before the first step."""
+
+    COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0}
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step was made, here or before the checkpoint that was read."""
+        return bool(self.param_groups[0].get("step", 0) != self.COUNTERS["step"])
+
+    def counters(self) -> dict[str, float]:
+        """The numbers of the state, the same for all parameters."""
+        group = self.param_groups[0]
+        return {name: float(group.get(name, first)) for name, first in self.COUNTERS.items()}
+
+    def set_counters(self, values: Mapping[str, float]) -> None:
+        """Goes on from `values`."""
+        for group in self.param_groups:
+            for name, first in self.COUNTERS.items():
+                current = group.get(name, first)
+                group[name] = torch.full_like(current, values[name]) if isinstance(current, torch.Tensor) else type(first)(values[name])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """The package's update."""
+        if not self.begun:
+            self.state.clear()
+        return super().step(closure)
+
+
+class OnWholeTensors(WithCounters):
+    """For updates that DTensor does not have. Every process must hold all of every weight, as with one process and with replicas."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """The package's update, on the plain tensors inside of DTensors. States are plain tensors."""
+        groups = [group["params"] for group in self.param_groups]
+        plain = {parameter: _plain(parameter) for parameters in groups for parameter in parameters}
+        self._rekey(plain)
+        for group, parameters in zip(self.param_groups, groups, strict=True):
+            group["params"] = [plain[parameter] for parameter in parameters]
+        try:
+            return super().step(closure)
+        finally:
+            for group, parameters in zip(self.param_groups, groups, strict=True):
+                group["params"] = parameters
+            self._rekey({tensor: parameter for parameter, tensor in plain.items()})
+
+    def _rekey(self, names: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        state = {names[tensor]: value for tensor, value in self.state.items()}
+        self.state.clear()
+        self.state.update(state)
+
+
+def _plain(parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    tensor = parameter.to_local().detach()
+    assert tensor.shape == parameter.shape, "specs.optimizer.refused_layout refuses sharded weights"
+    tensor.grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else None
+    return tensor
+
+
+def adopt(groups: Groups) -> Optimizer:
+    """ADOPT with clipping (arXiv 2411.02853, algorithm 2) and decoupled decay. The paper's first step, which only makes v, is number 0; the
+    package counts it as 1, which would move the clipping bound t^0.25 by one. Weights are decayed in that step too, as in the authors'
+    code."""
+    from pytorch_optimizer import ADOPT
+
+    class Adopt(WithCounters, ADOPT):
+        pass
+
+    return Adopt(groups, clip_lambda=lambda step: (step - 1) ** 0.25)
+
+
+def lion(groups: Groups) -> Optimizer:
+    """Lion (arXiv 2302.06675)."""
+    from pytorch_optimizer import Lion
+
+    class LionWithCounters(WithCounters, Lion):
+        pass
+
+    return LionWithCounters(groups)
+
+
+def signum(groups: Groups) -> Optimizer:
+    """Signum (arXiv 1802.04434): the sign of an average of gradients."""
+    from pytorch_optimizer import SignSGD
+
+    class Signum(WithCounters, SignSGD):
+        pass
+
+    return Signum(groups)
+
+
+def mars(groups: Groups) -> Optimizer:
+    """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of the step before."""
+    from pytorch_optimizer import MARS
+
+    class Mars(WithCounters, MARS):
+        pass
+
+    return Mars(groups)
+
+
+def soap(groups: Groups) -> Optimizer:
+    """SOAP (arXiv 2409.11321). Its first step only makes the eigenbases; dimensions above 10,000 have none."""
+    from pytorch_optimizer import SOAP
+
+    class Soap(OnWholeTensors, SOAP):
+        pass
+
+    return Soap(groups)
+
+
+def prodigy(groups: Groups) -> Optimizer:
+    """Prodigy (arXiv 2306.06101). `step` begins with 1 in the package."""
+    from pytorch_optimizer import Prodigy
+
+    class ProdigyWithCounters(OnWholeTensors, Prodigy):
+        COUNTERS: ClassVar[Mapping[str, float]] = {"step": 1, "d": 1e-6, "d_max": 1e-6, "d_numerator": 0.0}
+
+    return ProdigyWithCounters(groups)
+
+
+class Averaging(WithCounters):
+    """Schedule-free: weights in training are y = (1 - b1) z + b1 x; the result is x, a weighted average of all z."""
+
+    COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0, "weight_sum": 0.0, "lr_max": -1.0}
+
+    @torch.no_grad()
+    def to_average(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Sets every weight to x, and returns the y of each, which `from_average` puts back bit by bit. Nothing before the first step."""
+        kept: dict[torch.Tensor, torch.Tensor] = {}
+        for group in self.param_groups if self.begun else []:
+            for parameter in group["params"]:
+                if "z" in self.state[parameter]:
+                    kept[parameter] = parameter.detach().clone()
+                    parameter.lerp_(self.state[parameter]["z"], 1 - 1 / group["betas"][0])
+        return kept
+
+    @torch.no_grad()
+    def from_average(self, kept: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Undoes `to_average`."""
+        for parameter, value in kept.items():
+            parameter.copy_(value)
+
+
+def schedule_free_adamw(groups: Groups) -> Optimizer:
+    """Schedule-free AdamW (arXiv 2405.15682)."""
+    from pytorch_optimizer import ScheduleFreeAdamW
+
+    class ScheduleFree(Averaging, ScheduleFreeAdamW):
+        pass
+
+    return ScheduleFree(groups)

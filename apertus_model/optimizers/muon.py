@@ -1,0 +1,50 @@
+"""torch's Muon for matrices that are spread over processes.
+
+Invariant: the update of a matrix is that of `torch.optim.Muon` on the whole of it. Only the orthogonalisation needs the whole: it is
+gathered once, in bfloat16, each process computes all of it and keeps its own part, as in Moonlight (arXiv 2502.16982, algorithm 1).
+torch's own step gives the same on DTensors with some thirty collectives per matrix.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+from apertus_model.optimizers.shards import local, region
+
+
+class Muon(torch.optim.Muon):
+    """State per matrix: `momentum_buffer`, of its shape, dtype and placement. Arguments are those of `torch.optim.Muon`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every matrix that has a gradient. Collective where they are spread."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state = self.state[matrix]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix.grad)
+                average = state["momentum_buffer"]
+                average.lerp_(matrix.grad, 1 - group["momentum"])
+                direction = _orthogonal(matrix.grad.lerp(average, group["momentum"]) if group["nesterov"] else average, group)
+                rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], matrix.shape)
+                local(matrix).mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
+        return loss
+
+
+def _orthogonal(update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    """This process's part of the orthogonalised update, bfloat16."""
+    whole = update.bfloat16()
+    if isinstance(whole, DTensor):
+        whole = whole.full_tensor()
+    result = _zeropower_via_newtonschulz(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    (row, column), (rows, columns) = region(update)
+    return result[row : row + rows, column : column + columns]

@@ -1,0 +1,66 @@
+"""Stochastic rounding of float32 to bfloat16, without a random generator.
+
+Invariant: the random number of an element is a function of a seed and of the element's index in the whole tensor. So rounding repeats bit
+by bit after a restart, does not depend on how the tensor is sharded, and is the same in torch and in the Triton kernel, which has the
+same integer arithmetic.
+"""
+
+import zlib
+
+import torch
+
+_MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's finaliser, as the kernel has them
+
+
+def rounding_seed(name: str, step: int, moment: int) -> int:
+    """Seed of one rounding of a tensor, as a signed 32-bit integer.
+
+    Args:
+        name: of the parameter.
+        step: of that parameter, from 1.
+        moment: which of its states.
+    """
+    return _signed(zlib.crc32(f"{name}/{step}/{moment}".encode()))
+
+
+def round_stochastically(values: torch.Tensor, seed: int, offset: int = 0, row: int = 0) -> torch.Tensor:
+    """Each float32 value becomes one of the two bfloat16 values next to it, the nearer the likelier, so that it is kept on average.
+
+    Args:
+        values: float32, contiguous; the part of a tensor of which this process holds the rows.
+        seed: signed 32-bit integer.
+        offset: index of its first element in the whole tensor, flattened.
+        row: length of a row of the whole tensor; 0 for that of `values`.
+
+    Returns:
+        bfloat16, of the same shape. Values that bfloat16 has are not changed.
+    """
+    bits = values.view(torch.int32)
+    rounded = (bits + (_hashed(_index(values.shape, offset, row, values.device), seed) & 0xFFFF)) & -0x10000
+    return rounded.view(torch.float32).to(torch.bfloat16)
+
+
+def _index(shape: torch.Size, offset: int, row: int, device: torch.device) -> torch.Tensor:
+    """Index in the whole tensor of each element, modulo 2^32."""
+    if len(shape) != 2 or row in (0, shape[1]):
+        return torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape) + _signed(offset)
+    rows, columns = (torch.arange(size, dtype=torch.int32, device=device) for size in shape)
+    return rows[:, None] * row + columns + _signed(offset)
+
+
+def _hashed(index: torch.Tensor, seed: int) -> torch.Tensor:
+    """murmur3's finaliser of index + seed: 32 mixed bits. Consumes `index`."""
+    mixed = index.add_(seed)
+    for shift, multiplier in zip((16, 13), _MULTIPLIERS, strict=True):
+        mixed.bitwise_xor_(_shifted(mixed, shift)).mul_(_signed(multiplier))
+    return mixed.bitwise_xor_(_shifted(mixed, 16))
+
+
+def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift right of 32 bits without sign."""
+    return (value >> bits) & ((1 << (32 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
