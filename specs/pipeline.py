@@ -6,7 +6,7 @@ border falls inside its stage, and every batch can be divided. All problems of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import UnionType
@@ -18,7 +18,8 @@ from specs.base import Spec, execution, reference
 from specs.compose import compose, distinct, keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
-from specs.launch import Launch, Retries
+from specs.launch import Launch, Parallel, Retries
+from specs.layout import Misfit, misfits
 from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
@@ -33,7 +34,7 @@ from specs.stages.preference_training import PreferenceTraining
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import MixtureTraining, TrainingStage
-from specs.trajectory import legs, resolve
+from specs.trajectory import Trajectory, leg_of, legs, resolve
 from specs.units import Reference
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -177,10 +178,13 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
         problems += _check_references(pipeline, name, stage, names)
         if isinstance(stage, TrainingStage):
             problems += _check_batches(pipeline, name, stage)
+    trajectories: dict[str, Trajectory] = {}
     try:
-        resolve(pipeline, order(pipeline))
+        trajectories = resolve(pipeline, order(pipeline))
     except SpecError as error:
         problems += error.problems
+    for name, stage in pipeline.stages.items():
+        problems += _check_layout(pipeline, name, stage, trajectories)
     return problems
 
 
@@ -265,13 +269,56 @@ def needs(name: str, stage: Stage) -> list[str]:
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
-    ranks = pipeline.launch_of(stage).data_parallel
+    launch = pipeline.launch_of(stage)
+    if launch.mismatch is not None:  # reported by `_check_layout`
+        return
+    ranks = launch.data_parallel
     pieces = [(leg.path, begin, batch) for leg in stage.legs(name) for begin, batch in (leg.settings.global_batch_size or {}).items()]
     for at, begin, batch in pieces:
         path: FieldPath = (*at, "global_batch_size", begin)
         if batch < 1 or batch % ranks:
             fix = f"use a multiple of {ranks}, or other launch.processes."
             yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
+
+
+def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
+    """Whether a stage that runs on the training engine can run in its layout."""
+    if not isinstance(stage, (TrainingStage, EvaluateStage, PreferenceDataStage)):
+        return
+    launch = pipeline.launch_of(stage)
+    parallel = launch.parallel or Parallel()
+    at: FieldPath = (*(() if stage.launch.parallel is None else ("stages", name)), "launch", "parallel")
+    if launch.mismatch is not None:
+        yield Problem(at, f"'{name}': {launch.mismatch}", "change launch.processes or a degree.")
+        return
+    if parallel.pp > 1 and (obstacle := _needs_logits(stage)):
+        message = f"'{name}' cannot run in a pipeline (pp {parallel.pp}): {obstacle}"
+        yield Problem((*at, "pp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.")
+    if parallel.tp > 1 and isinstance(stage, PreferenceTraining):
+        message = f"tensor parallelism (tp {parallel.tp}) splits the vocabulary, and the loss of '{name}' needs whole rows of logits"
+        yield Problem((*at, "tp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.")
+    found: list[Misfit] = []
+    if isinstance(stage, TrainingStage):
+        for leg in stage.legs(name) if parallel.tp > 1 else ():
+            if leg.settings.compile and leg.settings.activation_checkpointing != "none":
+                message = f"torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism (tp {parallel.tp})"
+                yield Problem((*leg.path, "compile"), message, "leave out compile, or state activation_checkpointing: none.")
+        for trajectory in (trajectories[leg.name] for leg in stage.legs(name) if leg.name in trajectories):
+            for cut in trajectory.cuts:
+                found += misfits(launch, trajectory.model, trajectory.sequence_length, cut.batch)
+    elif (parent := trajectories.get(leg_of(stage.from_, trajectories))) is not None:
+        found += misfits(launch, parent.model)
+    for misfit in dict.fromkeys(found):
+        yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _needs_logits(stage: Stage) -> str:
+    """Why the layers of a stage's model cannot lie on different processes; "" where they can."""
+    if isinstance(stage, PreferenceTraining):
+        return "its loss needs the whole sequences of a batch at once"
+    if isinstance(stage, SftStage) and stage.prompt_weight:
+        return f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
+    return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"
 
 
 # From Pydantic's errors to problems

@@ -16,13 +16,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchtitan.models.common import Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import AttentionMasksType, GQAttention, QKVLinear, VarlenAttention
-from torchtitan.models.common.attention import create_varlen_metadata_for_document as varlen_metadata
 from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.protocols.module import Module
 
-from apertus_model.model.attention import SdpaAttention, document_mask, inner_attention
+from apertus_model.model.attention import SdpaAttention, begun_rows, document_mask, document_offsets, inner_attention
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.rope import Llama3RoPE
@@ -139,8 +138,8 @@ class ApertusModel(Decoder):
         if isinstance(backend, SdpaAttention.Config):
             return document_mask(positions, self.cp_mesh)
         if isinstance(backend, VarlenAttention.Config):
-            return varlen_metadata(positions)
-        return super().get_attention_masks(positions)
+            return document_offsets(positions)
+        return super().get_attention_masks(begun_rows(positions))
 
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         """Fill buffers (torchtitan) and parameters (ours, independent of the layout)."""
