@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from specs.base import Spec, execution
@@ -9,13 +11,23 @@ from specs.units import Duration
 
 
 class Parallel(Spec):
-    """Degrees of parallelism; their product is the number of processes. `dp_shard: -1` takes what the others leave."""
+    """Degrees of parallelism; their product is the number of processes. `dp_shard: -1` takes what the others leave. A degree that the
+    model, the sequence or the batch does not allow is refused before anything starts; see docs/parallelism.md."""
 
-    dp_replicate: int = execution(1, ge=1)
-    dp_shard: int = execution(-1, ge=-1)
-    tp: int = execution(1, ge=1)
-    cp: int = execution(1, ge=1)
-    sequence_parallel: bool = execution(False)
+    dp_replicate: int = execution(1, ge=1, description="copies of the (sharded) weights")
+    dp_shard: int = execution(-1, ge=-1, description="processes that share one copy of weights and optimizer states (FSDP)")
+    tp: int = execution(1, ge=1, description="tensor parallelism: processes that share the heads and the feed-forward of every layer")
+    cp: int = execution(1, ge=1, description="context parallelism: processes that share every sequence")
+    pp: int = execution(
+        1, ge=1, description="pipeline parallelism: processes that share the layers; micro_batch_size sequences go through it at a time"
+    )
+    pp_schedule: Literal["1f1b", "gpipe", "interleaved-1f1b"] = execution("1f1b")
+    sequence_parallel: bool = execution(False, description="with tp: norms and residual stream are split along the sequence")
+
+    @property
+    def stages(self) -> int:
+        """Pieces of the model that a sequence goes through, one after the other; `interleaved-1f1b` has two per process."""
+        return self.pp * (2 if self.pp > 1 and self.pp_schedule == "interleaved-1f1b" else 1)
 
 
 class Launch(Spec):
@@ -44,20 +56,25 @@ class Launch(Spec):
     def data_parallel(self) -> int:
         """Number of data-parallel ranks: each sees different samples of a global batch."""
         parallel = self.parallel or Parallel()
-        return self.world_size // (parallel.tp * parallel.cp)
+        return self.world_size // (parallel.tp * parallel.cp * parallel.pp)
+
+    @property
+    def mismatch(self) -> str | None:
+        """Why the degrees do not make the number of processes."""
+        parallel, processes = self.parallel or Parallel(), self.world_size
+        fixed = parallel.tp * parallel.cp * parallel.pp * parallel.dp_replicate
+        shard = parallel.dp_shard if parallel.dp_shard > 0 else processes // fixed
+        if fixed * shard == processes:
+            return None
+        return (
+            f"tp {parallel.tp} x cp {parallel.cp} x pp {parallel.pp} x dp_replicate {parallel.dp_replicate} x dp_shard {parallel.dp_shard} "
+            f"does not make {processes} processes; the product must be equal to it"
+        )
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Launch:
-        parallel, processes = self.parallel, self.processes
-        if parallel is None or processes is None:
-            return self
-        fixed = parallel.tp * parallel.cp * parallel.dp_replicate
-        shard = parallel.dp_shard if parallel.dp_shard > 0 else processes // fixed
-        if fixed * shard != processes:
-            raise ValueError(
-                f"tp {parallel.tp} x cp {parallel.cp} x dp_replicate {parallel.dp_replicate} x dp_shard {parallel.dp_shard} does not make "
-                f"{processes} processes; the product must be equal to it"
-            )
+        if self.parallel is not None and self.processes is not None and (mismatch := self.mismatch) is not None:
+            raise ValueError(mismatch)
         return self
 
 

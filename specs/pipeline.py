@@ -19,6 +19,7 @@ from specs.compose import compose, distinct, keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Parallel, Retries
+from specs.layout import Misfit, misfits
 from specs.optimizer import refused_layout
 from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
 from specs.stages import STAGES
@@ -34,7 +35,7 @@ from specs.stages.preference_training import PreferenceTraining
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import MixtureTraining, TrainingStage
-from specs.trajectory import Trajectory, legs, resolve
+from specs.trajectory import Trajectory, leg_of, legs, resolve
 from specs.units import Reference
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -187,10 +188,13 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
         problems += _check_references(pipeline, name, stage, names)
         if isinstance(stage, TrainingStage):
             problems += _check_batches(pipeline, name, stage)
+    trajectories: dict[str, Trajectory] = {}
     try:
-        problems += _check_layouts(pipeline, resolve(pipeline, order(pipeline)))
+        trajectories = resolve(pipeline, order(pipeline))
     except SpecError as error:
         problems += error.problems
+    for name, stage in pipeline.stages.items():
+        problems += _check_layout(pipeline, name, stage, trajectories)
     return problems
 
 
@@ -275,7 +279,10 @@ def needs(name: str, stage: Stage) -> list[str]:
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
-    ranks = pipeline.launch_of(stage).data_parallel
+    launch = pipeline.launch_of(stage)
+    if launch.mismatch is not None:  # reported by `_check_layout`
+        return
+    ranks = launch.data_parallel
     pieces = [(leg.path, begin, batch) for leg in stage.legs(name) for begin, batch in (leg.settings.global_batch_size or {}).items()]
     for at, begin, batch in pieces:
         path: FieldPath = (*at, "global_batch_size", begin)
@@ -284,13 +291,45 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
             yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
 
 
-def _check_layouts(pipeline: Pipeline, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
-    for name, stage in pipeline.stages.items():
-        launch = pipeline.launch_of(stage)
-        for leg in legs(pipeline, name):
+def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
+    """Whether a stage that runs on the training engine can run in its layout."""
+    if not isinstance(stage, (TrainingStage, EvaluateStage, PreferenceDataStage)):
+        return
+    launch = pipeline.launch_of(stage)
+    parallel = launch.parallel or Parallel()
+    at: FieldPath = (*(() if stage.launch.parallel is None else ("stages", name)), "launch", "parallel")
+    if launch.mismatch is not None:
+        yield Problem(at, f"'{name}': {launch.mismatch}", "change launch.processes or a degree.")
+        return
+    if parallel.pp > 1 and (obstacle := _needs_logits(stage)):
+        message = f"'{name}' cannot run in a pipeline (pp {parallel.pp}): {obstacle}"
+        yield Problem((*at, "pp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.")
+    found: list[Misfit] = []
+    if isinstance(stage, TrainingStage):
+        for leg in stage.legs(name) if parallel.tp > 1 else ():
+            if leg.settings.compile and leg.settings.activation_checkpointing != "none":
+                message = f"torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism (tp {parallel.tp})"
+                yield Problem((*leg.path, "compile"), message, "leave out compile, or state activation_checkpointing: none.")
+        for leg in stage.legs(name):
             optimizer = trajectories[leg.name].optimizer.name if leg.name in trajectories else None
-            if optimizer and (reason := refused_layout(optimizer, launch.parallel or Parallel(), launch.world_size)):
+            if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*leg.path, "optimizer", "name"), reason)
+        for trajectory in (trajectories[leg.name] for leg in stage.legs(name) if leg.name in trajectories):
+            for cut in trajectory.cuts:
+                found += misfits(launch, trajectory.model, trajectory.sequence_length, cut.batch)
+    elif (parent := trajectories.get(leg_of(stage.from_, trajectories))) is not None:
+        found += misfits(launch, parent.model)
+    for misfit in dict.fromkeys(found):
+        yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _needs_logits(stage: Stage) -> str:
+    """Why the layers of a stage's model cannot lie on different processes; "" where they can."""
+    if isinstance(stage, PreferenceTraining):
+        return "its loss needs the whole sequences of a batch at once"
+    if isinstance(stage, SftStage) and stage.prompt_weight:
+        return f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
+    return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"
 
 
 # From Pydantic's errors to problems

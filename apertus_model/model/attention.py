@@ -1,8 +1,8 @@
 """Attention backends behind one interface: causal attention that never crosses a document border.
 
 A backend is an inner-attention module `forward(q, k, v, *, attention_masks, scale, enable_gqa)` plus the mask it wants,
-made once per forward pass from `positions` by `document_mask` (`ApertusModel.get_attention_masks`). Positions restart at
-0 where a document begins; that is the only description of documents there is.
+made once per forward pass from `positions` (`ApertusModel.get_attention_masks`). Positions restart at 0 where a document
+begins; that is the only description of documents there is. A row may begin inside of a document, at any position.
 
 Shape suffixes: B batch, L local sequence, S whole sequence, N heads, H head dimension, T packed tokens (B * L).
 
@@ -13,11 +13,14 @@ in silence.
 import importlib.util
 import logging
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE
 from torchtitan.models.common.attention import FlexAttention, VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
 
@@ -67,7 +70,8 @@ class SdpaAttention(Module):
             (batch, local sequence, heads, head_dim), dtype of the queries.
         """
         if self.cp_mesh is not None:
-            k_BLNH, v_BLNH = _gather_keys(k_BLNH, v_BLNH, self.cp_mesh)
+            group_name = self.cp_mesh.get_group().group_name
+            k_BLNH, v_BLNH = gather_sequence(k_BLNH, group_name), gather_sequence(v_BLNH, group_name)
         out_BNLH = F.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
             k_BLNH.transpose(1, 2),
@@ -115,12 +119,46 @@ class FlashAttention(Module):
         return out_TNH.view(q_BLNH.shape).to(q_BLNH.dtype)
 
 
-def _gather_keys(k_BLNH: torch.Tensor, v_BLNH: torch.Tensor, mesh: DeviceMesh) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the whole sequence from the slices of all context-parallel ranks (differentiable)."""
-    from torch.distributed.tensor.experimental._context_parallel._attention import flex_cp_allgather
+# torch's own gather for context parallelism has two functional collectives in flight at a time, which now and then corrupts memory on
+# gloo (torch 2.13). These are opaque operators, so that layers can be compiled around them.
 
-    group_name = dist._get_process_group_name(mesh.get_group())
-    return flex_cp_allgather(k_BLNH.contiguous(), v_BLNH.contiguous(), 1, group_name)
+
+@torch.library.custom_op("apertus::gather_sequence", mutates_args=())
+def gather_sequence(local: torch.Tensor, group_name: str) -> torch.Tensor:
+    """(batch, local sequence, ...) of every rank of a group, in order: (batch, whole sequence, ...). Differentiable, collective."""
+    group = _resolve_process_group(group_name)
+    slices = [torch.empty(local.shape, dtype=local.dtype, device=local.device) for _ in range(group.size())]
+    dist.all_gather(slices, local.contiguous(), group=group)
+    return torch.cat(slices, dim=1)
+
+
+@torch.library.custom_op("apertus::sum_sequence", mutates_args=())
+def sum_sequence(whole: torch.Tensor, group_name: str) -> torch.Tensor:
+    """This rank's slice of the sum over a group of (batch, whole sequence, ...). Collective."""
+    group = _resolve_process_group(group_name)
+    slices = whole.chunk(group.size(), dim=1)
+    own = torch.empty(slices[0].shape, dtype=whole.dtype, device=whole.device)
+    dist.reduce_scatter_tensor(own, torch.cat(slices), group=group)
+    return own
+
+
+@gather_sequence.register_fake
+def _(local: torch.Tensor, group_name: str) -> torch.Tensor:
+    batch, length, *rest = local.shape
+    return local.new_empty(batch, length * _resolve_process_group(group_name).size(), *rest)
+
+
+@sum_sequence.register_fake
+def _(whole: torch.Tensor, group_name: str) -> torch.Tensor:
+    batch, length, *rest = whole.shape
+    return whole.new_empty(batch, length // _resolve_process_group(group_name).size(), *rest)
+
+
+def _remember_group(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor) -> None:
+    ctx.group_name = inputs[1]
+
+
+gather_sequence.register_autograd(lambda ctx, grad: (sum_sequence(grad, ctx.group_name), None), setup_context=_remember_group)
 
 
 def document_mask(positions: torch.Tensor, cp_mesh: DeviceMesh | None = None) -> torch.Tensor:
@@ -149,41 +187,83 @@ def document_mask(positions: torch.Tensor, cp_mesh: DeviceMesh | None = None) ->
     return (same_document & causal).unsqueeze(1)
 
 
-def resolve_backend(requested: str, *, param_dtype: str, context_parallel: int) -> str:
+def document_offsets(positions: torch.Tensor) -> VarlenMetadata:
+    """Where documents begin in the packed tokens, for the variable-length kernels.
+
+    torchtitan's own function drops what lies before the first 0 of the first row, and joins it to the row before in all others.
+
+    Args:
+        positions: (batch, seq_len) int64, 0 at the first token of each document.
+
+    Returns:
+        int32 offsets (documents + 1,) into T, from 0 to T, and the length of the longest document. Synchronises with the GPU.
+    """
+    begins = (begun_rows(positions) == 0).flatten().nonzero().flatten()
+    offsets = torch.cat([begins, begins.new_tensor([positions.numel()])]).to(torch.int32)
+    longest = int(offsets.diff().max())
+    return VarlenMetadata(offsets, offsets, longest, longest)
+
+
+def begun_rows(positions: torch.Tensor) -> torch.Tensor:
+    """`positions` with a 0 at the head of every row: a document that began in an earlier row is one of its own here. torchtitan's block
+    masks have no entry for tokens before the first 0."""
+    return torch.cat([torch.zeros_like(positions[:, :1]), positions[:, 1:]], dim=1)
+
+
+def resolve_backend(requested: str, *, param_dtype: str, context_parallel: int, sequence_length: int | None = None) -> str:
     """The backend to run: the requested one if it can run here, or the best one for `auto`, which is logged.
 
     Args:
         requested: one of `BACKENDS` or "auto".
         param_dtype: dtype of the forward pass, "bfloat16" or "float32".
         context_parallel: number of ranks that share one sequence.
+        sequence_length: of every row, in tokens; None if rows differ.
 
     Raises:
         AttentionBackendError: the requested backend cannot run here.
     """
+    setting = _Setting(param_dtype, context_parallel, sequence_length)
     if requested == "auto":
-        chosen, reason = _best_backend(param_dtype=param_dtype, context_parallel=context_parallel)
+        chosen, reason = _best_backend(setting)
         logger.info("attention backend: %s (%s)", chosen, reason)
         return chosen
-    obstacle = _obstacle(requested, param_dtype=param_dtype, context_parallel=context_parallel)
+    obstacle = _obstacle(requested, setting)
     if obstacle is not None:
-        runnable = [name for name in BACKENDS if _obstacle(name, param_dtype=param_dtype, context_parallel=context_parallel) is None]
+        runnable = [name for name in BACKENDS if _obstacle(name, setting) is None]
         raise AttentionBackendError(
             f"attention backend {requested!r} cannot run here: {obstacle}; what can: {', '.join(runnable)} (or auto)"
         )
     return requested
 
 
-def _best_backend(*, param_dtype: str, context_parallel: int) -> tuple[str, str]:
+class _Setting(NamedTuple):
+    param_dtype: str
+    context_parallel: int
+    sequence_length: int | None
+
+    @property
+    def flex_obstacle(self) -> str | None:
+        """Why a sequence cannot be split in blocks of FlexAttention."""
+        multiple, length = _DEFAULT_SPARSE_BLOCK_SIZE * self.context_parallel, self.sequence_length
+        if self.context_parallel == 1 or (length is not None and length % multiple == 0):
+            return None
+        rows = "rows differ in length" if length is None else f"sequences have {length}"
+        return f"FlexAttention over {self.context_parallel} context-parallel ranks needs multiples of {multiple} tokens, and {rows}"
+
+
+def _best_backend(setting: _Setting) -> tuple[str, str]:
     if not has_gpu():
         return "sdpa", "no GPU"
-    if context_parallel > 1:
+    if setting.context_parallel > 1:
+        if (obstacle := setting.flex_obstacle) is not None:
+            return "sdpa", obstacle
         return "flex", "context parallelism needs a block mask over the whole sequence"
-    if param_dtype != "bfloat16":
-        return "flex", f"the variable-length kernels compute in bfloat16, this run in {param_dtype}"
+    if setting.param_dtype != "bfloat16":
+        return "flex", f"the variable-length kernels compute in bfloat16, this run in {setting.param_dtype}"
     return "varlen", "torch's variable-length flash attention, bfloat16"
 
 
-def _obstacle(name: str, *, param_dtype: str, context_parallel: int) -> str | None:
+def _obstacle(name: str, setting: _Setting) -> str | None:
     """Why a backend cannot run in this process, or None if it can."""
     if name not in BACKENDS:
         return f"there is no such backend (known: {', '.join(BACKENDS)})"
@@ -192,11 +272,11 @@ def _obstacle(name: str, *, param_dtype: str, context_parallel: int) -> str | No
     if not has_gpu():
         return "it needs a GPU (FlexAttention has no backward pass on CPU, the flash kernels no CPU code)"
     if name == "flex":
-        return None
-    if context_parallel > 1:
-        return f"the variable-length kernels cannot split a sequence over {context_parallel} context-parallel ranks"
-    if param_dtype != "bfloat16":
-        return f"the variable-length kernels compute in bfloat16, this run in {param_dtype}"
+        return setting.flex_obstacle
+    if setting.context_parallel > 1:
+        return f"the variable-length kernels cannot split a sequence over {setting.context_parallel} context-parallel ranks"
+    if setting.param_dtype != "bfloat16":
+        return f"the variable-length kernels compute in bfloat16, this run in {setting.param_dtype}"
     if name == "flash" and importlib.util.find_spec("flash_attn") is None:
         return "the optional package flash-attn is not installed (pip install apertus[flash])"
     return None

@@ -8,6 +8,7 @@ Invariant: the config is complete without a run: dimensions come from the spec, 
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchtitan.models.common import Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import AttentionMasksType, GQAttention, QKVLinear, VarlenAttention
-from torchtitan.models.common.attention import create_varlen_metadata_for_document as varlen_metadata
 from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.protocols.module import Module
 
-from apertus_model.model.attention import SdpaAttention, document_mask, inner_attention
+from apertus_model.model.attention import SdpaAttention, begun_rows, document_mask, document_offsets, inner_attention
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.output import OutputProjection, Reader
@@ -80,7 +80,8 @@ class ApertusBlock(TransformerBlock):
 
 
 class ApertusModel(Decoder):
-    """Decoder from tokens to logits. `cp_mesh` is set by `parallelize` where ranks share a sequence."""
+    """Decoder from tokens to logits. `cp_mesh` is set by `parallelize` where ranks share a sequence; `read_labels` by the trainer of a
+    pipeline."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
@@ -106,6 +107,7 @@ class ApertusModel(Decoder):
 
     config: Config
     cp_mesh: DeviceMesh | None = None
+    read_labels: Callable[[torch.Tensor], Reader] | None = None
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -118,14 +120,17 @@ class ApertusModel(Decoder):
         positions: torch.Tensor | None = None,
         attention_masks: AttentionMasksType | torch.Tensor | None = None,
         read: Reader | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits of the next token, or what `read` makes of the last hidden states without having all logits.
+        """Logits of the next token, or what `read` makes of the last hidden states without having all logits. In a pipeline, what comes
+        after the layers of this stage.
 
         Args:
             tokens: (batch, seq_len) int64.
             positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by default.
             attention_masks: as made by `get_attention_masks`, which is called when they are not given.
             read: see `output`.
+            labels: (batch, seq_len) int64, from which `read_labels` makes the reader: a pipeline passes tensors on, and cuts them by row.
 
         Returns:
             (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of `read` where it is given.
@@ -134,11 +139,14 @@ class ApertusModel(Decoder):
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         if attention_masks is None:
             attention_masks = self.get_attention_masks(positions)
-        if read is None:
-            return super().forward(tokens, positions, attention_masks)  # dense masks are ours
-        hidden = self.tok_embeddings(tokens)
+        hidden = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
+        if self.lm_head is None:  # not the last stage of a pipeline
+            return hidden
+        if labels is not None:
+            assert self.read_labels is not None, "the trainer sets it"
+            read = self.read_labels(labels)
         return self.lm_head(self.norm(hidden), read=read)
 
     def get_attention_masks(self, positions: torch.Tensor) -> Any:
@@ -147,8 +155,8 @@ class ApertusModel(Decoder):
         if isinstance(backend, SdpaAttention.Config):
             return document_mask(positions, self.cp_mesh)
         if isinstance(backend, VarlenAttention.Config):
-            return varlen_metadata(positions)
-        return super().get_attention_masks(positions)
+            return document_offsets(positions)
+        return super().get_attention_masks(begun_rows(positions))
 
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         """Fill buffers (torchtitan) and parameters (ours, independent of the layout)."""

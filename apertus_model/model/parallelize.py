@@ -12,6 +12,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.context_parallel import apply_cp_to_forward
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
 
@@ -29,10 +30,10 @@ def parallelize(
     ac_config: Any,
     dump_folder: str,
 ) -> ApertusModel:
-    """Apply a layout to a model on the meta device, in place. Called by torchtitan's Trainer, whose arguments these are.
+    """Apply a layout to a model, or a stage of a pipeline, on the meta device, in place. Called by torchtitan, whose arguments these are.
 
     Raises:
-        ValueError: pipeline parallelism, or a torchtitan backend other than `partial_dtensor`, with the reason.
+        ValueError: a torchtitan backend other than `partial_dtensor`, with the reason.
     """
     refuse_unsupported(parallelism)
     if parallel_dims.cp_enabled:
@@ -49,7 +50,7 @@ def parallelize(
         parallel_dims.get_mesh(axes),
         param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
         reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
-        pp_enabled=False,
+        pp_enabled=parallel_dims.pp_enabled,
         cpu_offload=training.enable_cpu_offload,
         reshard_after_forward_policy=parallelism.fsdp_reshard_after_forward,
     )
@@ -60,11 +61,6 @@ def parallelize(
 
 def refuse_unsupported(parallelism: ParallelismConfig) -> None:
     """ValueError for a layout that torchtitan 0.3.0 offers and this engine does not run, with the reason."""
-    if parallelism.pipeline_parallel_degree > 1:
-        raise ValueError(
-            f"pipeline parallelism (degree {parallelism.pipeline_parallel_degree}) is not supported: torchtitan 0.3.0 "
-            "calls the pipeline schedule with arguments that torch 2.13 does not have; use FSDP, tensor or context parallelism"
-        )
     if parallelism.spmd_backend != "partial_dtensor":
         raise ValueError(
             f"torchtitan's backend {parallelism.spmd_backend!r} fails on more than one process with torch 2.13 "
@@ -99,7 +95,7 @@ def titan_model(config: ApertusModel.Config) -> TitanModelSpec:
         flavor=f"{config.dim}x{len(config.layers)}",
         model=config,
         parallelize_fn=parallelize,
-        pipelining_fn=None,
+        pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=None,
     )

@@ -49,6 +49,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 batch_size=part.batch_size,
                 scratch=job.scratch,
                 dtype=part.precision.param,
+                same_length=True,
             )
         first = dist.get_rank() == 0
         spans = [range(begin, min(begin + part.sequences_per_unit, rows.rows)) for begin in range(0, rows.rows, part.sequences_per_unit)]

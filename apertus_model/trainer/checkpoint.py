@@ -168,7 +168,7 @@ def load_tensors(state: dict[str, Any], location: str) -> None:
         parts = [_part(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            dcp.load(adapter, storage_reader=reader(location))
+            dcp.load(adapter, storage_reader=reader(location), no_dist=True)  # stages of a pipeline have adapters of their own
             merge_adapter(state[name], *adapter.values())
 
 

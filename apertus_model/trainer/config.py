@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
@@ -21,14 +20,18 @@ from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
 from apertus_model.trainer.metrics import Row, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
+from apertus_model.trainer.pipeline import LossThatWasRead
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
+from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import refused_layout
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
+PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
+RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # longer than rank 0 takes to hash and commit a large checkpoint
 
 
@@ -77,10 +80,17 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     if reason := refused_layout(segment.optimizer.name, segment.parallel, world_size):
         raise StageError(reason)
-    parallelism = parallelism_config(segment.parallel)
-    local_batch_size = micro_batch_size(segment, world_size=world_size)
-    attention = resolve_backend(segment.attention, param_dtype=segment.precision.param, context_parallel=segment.parallel.cp)
+    micro_batch = micro_batch_size(segment, world_size=world_size)
+    parallelism = parallelism_config(segment.parallel, micro_batch_size=micro_batch)
+    attention = resolve_backend(
+        segment.attention,
+        param_dtype=segment.precision.param,
+        context_parallel=segment.parallel.cp,
+        sequence_length=segment.sequence_length,
+    )
     objective = objective_of(segment)
+    if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
+        raise ValueError(f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use another layout")
     lora = segment.lora if isinstance(segment, SftSegment) else None
     model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=initial_seed(segment), lora=lora)
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
@@ -98,9 +108,9 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         lr_scheduler=LearningRate.Config(
             rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))
         ),
-        loss=CrossEntropyLoss.Config(),
+        loss=LossThatWasRead.Config(),
         training=TrainingConfig(
-            local_batch_size=local_batch_size,
+            local_batch_size=share_of_rank(segment, world_size=world_size) if segment.parallel.pp > 1 else micro_batch,
             global_batch_size=segment.global_batch_size,
             seq_len=segment.sequence_length,
             max_norm=segment.optimizer.grad_clip,
@@ -122,7 +132,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             commit=hooks.commit,
             timed=hooks.timed,
         ),
-        activation_checkpoint=FullAC.Config() if segment.activation_checkpointing == "full" else None,
+        activation_checkpoint=RECOMPUTATION[segment.activation_checkpointing](),
         compile=CompileConfig(enable=segment.compile),
         comm=CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS, train_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS),
         metrics=StepMetrics.Config(
@@ -153,14 +163,17 @@ def debug_config(seed: int) -> DebugConfig:
     return DebugConfig(seed=seed, deterministic=True, enable_structured_logging=False)
 
 
-def parallelism_config(parallel: Parallel) -> ParallelismConfig:
-    """torchtitan's description of a layout. ValueError for one that this engine does not run."""
+def parallelism_config(parallel: Parallel, *, micro_batch_size: int = 1) -> ParallelismConfig:
+    """torchtitan's description of a layout. `micro_batch_size`: sequences that go through a pipeline at a time."""
     config = ParallelismConfig(
         data_parallel_replicate_degree=parallel.dp_replicate,
         data_parallel_shard_degree=parallel.dp_shard,
         tensor_parallel_degree=parallel.tp,
         context_parallel_degree=parallel.cp,
         context_parallel_load_balancer=None,
+        pipeline_parallel_degree=parallel.pp,
+        pipeline_parallel_microbatch_size=micro_batch_size,
+        pipeline_parallel_schedule=PIPELINE_SCHEDULES[parallel.pp_schedule],
         enable_sequence_parallel=parallel.sequence_parallel,
         spmd_backend="partial_dtensor",
     )
@@ -168,15 +181,16 @@ def parallelism_config(parallel: Parallel) -> ParallelismConfig:
     return config
 
 
-def micro_batch_size(segment: Segment, *, world_size: int) -> int:
-    """Sequences per forward pass and data-parallel rank: at most what the segment says, and a divisor of the rank's share.
+def share_of_rank(segment: Segment, *, world_size: int) -> int:
+    """Sequences of a global batch that each data-parallel rank has.
 
     Raises:
         ValueError: the processes do not divide into the layout, or the global batch not among the processes.
     """
-    shared = segment.parallel.tp * segment.parallel.cp
+    parallel = segment.parallel
+    shared = parallel.tp * parallel.cp * parallel.pp
     if world_size % shared:
-        raise ValueError(f"{world_size} processes cannot be divided into groups of tp {segment.parallel.tp} x cp {segment.parallel.cp}")
+        raise ValueError(f"{world_size} processes cannot be divided into groups of tp {parallel.tp} x cp {parallel.cp} x pp {parallel.pp}")
     ranks = world_size // shared
     share, left = divmod(segment.global_batch_size, ranks)
     if left or not share:
@@ -184,5 +198,17 @@ def micro_batch_size(segment: Segment, *, world_size: int) -> int:
             f"a global batch of {segment.global_batch_size} sequences cannot be divided among {ranks} data-parallel processes; "
             "change the number of processes or the batch"
         )
-    largest = min(segment.micro_batch_size or share, share)
-    return next(size for size in range(largest, 0, -1) if share % size == 0)
+    return share
+
+
+def micro_batch_size(segment: Segment, *, world_size: int) -> int:
+    """Sequences per forward pass and data-parallel rank: see `specs.layout.micro_batch_size`.
+
+    Raises:
+        ValueError: as `share_of_rank`, or the rank's share cannot be cut for a pipeline.
+    """
+    parallel, share = segment.parallel, share_of_rank(segment, world_size=world_size)
+    size = layout.micro_batch_size(parallel, share, segment.micro_batch_size)
+    if size is None:
+        raise ValueError(f"{share} sequences per step and process cannot be cut for a pipeline of {parallel.stages} stages")
+    return size

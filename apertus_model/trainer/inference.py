@@ -33,6 +33,7 @@ def load_evaluator(
     batch_size: int,
     scratch: str,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    same_length: bool = False,
 ) -> Evaluator:
     """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for another model.
 
@@ -45,12 +46,14 @@ def load_evaluator(
         batch_size: rows per forward pass and data-parallel rank.
         scratch: local folder for torch's traces of a collective that hangs.
         dtype: of the forward pass; with that of a training, the forward pass of that training.
+        same_length: whether all rows have `sequence_length` tokens, as in a training.
 
     Raises:
         CheckpointError: the checkpoint is not one of this model.
         ValueError: layout or attention backend cannot run here.
     """
-    backend = resolve_backend(attention, param_dtype=dtype, context_parallel=parallel.cp)
+    length = sequence_length if same_length else None
+    backend = resolve_backend(attention, param_dtype=dtype, context_parallel=parallel.cp, sequence_length=length)
     parallelism = parallelism_config(parallel)
     world_size = dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
     dims = ParallelDims.from_config(parallelism, world_size)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
@@ -25,6 +26,7 @@ from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import Batch, SampleLike
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.objectives import Objective
+from apertus_model.trainer.pipeline import PipelineEvaluator
 
 logger = logging.getLogger(__name__)
 
@@ -102,14 +104,22 @@ class ApertusTrainer(Trainer):
 
     def heldout_losses(self) -> dict[str, HeldOutLoss]:
         """Loss on the held-out sequences of each source. Collective."""
-        evaluator = Evaluator(self.model_parts[0], self.parallel_dims, self.device, batch_size=self.config.training.local_batch_size)
-        with self.optimizers.averaged():  # Optimizers
+        batch_size = self.config.training.local_batch_size
+        part, dims, device = self.model_parts[0], self.parallel_dims, self.device
+        if dims.pp_enabled:
+            evaluator: Evaluator = PipelineEvaluator(part, self.pipelined_loss, dims, device, batch_size=batch_size)
+        else:
+            evaluator = Evaluator(part, dims, device, batch_size=batch_size)
+        # Layers compiled under tensor parallelism do not take the inputs they are given without gradients (torch 2.13).
+        with torch.compiler.set_stance("force_eager" if dims.tp_enabled else "default"), self.optimizers.averaged():  # Optimizers
             return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         """One optimizer step. What the objective's mean is taken over is known before the first micro-batch runs."""
         objective = self.config.objective
         self._columns = {}
+        if self.parallel_dims.pp_enabled:
+            return super().train_step(data_iterator)
         batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
         counts = [objective.count(labels, inputs) for inputs, labels in batches]
         self._denominator = torch.stack(counts).sum().to(self.device)
@@ -123,6 +133,8 @@ class ApertusTrainer(Trainer):
         """One micro-batch: gradients are added up, the part of the step's loss is returned. Notes for the metrics how many tokens the
         whole step trains on."""
         self.metrics_processor.trained_tokens = global_valid_tokens  # StepMetrics
+        if self.parallel_dims.pp_enabled:
+            return super().forward_backward_step(input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens)
         objective = self.config.objective
         extras = {name: input_dict.pop(name) for name in objective.fields}
         inputs, labels, arguments = self.post_dataloading_process(input_dict, labels)
@@ -141,6 +153,43 @@ class ApertusTrainer(Trainer):
         for name, column in term.columns.items():
             self._columns[name] = self._columns.get(name, 0) + column
         return term.loss / term.copies
+
+    def pp_forward_backward_step(
+        self, *, input_dict_mbs: list[dict[str, torch.Tensor]], label_mbs: list[torch.Tensor], global_valid_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """All micro-batches of a step through the pipeline: gradients are added up, the loss is returned on every stage."""
+        batch = {name: torch.cat([inputs[name] for inputs in input_dict_mbs]) for name in input_dict_mbs[0]}
+        return self.pipelined_loss(batch, torch.cat(label_mbs), global_valid_tokens)
+
+    def pipelined_loss(self, batch: dict[str, torch.Tensor], labels: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+        """The loss of whole rows, which the schedule cuts into its micro-batches, on every stage; with gradients where they are enabled.
+
+        torchtitan 0.3.0 passes lists of micro-batches, which the schedules of torch 2.13 do not take.
+
+        Args:
+            batch: input and positions, int64 of shape (batch, seq_len), as many rows as `training.local_batch_size`.
+            labels: like the input.
+            denominator: scalar that the sum over the labels is divided by.
+        """
+        inputs, labels, arguments = self.post_dataloading_process(batch, labels)
+        if not isinstance(arguments.get("attention_masks"), BlockMask):  # others cannot be cut: each stage makes them from the positions
+            arguments.pop("attention_masks", None)
+        if self.pp_has_last_stage:
+            arguments["labels"] = labels
+            self.model_parts[-1].read_labels = lambda some: self.config.objective.reader(some, {}, denominator)
+        losses: list[torch.Tensor] | None = [] if self.pp_has_last_stage else None
+        run = self.pp_schedule.step if torch.is_grad_enabled() else self.pp_schedule.eval
+        with self.train_context():
+            run(
+                *((inputs,) if self.pp_has_first_stage else ()),
+                target=labels if self.pp_has_last_stage else None,
+                losses=losses,
+                return_outputs=False,
+                **arguments,
+            )
+        loss = torch.stack(losses).detach().sum().to(self.device) if losses else torch.zeros((), device=self.device)
+        dist.all_reduce(loss, group=self.parallel_dims.get_mesh("pp").get_group())
+        return loss
 
     def _averaged_columns(self) -> Row:
         """The columns that the objective adds to the row of this step. Collective."""

@@ -44,7 +44,7 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
             drawn = _drawn_until(graph, graph.nodes[parent.name], trajectory.parent.step)
     parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
     if isinstance(stage, PreferenceTraining) and parent is not None:
-        _check_preferences(builder, stage, leg, parent, parallel)
+        _check_preferences(builder, stage, leg, parent)
     for index, cut in enumerate(trajectory.cuts):
         data, extra = _data(builder, stage, cut)
         counter = _counter(data, trajectory.sequence_length)
@@ -125,9 +125,9 @@ def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, I
     return {"mixture": mixture}, {"source_names": [read.name for read in builder.graph.nodes[mixture.name].inputs.values()]}
 
 
-def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, parent: Input, parallel: Parallel) -> None:
-    """The reference of the loss is the model that training begins with; its log-probabilities were taken on the very sequences that are
-    trained on; and the loss needs whole rows of logits."""
+def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, parent: Input) -> None:
+    """The reference of the loss is the model that training begins with, and its log-probabilities were taken on the very sequences that
+    are trained on."""
     at, name = leg.path, stage.preferences
     trajectory = builder.graph.trajectories[leg.name]
     reference = next(node for node in builder.graph.of(name.stage) if node.kind == "log_probabilities")
@@ -142,9 +142,6 @@ def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, pa
     if trajectory.precision != part.precision:
         message = f"the log-probabilities of '{name}' are in {part.precision.param}, this stage computes in {trajectory.precision.param}"
         builder.problem((*at, "preferences"), message, "state the same precision in both.")
-    if parallel.tp > 1:
-        message = f"tensor parallelism (tp {parallel.tp}) splits the vocabulary, and the loss of a sequence needs whole rows of logits"
-        builder.problem(at, message, "use dp_shard, dp_replicate or cp.")
 
 
 def _counter(data: dict[str, Input], length: int) -> tuple[str, ...]:

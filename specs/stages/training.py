@@ -66,7 +66,10 @@ class Training(Spec):
         None, ge=1, description="sequences per forward pass and data-parallel rank, at most; all of them by default"
     )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = execution("auto")
-    activation_checkpointing: Literal["none", "full"] = execution("none")
+    activation_checkpointing: Literal["none", "selective", "full"] = execution(
+        "none",
+        description="what of a layer is computed again in the backward pass; full: all of it, selective: half of its matrix products",
+    )
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
     validation: Validation = execution(default_factory=Validation)

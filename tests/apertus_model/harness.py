@@ -194,7 +194,8 @@ def train(
         )
         trainer = trainer_config(spec, hooks, world_size=processes).build()
         result.finished = trainer.train()
-        result.weights = full(trainer.model_parts[0].state_dict())
+        for part in trainer.model_parts:
+            result.weights |= full(part.state_dict())
         result.optimizer = full(trainer.optimizers.state_dict())
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         result.learning_rates = [group["lr"] for group in groups]

@@ -151,7 +151,7 @@ def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
         ("stages.chat.sources.notes.holdout=0.1", r"source 'notes' has format text; a conversations needs chat, function-questions"),
         ("stages.qrpo.optimizer={}", r"stages\.qrpo\.optimizer\.lr: the learning rate has decayed to 0 at step 8 of 'sft'"),
         ("stages.longer.steps.0.carry=[data]", r"carries its weights; add weights to carry"),
-        ("stages.qrpo.launch={processes: 2, parallel: {tp: 2}}", r"tensor parallelism \(tp 2\) splits the vocabulary"),
+        ("stages.qrpo.launch={processes: 2, parallel: {pp: 2}}", r"cannot run in a pipeline \(pp 2\): its loss needs the whole sequences"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_with_the_reason(chat: Planned, override: str, message: str) -> None:

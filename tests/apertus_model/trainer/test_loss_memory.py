@@ -51,6 +51,26 @@ def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
     train(tmp_path, spec, processes=processes, inspect=check, **kinds)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Any
+) -> None:
+    monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 8)
+    model = MODEL.model_copy(update={"vocab_size": WORDS})
+    spec = segment(end_step=1, model=model, global_batch_size=8, parallel=Parallel(pp=2, pp_schedule=schedule))
+
+    def check(trainer: Any) -> None:
+        batches = trainer.batch_generator(trainer.dataloader)
+        trainer.config.heldout = {"text": [SyntheticSamples()[index] for index in range(8)]}
+        for work in (lambda: trainer.train_step(batches), trainer.heldout_losses):
+            with LiveMemory() as memory:
+                work()
+            assert memory.largest <= (WORDS + 1) * MODEL.dim < TOKENS * WORDS
+            assert not trainer.pp_has_last_stage or memory.largest >= 8 * WORDS
+
+    train(tmp_path, spec, processes=2, inspect=check)
+
+
 def test_the_output_projection_is_gathered_once_and_reduced_once_however_many_chunks_there_are(tmp_path: Path) -> None:
     def check(trainer: Any) -> None:
         counts = []

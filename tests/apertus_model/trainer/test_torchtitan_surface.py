@@ -24,6 +24,16 @@ SIGNATURES = {
     "torchtitan.distributed.context_parallel.cp_shard": [
         "cp_mesh", "inputs", "attention_masks", "load_balancer_type", "input_seq_dim", "ptrr_mask_key",
     ],
+    "torchtitan.trainer.Trainer.pp_forward_backward_step": ["self", "input_dict_mbs", "label_mbs", "global_valid_tokens"],
+    "torch.distributed.pipelining.schedules.PipelineScheduleSingle.step": [
+        "self", "args", "target", "losses", "return_outputs", "loss_kwargs", "kwargs",
+    ],
+    "torch.distributed.pipelining.schedules.PipelineScheduleMulti.eval": ["self", "args", "target", "losses", "kwargs"],
+    # apertus_model/model/parallelize.py
+    "torchtitan.distributed.pipeline_parallel.pipeline_llm": [
+        "model", "parallel_dims", "training", "parallelism", "compile_config", "ac_config", "dump_folder", "device", "model_config",
+        "parallelize_fn", "loss_fn",
+    ],
     # apertus_model/model/lora.py
     "torchtitan.protocols.module.Module._init_self_buffers": ["self", "buffer_device"],
     "torchtitan.models.common.decoder_sharding.dense_param_placement": ["tp"],
@@ -51,9 +61,6 @@ SIGNATURES = {
     "torchtitan.models.common.CosSinRoPE._precompute_cache": ["self"],
     # apertus_model/model/init.py
     "torch.distributed.tensor.DTensor.__create_chunk_list__": ["self"],
-    # apertus_model/model/attention.py
-    "torch.distributed.tensor.experimental._context_parallel._attention.flex_cp_allgather._init_fn": ["k", "v", "seq_dim", "pg_name"],
-    "torch.distributed._get_process_group_name": ["pg"],
     # apertus_model/trainer/heldout.py
     "torchtitan.distributed.context_parallel.prepare_context_parallel_input": [
         "inputs", "labels", "extra_kwargs", "cp_mesh", "device", "load_balancer_type", "ptrr_mask_key",

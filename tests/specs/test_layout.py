@@ -1,0 +1,116 @@
+"""Layouts that a model, a sequence or a batch does not allow are refused with the recipe, each with field, value and fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specs.errors import SpecError
+from specs.launch import Launch, Parallel
+from specs.layout import micro_batch_size, misfits
+from specs.model import ModelSpec
+from specs.pipeline import load
+from tests.recipes import CHAT, RECIPE, write_recipe
+
+
+def problems(folder: Path, *overrides: str, recipe: str = RECIPE) -> str:
+    with pytest.raises(SpecError) as caught:
+        load(write_recipe(folder, recipe), overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("launch", "where", "message"),
+    [
+        ("{processes: 2, parallel: {tp: 2}}", "tp: 'pretrain'", "n_kv_heads 1 cannot be divided among 2 tensor-parallel processes"),
+        (
+            "{processes: 32, parallel: {cp: 32}}",
+            "cp: 'cooldown'",
+            "sequences of 32 tokens cannot be cut for cp 32, which needs a multiple of 64",
+        ),
+        (
+            "{processes: 2, parallel: {pp: 2, pp_schedule: interleaved-1f1b}}",
+            "pp: 'pretrain'",
+            "2 layers are too few for a pipeline of 4 stages (two per process)",
+        ),
+        ("{processes: 2, parallel: {pp: 2}}", "pp: 'evaluate'", "cannot run in a pipeline (pp 2): it needs the logits on every process"),
+        (
+            "{processes: 8, parallel: {pp: 2}}",
+            "pp: 'pretrain'",
+            "a batch of 4 sequences is 1 for each of 4 data-parallel pipelines, which cannot be cut into micro-batches for 2 stages (1f1b)",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, launch: str, where: str, message: str) -> None:
+    line = next(line for line in problems(tmp_path, f"launch={launch}").splitlines() if f"launch.parallel.{where}" in line)
+    assert message in line
+    assert "Fix: " in line
+
+
+def test_degrees_that_do_not_make_the_processes_are_refused(tmp_path: Path) -> None:
+    assert "dp_shard 1 does not make 4 processes" in problems(tmp_path, "launch={processes: 4, parallel: {cp: 2, dp_shard: 1}}")
+    text = problems(tmp_path, "stages.cooldown.launch.parallel={cp: 2}")
+    assert "stages.cooldown.launch.parallel: 'cooldown': tp 1 x cp 2 x pp 1" in text
+    assert "does not make 1 processes; the product must be equal to it. Fix: change launch.processes or a degree." in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "parallel", "message"),
+    [
+        ("qrpo", "{pp: 2}", "'qrpo' cannot run in a pipeline (pp 2): its loss needs the whole sequences"),
+        ("dpo", "{pp: 2}", "'dpo' cannot run in a pipeline (pp 2): its loss needs the whole sequences"),
+        ("preferences", "{pp: 2}", "'preferences' cannot run in a pipeline (pp 2): it needs the logits"),
+    ],
+)
+def test_what_an_objective_needs_is_known_before_anything_runs(tmp_path: Path, stage: str, parallel: str, message: str) -> None:
+    text = problems(tmp_path, f"stages.{stage}.launch={{processes: 2, parallel: {parallel}}}", recipe=CHAT)
+    assert message in text
+    assert f"give '{stage}' a launch.parallel of its own, with dp_shard, dp_replicate or cp" in text
+
+
+def test_weights_per_token_do_not_go_through_a_pipeline(tmp_path: Path) -> None:
+    layout = "stages.sft.launch={processes: 2, parallel: {pp: 2}}"
+    load(write_recipe(tmp_path, CHAT), [layout])
+    text = problems(tmp_path, layout, "stages.sft.prompt_weight=0.5", recipe=CHAT)
+    assert "the weights of its tokens (prompt_weight 0.5) do not reach the last process" in text
+
+
+def test_compiled_layers_are_not_recomputed_under_tensor_parallelism(tmp_path: Path) -> None:
+    settings = ["stages.pretrain.model.n_kv_heads=2", "stages.pretrain.compile=true", "launch={processes: 2, parallel: {tp: 2}}"]
+    load(write_recipe(tmp_path), settings)
+    text = problems(tmp_path, *settings, "stages.pretrain.activation_checkpointing=full")
+    assert "stages.pretrain.compile: torch 2.13 cannot compile layers with activation checkpointing" in text
+
+
+def fields(processes: int, parallel: Parallel, length: int = 4096, batch: int = 1024) -> list[str]:
+    launch = Launch(processes=processes, parallel=parallel)
+    return [misfit.field for misfit in misfits(launch, ModelSpec(flavour="70b"), length, batch)]
+
+
+def test_the_layouts_of_a_published_size_are_allowed_up_to_its_heads_and_layers() -> None:
+    assert fields(512, Parallel(tp=8, sequence_parallel=True)) == []
+    assert fields(512, Parallel(tp=16)) == ["tp"]  # 8 key heads
+    assert fields(512, Parallel(tp=4, pp=8)) == []
+    assert fields(512, Parallel(tp=4, pp=8, pp_schedule="interleaved-1f1b")) == []
+    assert fields(512, Parallel(pp=64, pp_schedule="interleaved-1f1b")) == ["pp"]  # 128 stages of 80 layers
+    assert fields(512, Parallel(cp=8, tp=2, sequence_parallel=True)) == []
+    assert fields(512, Parallel(cp=8, tp=2, sequence_parallel=True), length=4096 + 16) == ["cp"]
+    assert fields(512, Parallel(tp=4, sequence_parallel=True), length=4098) == ["sequence_parallel"]
+    assert fields(512, Parallel(pp=8), batch=256) == ["pp"]  # 4 sequences for 8 stages
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b"])
+def test_the_micro_batch_is_the_largest_that_the_schedule_takes(pp: int, schedule: str) -> None:
+    parallel = Parallel(pp=pp, pp_schedule=schedule)  # type: ignore[arg-type]  # pytest's strings
+    stages = 1 if pp == 1 else pp * (2 if schedule == "interleaved-1f1b" else 1)
+    for share in range(1, 40):
+        for limit in (None, 1, 2, 5):
+            fit = []
+            for size in range(1, min(limit or share, share) + 1):
+                number = share // size
+                rounds = max(1, number // pp) if stages > pp else 1  # torch's ScheduleInterleaved1F1B
+                if share % size == 0 and number >= stages and number % rounds == 0:
+                    fit.append(size)
+            assert micro_batch_size(parallel, share, limit) == (max(fit) if fit else None), (share, limit)
