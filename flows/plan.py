@@ -22,7 +22,8 @@ from specs.stages.evaluate import EvaluateStage
 from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.training import Segment
 
-COMPRESSION = 20  # bytes of text that a byte of .gz or .zst can hold, generously
+COMPRESSION = 20  # bytes of text that a byte of a compressed file can hold, generously
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet", ".arrow")
 Action = Literal["reuse", "resume", "run"]
 
 
@@ -195,7 +196,7 @@ def _available(plan: Plan, node: Node) -> tuple[int, bool]:
     repeats = node.part.process.repeats
     repeated = repeats.per_bucket * repeats.length * sum(repeats.buckets) if repeats else 0
     listing = plan.graph.listings[node.inputs["documents"].name]
-    factor = COMPRESSION if any(file.path.endswith((".gz", ".zst")) for file in listing.files) else 1
+    factor = COMPRESSION if any(file.path.endswith(COMPRESSED) for file in listing.files) else 1
     return factor * listing.bytes + 2 * len(listing.files) + repeated, False
 
 

@@ -21,11 +21,11 @@ from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Parallel, Retries
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_layout
-from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
+from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
 from specs.stages.conversations import ConversationsStage
-from specs.stages.corpus import CorpusStage
+from specs.stages.corpus import CorpusStage, needs_text
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.export import ExportStage
 from specs.stages.merge import MergeStage
@@ -209,6 +209,12 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 if talks != isinstance(stage, ConversationsStage):
                     wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
                     yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
+                elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
+                    yield Problem(where, f"source '{source}' is tokens already; a tokenizer is trained on text", "name another source.")
+                elif found.format in TOKENISED and isinstance(stage, CorpusStage) and (fields := needs_text(stage.sources[source])):
+                    text = f"source '{source}' is tokens already; there is no text for {', '.join(fields)}"
+                    fix = "state pii: false, and no other step; what they ask for must have been done before."
+                    yield Problem((*where, fields[0]), text, fix)
     for index, other in enumerate(stage.after):
         if other not in names:
             yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))

@@ -4,9 +4,12 @@ Invariants:
 - What is read is what Megatron's `IndexedDataset` and datatrove's `MegatronDocumentTokenizer` read and write: little endian, a header,
   then sizes (int32), byte pointers (int64), document indices (int64).
 - Opening costs the same for a kilobyte and a terabyte: the header and the first and last entries are compared with the lengths of both
-  files; token ids are compared with the vocabulary when they are read.
+  files; token ids are compared with the vocabulary when they are read. `verify` compares everything. What it accepts of a file with one
+  sequence per document has every border where it was written; where a document has several sequences, the format has nothing that would
+  tell one border between two documents from another.
 
-One sequence per document, stored back to back, so that the `.bin` is also one stream of tokens.
+What is written has one sequence per document, stored back to back, so that the `.bin` is also one stream of tokens. Documents of several
+sequences, as other programs write them, can be read.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ _DTYPES: dict[int, np.dtype] = {
     1: np.dtype("u1"), 2: np.dtype("i1"), 3: np.dtype("<i2"), 4: np.dtype("<i4"), 5: np.dtype("<i8"), 8: np.dtype("<u2"),
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+BLOCK = 2**22
+"""Sequences, documents or tokens that `verify` looks at together."""
 
 
 class TokenFileError(StageError):
@@ -87,6 +92,8 @@ class TokenFile:
             raise TokenFileError(f"{data} has {data_bytes} bytes; by {index.name} its {count} sequences end at byte {end}")
         if not borders or self.document_indices[0] != 0 or self.document_indices[-1] != count:
             raise TokenFileError(f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}")
+        if borders > count + 1:
+            raise TokenFileError(f"{index} has {borders - 1} documents and only {count} sequences; every document has one at least")
         self.tokens: NDArray[np.integer] = _map(data, self.dtype, 0, data_bytes // self.dtype.itemsize)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,6 +107,18 @@ class TokenFile:
         start = int(self._pointers[index]) // self.dtype.itemsize
         return self.read(start, start + int(self.sizes[index]))
 
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return len(self.document_indices) - 1
+
+    def document(self, index: int) -> NDArray[np.integer]:
+        """Tokens of one document, all its sequences: (size,), `dtype`. Right for a file that `verify` has accepted."""
+        first, end = int(self.document_indices[index]), int(self.document_indices[index + 1])
+        start = int(self._pointers[first]) // self.dtype.itemsize
+        stop = int(self._pointers[end]) // self.dtype.itemsize if end < len(self) else self.tokens.size
+        return self.read(start, stop)
+
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
         """Tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id outside of the vocabulary."""
         tokens = self.tokens[start:stop]
@@ -112,22 +131,40 @@ class TokenFile:
         return tokens
 
     def verify(self) -> None:
-        """Reads everything: sequences must lie back to back and ids within the vocabulary. Raises TokenFileError."""
-        ends = np.cumsum(self.sizes, dtype=np.int64) * self.dtype.itemsize
-        wrong = np.flatnonzero(self._pointers[1:] != ends[:-1])
-        if wrong.size:
-            first = int(wrong[0]) + 1
-            raise TokenFileError(
-                f"{self.index}: sequence {first} begins at byte {self._pointers[first]}, the one before ends at {ends[first - 1]}"
-            )
-        for start in range(0, self.tokens.size, 2**24):
-            self.read(start, min(start + 2**24, self.tokens.size))
+        """Reads everything, a block at a time: sequences must lie back to back, documents have one sequence or more each, ids be of the
+        vocabulary (where none is known, not negative). Raises TokenFileError."""
+        end = 0
+        for start in range(0, len(self), BLOCK):
+            sizes = self.sizes[start : start + BLOCK].astype(np.int64)
+            if (negative := np.flatnonzero(sizes < 0)).size:
+                first = int(negative[0])
+                raise TokenFileError(f"{self.index}: sequence {start + first} has {sizes[first]} tokens")
+            ends = end + np.cumsum(sizes) * self.dtype.itemsize
+            pointers = self._pointers[start : start + BLOCK]
+            if (wrong := np.flatnonzero(pointers != ends - sizes * self.dtype.itemsize)).size:
+                first = int(wrong[0])
+                before = int(ends[first] - sizes[first] * self.dtype.itemsize)
+                raise TokenFileError(
+                    f"{self.index}: sequence {start + first} begins at byte {pointers[first]}, the one before ends at {before}"
+                )
+            end = int(ends[-1])
+        for start in range(0, self.documents, BLOCK):
+            if (empty := np.flatnonzero(np.diff(self.document_indices[start : start + BLOCK + 1]) < 1)).size:
+                first = start + int(empty[0])
+                raise TokenFileError(
+                    f"{self.index}: document {first} has the sequences {self.document_indices[first]} to "
+                    f"{self.document_indices[first + 1] - 1}; every document has one at least"
+                )
+        for start in range(0, self.tokens.size, BLOCK):
+            block = self.read(start, min(start + BLOCK, self.tokens.size))
+            if self.vocab_size is None and block.min() < 0:
+                raise TokenFileError(f"{self.path} holds token id {block.min()} between tokens {start} and {start + block.size}")
 
 
 class TokenFileWriter:
     """Writes `<prefix>.bin` document by document and `<prefix>.idx` at the end; a context manager.
 
-    Raises ValueError for a token id that the dtype cannot hold.
+    Raises ValueError for a token id that the dtype cannot hold, and for a document of more than 2**31 - 1 tokens.
     """
 
     def __init__(self, prefix: Path | str, dtype: DTypeLike) -> None:
@@ -145,6 +182,8 @@ class TokenFileWriter:
             if ids.size and not (limits.min <= ids.min() and ids.max() <= limits.max):
                 raise ValueError(f"token ids from {ids.min()} to {ids.max()} do not fit into {self.dtype} ({self.prefix}.bin)")
             ids = ids.astype(self.dtype)
+        if ids.size > np.iinfo(np.int32).max:
+            raise ValueError(f"a document of {ids.size} tokens; the format counts to {np.iinfo(np.int32).max} ({self.prefix}.bin)")
         self._file.write(ids.tobytes())
         self.sizes.append(int(ids.size))
 

@@ -27,8 +27,9 @@ from tokenizers.processors import TemplateProcessing
 
 from apertus_model.data.filters import make_filter
 from apertus_model.data.readers import SourceReader
-from specs.sources import SourceSpec
-from specs.stages.corpus import CorpusSource
+from apertus_model.data.tokenised import TokenReader, TokenWriter
+from specs.sources import TOKENISED, SourceSpec
+from specs.stages.corpus import CorpusSource, needs_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -94,6 +95,10 @@ class CorpusTasks(NamedTuple):
     folder: Path
 
     def pipeline(self) -> list[PipelineStep]:
+        if self.source.format in TOKENISED:
+            assert not needs_text(self.process), "the pipeline refuses it"
+            reader = TokenReader(self.source, self.tasks, self.tokenizer, self.bos, self.eos, self.folder)
+            return [reader, ContentHash(self.folder), TokenWriter(self.folder, self.tokenizer, self.bos, self.eos)]
         steps: list[PipelineStep] = [SourceReader(self.source, self.tasks)]
         steps += [make_filter(spec) for spec in self.process.filters]
         if self.process.pii:

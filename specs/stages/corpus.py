@@ -28,6 +28,16 @@ class CorpusSource(Spec):
     repeats: Repeats | None = identity(None, neutral=None)
 
 
+ON_TOKENS = ("holdout", "repeats")
+
+
+def needs_text(process: CorpusSource) -> list[str]:
+    """Names of the fields that ask for something which can be done to text only, so not to a source of tokens."""
+    fields = CorpusSource.model_fields.items()
+    changed = [name for name, field in fields if getattr(process, name) != field.get_default(call_default_factory=True)]
+    return [name for name in changed if name not in (*ON_TOKENS, "pii")] + (["pii"] if process.pii else [])
+
+
 class CorpusStage(Stage):
     """`sources` maps names of the pipeline's `sources:` to how each is processed."""
 

@@ -88,3 +88,30 @@ def test_installed_packages_are_found_without_importing_them() -> None:
     assert "wsgiref.util" not in sys.modules
     with pytest.raises(ValueError, match="no installed package 'not_there'"):
         source("installed:not_there")
+
+
+def test_a_dataset_of_the_hub_is_listed_like_any_folder_and_locked_by_its_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi, HfFileSystem
+    from huggingface_hub.hf_api import RepoFile
+
+    blobs = {"data/train-0.parquet": "a" * 40, "data/train-1.parquet": "b" * 40, "data/README.md": "c" * 40}
+
+    def tree(self: HfApi, repo_id: str, path_in_repo: str | None = None, **options: object) -> list[RepoFile]:
+        assert (repo_id, path_in_repo, options["revision"], options["repo_type"]) == ("owner/name", "data", "1f2e3d", "dataset")
+        return [RepoFile(path=path, size=10, oid=blob) for path, blob in blobs.items()]
+
+    monkeypatch.setattr(HfApi, "repo_info", lambda *args, **options: None)
+    monkeypatch.setattr(HfApi, "list_repo_tree", tree)
+    url = "hf://datasets/owner/name@1f2e3d/data"
+
+    def listed() -> tuple[list[str], str]:
+        HfFileSystem.clear_instance_cache()
+        listing = list_source(source(url, format="parquet"))
+        return [file.path for file in listing.files], listing.key
+
+    files, key = listed()
+    assert files == ["train-0.parquet", "train-1.parquet"]
+    assert listed()[1] == key
+    blobs["data/train-1.parquet"] = "d" * 40
+    assert listed()[1] != key
+    HfFileSystem.clear_instance_cache()

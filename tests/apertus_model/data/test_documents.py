@@ -9,12 +9,17 @@ import fsspec
 import pytest
 import zstandard
 
-from apertus_model.data.documents import Rejection, open_source, read_documents
+from apertus_model.data.documents import open_source, read_documents
+from apertus_model.data.found import Rejection, SourceDocument
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
 
 def _read(path: Path, content: bytes | str, **fields: Any) -> list[str | Rejection]:
+    return [found if isinstance(found, Rejection) else found.text for found in _found(path, content, **fields)]
+
+
+def _found(path: Path, content: bytes | str, **fields: Any) -> list[SourceDocument | Rejection]:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     source = SourceSpec(url=str(path.parent), **fields)
     return list(read_documents(source, *open_source(source), path.name))
@@ -124,6 +129,6 @@ def test_any_fsspec_url_is_read() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/documents/a.txt", b"from memory")
     source = SourceSpec(url="memory://documents", format="text")
-    assert list(read_documents(source, *open_source(source), "a.txt")) == ["from memory"]
+    assert list(read_documents(source, *open_source(source), "a.txt")) == [SourceDocument("from memory", None, {})]
     single = SourceSpec(url="memory://documents/a.txt", format="text")
-    assert list(read_documents(single, *open_source(single), "")) == ["from memory"]
+    assert list(read_documents(single, *open_source(single), "")) == [SourceDocument("from memory", None, {})]

@@ -138,7 +138,7 @@ def test_an_imported_tokenizer_without_a_chat_template_gets_ours_if_it_has_the_t
 
 
 def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(bench: Any, tokenizer: Artifact) -> None:
-    with pytest.raises(SourceError, match=r"512 tokens, more than vocab_size 384\. Fix: vocab_size: 512"):
+    with pytest.raises(SourceError, match=r"ids up to 511, too many for vocab_size 384\. Fix: vocab_size: 512"):
         bench.run("tokenizer", "imported", {"path": str(_folder(tokenizer)), "vocab_size": 384, "bytes_per_source": 1})
 
 
@@ -148,6 +148,40 @@ def test_folders_that_hold_no_tokenizer_are_refused(bench: Any, documents: Path,
     (documents / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
     with pytest.raises(SourceError, match="states no bos_token"):
         bench.run("tokenizer", "b", {"path": str(documents), "vocab_size": 512, "bytes_per_source": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
+        ("tokenizer.json", b"\xff", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
+        ("tokenizer_config.json", b"{", r"tokenizer_config\.json of the tokenizer folder .* is no JSON"),
+        ("tokenizer_config.json", b"\xff", r"tokenizer_config\.json of the tokenizer folder .* is no JSON"),
+        ("special_tokens_map.json", b"[]", r"special_tokens_map\.json of the tokenizer folder .* holds a list, not an object"),
+        ("tokenizer_config.json", b'{"bos_token": "<s>", "eos_token": "<end>"}', "states <end>, which its tokenizer.json does not have"),
+    ],
+)
+def test_damaged_files_of_a_tokenizer_folder_are_named(
+    bench: Any, tokenizer: Artifact, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    folder = tmp_path / "imported"
+    folder.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes(tokenizer.bytes(file))
+    (folder / name).write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_though_there_are_few_tokens(bench: Any, tokenizer: Artifact, tmp_path: Path) -> None:
+    folder = tmp_path / "imported"
+    folder.mkdir()
+    vocabulary = {"<s>": 0, "</s>": 1, "a": 600}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    with pytest.raises(SourceError, match=r"ids up to 600, too many for vocab_size 512\. Fix: vocab_size: 640"):
+        bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
 
 
 def test_a_source_without_text_is_refused_by_name(bench: Any, tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apertus_model.data import tables
+from apertus_model.data.documents import open_source, read_documents
+from apertus_model.data.found import Rejection, SourceDocument
+from infra.store.inputs import SourceError, list_source
+from specs.sources import SourceSpec
+
+ROWS: list[dict[str, Any]] = [
+    {"body": "one", "key": 7, "url": "https://a.example", "score": 0.25, "good": True, "tags": ["x"]},
+    {"body": None, "key": 8, "url": "https://b.example", "score": 0.5, "good": False, "tags": []},
+    {"body": " \n", "key": 9, "url": None, "score": 0.5, "good": None, "tags": []},
+    {"body": "zwei ż", "key": None, "url": None, "score": None, "good": False, "tags": ["y", "z"]},
+]
+TABLE = pyarrow.Table.from_pylist(ROWS)
+COLUMNS = {"text_column": "body", "id_column": "key", "metadata": ["url", "score", "good"]}
+EXPECTED = [
+    SourceDocument("one", "7", {"url": "https://a.example", "score": 0.25, "good": True}),
+    Rejection("empty"),
+    Rejection("empty"),
+    SourceDocument("zwei ż", None, {"url": None, "score": None, "good": False}),
+]
+
+
+def _jsonl(table: pyarrow.Table) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+
+
+def _parquet(table: pyarrow.Table) -> bytes:
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer, row_group_size=2, write_page_checksum=True)
+    return buffer.getvalue()
+
+
+def _stream(table: pyarrow.Table) -> bytes:
+    buffer = io.BytesIO()
+    with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return buffer.getvalue()
+
+
+def _file(table: pyarrow.Table) -> bytes:
+    buffer = io.BytesIO()
+    with pyarrow.ipc.new_file(buffer, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return buffer.getvalue()
+
+
+CONTAINERS = [("jsonl", _jsonl), ("parquet", _parquet), ("arrow", _stream), ("arrow", _file)]
+TYPED = CONTAINERS[1:]
+
+
+def _read(folder: Path, kind: str, content: bytes, **fields: Any) -> list[SourceDocument | Rejection]:
+    path = folder / f"rows.{kind}"
+    path.write_bytes(content)
+    source = SourceSpec(url=str(folder), format=kind, **fields)  # type: ignore[arg-type]
+    return list(read_documents(source, *open_source(source), path.name))
+
+
+@pytest.mark.parametrize(("kind", "write"), CONTAINERS)
+def test_the_same_rows_are_the_same_documents_in_every_container(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    assert _read(tmp_path, kind, write(TABLE), **COLUMNS) == EXPECTED
+
+
+def test_a_dataset_saved_to_disk_is_its_shards_and_none_of_the_files_beside_them(tmp_path: Path) -> None:
+    datasets.disable_progress_bars()
+    datasets.DatasetDict({"train": datasets.Dataset(TABLE)}).save_to_disk(str(tmp_path / "saved"), num_shards={"train": 2})
+    source = SourceSpec(url=str(tmp_path / "saved"), format="arrow", **COLUMNS)  # type: ignore[arg-type]
+    files = [file.path for file in list_source(source).files]
+    assert files == ["train/data-00000-of-00002.arrow", "train/data-00001-of-00002.arrow"]
+    assert [found for file in files for found in read_documents(source, *open_source(source), file)] == EXPECTED
+
+
+@pytest.mark.parametrize(("kind", "write"), TYPED)
+@pytest.mark.parametrize(
+    "type_",
+    [pyarrow.large_string(), pyarrow.binary(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string())],
+    ids=str,
+)
+def test_every_type_of_text_is_text(tmp_path: Path, kind: str, write: Callable[..., bytes], type_: pyarrow.DataType) -> None:
+    table = pyarrow.table({"text": pyarrow.array(["one", None, "zwei ż"]).cast(type_)})
+    assert _read(tmp_path, kind, write(table)) == [SourceDocument("one", None, {}), Rejection("empty"), SourceDocument("zwei ż", None, {})]
+
+
+@pytest.mark.parametrize(("kind", "write"), TYPED)
+def test_rows_whose_text_is_not_utf8_are_counted_one_by_one(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    column = pyarrow.array([b"one", b"\xff\xfe", b"two \xed\xa0\xbd", b"three"]).view(pyarrow.string())
+    found = _read(tmp_path, kind, write(pyarrow.table({"text": column})))
+    assert found == [SourceDocument("one", None, {}), *[Rejection("not_utf8")] * 2, SourceDocument("three", None, {})]
+    found = _read(tmp_path, kind, write(pyarrow.table({"text": ["a", "b", "c", "d"], "url": column})), metadata=["url"])
+    assert [isinstance(one, Rejection) for one in found] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("kind", "write"), TYPED)
+def test_times_arrive_as_text(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    table = pyarrow.table({"text": ["a"], "seen": [datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)]})
+    (found,) = _read(tmp_path, kind, write(table), metadata=["seen"])
+    assert isinstance(found, SourceDocument)
+    assert str(found.metadata["seen"]).startswith("2024-05-06 07:08:09")
+
+
+@pytest.mark.parametrize(("kind", "write"), CONTAINERS)
+@pytest.mark.parametrize(("field", "value"), [("text_column", "text"), ("id_column", "uuid"), ("metadata", ["score", "lang"])])
+def test_a_column_that_is_not_there_is_named_with_those_that_are(
+    tmp_path: Path, kind: str, write: Callable[..., bytes], field: str, value: Any
+) -> None:
+    name = value[-1] if isinstance(value, list) else value
+    with pytest.raises(
+        SourceError, match=rf"rows\.{kind}'.*: no column '{name}'; there are body, good, key, score, tags, url. Fix: {field}"
+    ):
+        _read(tmp_path, kind, write(TABLE), **{**COLUMNS, field: value})
+
+
+@pytest.mark.parametrize(("kind", "write"), CONTAINERS)
+def test_a_list_is_no_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    with pytest.raises(SourceError, match=r"column 'tags' holds (a )?list.*; metadata are .*Fix: metadata"):
+        _read(tmp_path, kind, write(TABLE), text_column="body", metadata=["tags"])
+
+
+@pytest.mark.parametrize(("kind", "write"), TYPED)
+def test_columns_of_other_types_are_refused_by_type(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    with pytest.raises(SourceError, match=r"column 'score' holds double, not text. Fix: text_column"):
+        _read(tmp_path, kind, write(TABLE), text_column="score")
+    with pytest.raises(SourceError, match=r"column 'score' holds double; an identifier is text or an integer. Fix: id_column"):
+        _read(tmp_path, kind, write(TABLE), text_column="body", id_column="score")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    with pytest.raises(SourceError, match="there are 2 columns 'text'"):
+        _read(tmp_path, "arrow", _stream(table))
+
+
+@pytest.mark.parametrize(("kind", "write"), CONTAINERS)
+def test_a_file_without_rows_is_counted(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    assert _read(tmp_path, kind, write(TABLE.slice(0, 0)), **COLUMNS) == [Rejection("empty_file")]
+
+
+@pytest.mark.parametrize(("kind", "write"), TYPED)
+def test_a_file_that_is_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    content = write(TABLE.select(["body"]))
+    for length in range(len(content)):
+        with pytest.raises(SourceError, match=rf"cannot read '.*rows\.{kind}' behind document [0-4], at about byte \d+: \w+"):
+            _read(tmp_path, kind, content[:length], text_column="body")
+
+
+def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["the text of a document"]})
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer, compression="none", use_dictionary=False, write_page_checksum=True, write_statistics=False)
+    content = buffer.getvalue()
+    assert content.count(b"of a document") == 1
+    with pytest.raises(SourceError, match="CRC"):
+        _read(tmp_path, "parquet", content.replace(b"of a document", b"of 1 document"))
+
+
+def test_offsets_that_lead_out_of_the_buffer_are_an_error_and_no_crash(tmp_path: Path) -> None:
+    offsets = pyarrow.array([0, 3, 2**30, 6], pyarrow.int32()).buffers()[1]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, [None, offsets, pyarrow.py_buffer(b"abcdef")])
+    with pytest.raises(SourceError, match=r"cannot read .* behind document 0, .*[Oo]ffset"):
+        _read(tmp_path, "arrow", _stream(pyarrow.table({"text": column})))
+
+
+@pytest.mark.parametrize(("kind", "write"), CONTAINERS)
+def test_a_document_of_millions_of_characters_is_one_document(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+    text = "0123456789abcdefghij" * 500_000
+    found = _read(tmp_path, kind, write(pyarrow.table({"text": ["before", text, "behind"]})))
+    assert [one.text if isinstance(one, SourceDocument) else one for one in found] == ["before", text, "behind"]
+
+
+def test_parquet_takes_memory_for_a_batch_and_not_for_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
+    texts = [f"{number:06d}" * 2000 for number in range(4000)]
+    table = pyarrow.table({"text": texts})
+    pages = {"compression": "none", "use_dictionary": False, "data_page_size": 2**18, "write_batch_size": 16}
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", **pages)
+    del table
+    source = SourceSpec(url=str(tmp_path), format="parquet")
+    before, most = pyarrow.total_allocated_bytes(), 0
+    for number, found in enumerate(read_documents(source, *open_source(source), "rows.parquet")):
+        assert isinstance(found, SourceDocument)
+        assert found.text == texts[number]
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert number == 3999
+    assert most < 2**23 < 4000 * 12_000
+
+
+@given(content=st.binary(max_size=60).map(lambda data: data.replace(b"\x00", b"\n")), size=st.integers(1, 9))
+@settings(deadline=None)
+def test_lines_do_not_depend_on_the_size_of_the_reads(content: bytes, size: int) -> None:
+    read, tables.READ_BYTES = tables.READ_BYTES, size
+    try:
+        lines = list(tables.read_lines(io.BytesIO(content)))
+    finally:
+        tables.READ_BYTES = read
+    expected = content.split(b"\n")
+    assert lines == (expected if expected[-1] else expected[:-1])
