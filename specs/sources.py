@@ -9,14 +9,37 @@ import importlib.util
 import re
 import sysconfig
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
 
 CONVERSATIONAL = ("chat", "function-questions")
-Format = Literal["text", "code", "docstrings", "literals", "jsonl", "gettext-json", "chat", "function-questions"]
+TOKENISED = ("megatron",)
+TABLES = ("jsonl", "parquet", "arrow")
+ROWS = (*TABLES, "warc")
+COMPRESSED_INSIDE = ("parquet", "arrow")
+"""Formats with a compression of their own."""
+Format = Literal[
+    "text", "code", "docstrings", "literals", "gettext-json", "jsonl", "parquet", "arrow", "warc", "megatron", "chat", "function-questions"
+]
+DEFAULT_INCLUDE = {
+    "parquet": ["**/*.parquet"],
+    "arrow": ["**/*.arrow"],
+    "warc": ["**/*.warc", "**/*.warc.*"],
+    "megatron": ["**/*.bin", "**/*.idx"],
+}
+"""Globs of formats whose files lie among others: a folder of `save_to_disk` has JSON files too."""
+ONLY_FOR = {
+    "text_column": TABLES,
+    "id_column": TABLES,
+    "metadata": TABLES,
+    "min_literal": ("literals",),
+    "html": ("warc",),
+    "tokenizer": TOKENISED,
+    "markers": TOKENISED,
+}
 
 
 class SourceSpec(Spec):
@@ -24,25 +47,74 @@ class SourceSpec(Spec):
     `installed:<package>`), read as `format`.
 
     `text`, `code`: a file is a document. `docstrings`: each docstring of a Python file. `literals`: each long string in a Python file.
-    `jsonl`: a line is a document (`text_column`). `gettext-json`: the translated messages of Jed catalogues, joined.
+    `gettext-json`: the translated messages of Jed catalogues, joined. `jsonl`, `parquet`, `arrow` (files, streams, and the shards of a
+    Hugging Face dataset that `save_to_disk` wrote): a row is a document (`text_column`). `warc`: a page of a web archive is a document.
+    All but Parquet and Arrow may be compressed (.gz, .bz2, .xz, .zst).
+    `megatron`: pairs of `.bin` and `.idx`, tokenised already; taken as they are, so without filters.
     For conversations: `chat`: a row of JSONL or Parquet with `messages`, with `prompt` and `completion`, or with `prompt`, `chosen` and
     `rejected`. `function-questions`: questions about the public functions of Python files, and their documented answers.
+
+    A dataset of the Hugging Face hub is its files: `hf://datasets/<name>@<revision>/<folder>`, as `parquet`. No script of a dataset is run.
     """
 
     url: str = execution(min_length=1)
     format: Format = identity()
-    include: list[str] = execution(default_factory=lambda: ["**/*"], description="globs below the url")
+    include: list[str] = execution(
+        default_factory=lambda: ["**/*"], description="globs below the url; of parquet, arrow, warc and megatron, by default their suffixes"
+    )
     exclude: list[str] = execution(default_factory=list)
-    text_column: str = identity("text", neutral="text", description="of jsonl")
+    text_column: str = identity("text", neutral="text", description="of jsonl, parquet, arrow")
+    id_column: str | None = identity(None, neutral=None, description="of jsonl, parquet, arrow: what names a document where it is shown")
+    metadata: list[str] = identity(
+        default_factory=list,
+        neutral=[],
+        description="of jsonl, parquet, arrow: columns of single values that filters see (url, language, a score); warc has url and date",
+    )
+    html: Literal["trafilatura", "raw"] = identity(
+        "trafilatura", neutral="trafilatura", description="of warc: how the text of a page is found"
+    )
+    tokenizer: str | None = execution(
+        None,
+        description="of megatron, needed: what made the tokens, as sha256:<digest of its tokenizer.json, 12 digits or more>, compared with "
+        "the corpus's tokenizer; or `trusted`, the statement that it is that one",
+    )
+    markers: Literal["both", "end", "none"] = identity(
+        "both",
+        neutral="both",
+        description="of megatron: which of begin- and end-of-document token every document has; checked, and what is missing is added",
+    )
     min_literal: int = identity(200, neutral=200, ge=1, description="of literals: characters from which a string is a document")
     limit: int | None = identity(None, neutral=None, ge=1, description="documents at most")
     language: str = execution("", description="recorded for the audit")
     license: str = execution("", description="recorded for the audit")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_globs(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "include" not in data and data.get("format") in DEFAULT_INCLUDE:
+            return {**data, "include": DEFAULT_INCLUDE[data["format"]]}
+        return data
+
+    @model_validator(mode="after")
+    def _fits_the_format(self) -> SourceSpec:
+        neutral = {name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()}
+        for name, formats in ONLY_FOR.items():
+            if getattr(self, name) != neutral[name] and self.format not in formats:
+                raise ValueError(f"{name} belongs to {' and '.join(formats)}; this is {self.format}")
+        named = [self.text_column, *self.metadata]
+        if len(set(named)) < len(named):
+            raise ValueError(f"metadata {self.metadata} names a column twice, or the text column {self.text_column!r}")
+        if self.format in TOKENISED and not re.fullmatch(r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""):
+            raise ValueError("tokens do not say what made them: state tokenizer: sha256:<digest of its tokenizer.json>, or trusted")
+        return self
+
     @field_validator("url")
     @classmethod
     def _known_package(cls, url: str) -> str:
         resolve_url(url)
+        repository = re.match(r"hf://(?!buckets/)(?:datasets/|spaces/|models/)?+[^/]+/([^/]+)", url)
+        if repository and "@" not in repository[1]:
+            raise ValueError("a repository of the hub without a revision, which may change at any time: write <owner>/<name>@<revision>")
         return without_credentials(url)
 
 
@@ -70,28 +142,3 @@ def without_credentials(url: str) -> str:
     if re.search(r"://[^/]*@", url):
         raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
     return url
-
-
-class LengthFilter(Spec):
-    """Drops documents shorter or longer than stated, in characters."""
-
-    filter: Literal["length"] = identity()
-    min_characters: int = identity(0, ge=0)
-    max_characters: int | None = identity(None, ge=1)
-
-
-class AlphabeticFilter(Spec):
-    """Drops documents in which letters (of any script) and spaces are a smaller share of the characters than `min_share`."""
-
-    filter: Literal["alphabetic"] = identity()
-    min_share: float = identity(0.6, ge=0, le=1)
-
-
-class RepeatedLinesFilter(Spec):
-    """Drops documents in which repeated lines hold a larger share of the characters than `max_share`."""
-
-    filter: Literal["repeated-lines"] = identity()
-    max_share: float = identity(0.3, ge=0, le=1)
-
-
-FilterSpec = Annotated[LengthFilter | AlphabeticFilter | RepeatedLinesFilter, Field(discriminator="filter")]

@@ -18,12 +18,13 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 from fsspec import AbstractFileSystem
-from zstandard import ZstdError
 
 from apertus_model.chat.messages import ConversationError, Message, normal_tools, normalise, response_of, with_deliberation
+from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversations import Conversation
-from apertus_model.data.documents import Rejection, read_lines
+from apertus_model.data.documents import Rejection
 from apertus_model.data.questions import function_questions, module_name
+from apertus_model.data.tables import read_lines
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
@@ -58,14 +59,14 @@ def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, pa
                 yield from function_questions(file, module_name(source.url, path or PurePosixPath(root).name))
         else:
             yield from _from_rows(fs, full)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, ZstdError, pyarrow.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException) as error:
         raise SourceError(f"cannot read '{full}': {type(error).__name__}: {error}") from error
 
 
 def _from_rows(fs: AbstractFileSystem, full: str) -> Parsed:
     reader = _reader(full)
-    with fs.open(full, "rb", compression=None if reader is _parquet_rows else "infer") as file:
-        for number, row in enumerate(reader(file), start=1):
+    with fs.open(full, "rb") as raw:
+        for number, row in enumerate(reader(raw if reader is _parquet_rows else decompressed(raw, full)), start=1):
             if isinstance(row, Rejection):
                 yield row
                 continue

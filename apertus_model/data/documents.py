@@ -3,9 +3,10 @@
 Invariants:
 - A parser sees bytes and yields documents in an order that the bytes decide. Python files are parsed (`ast`), never imported or executed.
 - What is left out is counted under a name (`Rejection`); what means that the source is not what the spec says (no such column, a file
-  that cannot be read) is a SourceError that names the file.
+  that cannot be read, or ends too early) is a SourceError that names the file and how far it was read.
+- Files are streamed (`tables`, `web`), but for the formats in which a file is one document.
 
-Nothing here needs datatrove: the tokenizer stage reads the same documents without it.
+Nothing here but web archives needs datatrove: the tokenizer stage reads the same documents without it.
 """
 
 from __future__ import annotations
@@ -15,26 +16,23 @@ import json
 import lzma
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable
+from typing import BinaryIO
 
 import fsspec
+import pyarrow
 from fsspec import AbstractFileSystem
-from zstandard import ZstdError
 
+from apertus_model.data.compressed import decompressed
+from apertus_model.data.found import Damaged, FoundDocuments, NotAsStated, Parsed, Rejection, SourceDocument, encodable
+from apertus_model.data.tables import arrow, json_lines, parquet
+from apertus_model.data.web import warc
 from infra.store.inputs import SourceError
-from specs.sources import SourceSpec, resolve_url
+from specs.sources import COMPRESSED_INSIDE, ROWS, SourceSpec, resolve_url
 
 CATALOGUE_DOCUMENT_BYTES = 4096
-
-
-class Rejection(NamedTuple):
-    """Something that should have been a document and is not; `reason` is the name it is counted under."""
-
-    reason: str
-
-
-Parsed = Iterator[str | Rejection]
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, UnicodeDecodeError, MemoryError, Damaged)
+"""What readers raise for bytes that are not what they should be; also in names of columns, and as sizes beyond reason."""
 
 
 def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
@@ -43,27 +41,30 @@ def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
     return fs, root.rstrip("/")
 
 
-def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> Parsed:
+def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:
     """Documents and rejections of one file; `path` is relative to `root`, "" when the source is a single file.
 
-    Raises SourceError when the file cannot be read or does not have the column that the spec names.
+    A file of rows or records that has none is one rejection, `empty_file`. Raises SourceError when the file cannot be read to its end, or
+    does not have the columns that the spec names.
     """
     full = f"{root}/{path}" if path else root
+    count, position = 0, ""
     try:
-        with fs.open(full, "rb", compression="infer") as file:
-            yield from _PARSERS[source.format](file, source)
-    except _MissingColumn as error:
-        found = f"no column '{source.text_column}'; there are {error.columns}"
-        raise SourceError(f"'{full}', line {error.line}: {found}. Fix: text_column") from error
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, ZstdError) as error:
-        raise SourceError(f"cannot read '{full}': {type(error).__name__}: {error}") from error
-
-
-class _MissingColumn(Exception):
-    def __init__(self, line: int, columns: str) -> None:
-        super().__init__(line, columns)
-        self.line = line
-        self.columns = columns
+        with fs.open(full, "rb") as raw:
+            try:
+                for found in _PARSERS[source.format](raw if source.format in COMPRESSED_INSIDE else decompressed(raw, full), source):
+                    yield SourceDocument(found, None, {}) if isinstance(found, str) else found
+                    count += 1
+            except UNREADABLE:
+                position = f" behind document {count}" + ("" if raw.closed else f", at about byte {raw.tell()}")
+                raise
+        if not count and source.format in ROWS:
+            yield Rejection("empty_file")
+    except NotAsStated as error:
+        place = f", {error.place}" if error.place else ""
+        raise SourceError(f"'{full}'{place}: {error.found}. Fix: {error.fix}") from error
+    except UNREADABLE as error:
+        raise SourceError(f"cannot read '{full}'{position}: {type(error).__name__}: {error}") from error
 
 
 def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
@@ -84,7 +85,7 @@ def _docstrings(file: BinaryIO, source: SourceSpec) -> Parsed:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text and text.strip():
-                yield _encodable(text)
+                yield encodable(text)
 
 
 def _literals(file: BinaryIO, source: SourceSpec) -> Parsed:
@@ -97,7 +98,7 @@ def _literals(file: BinaryIO, source: SourceSpec) -> Parsed:
     for node in ast.walk(tree):
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and id(node) not in alone and len(text) >= source.min_literal and text.strip():
-            yield _encodable(text)
+            yield encodable(text)
 
 
 def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
@@ -108,48 +109,6 @@ def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
             return ast.parse(file.read())
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return Rejection("not_python")
-
-
-def _encodable(text: str) -> str | Rejection:
-    """Escapes in a literal can spell half a surrogate pair, which no encoding stores."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return Rejection("not_utf8")
-    return text
-
-
-def _json_lines(file: BinaryIO, source: SourceSpec) -> Parsed:
-    """datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only logs broken lines; here each one is counted."""
-    for number, line in enumerate(read_lines(file), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except UnicodeDecodeError:
-            yield Rejection("not_utf8")
-            continue
-        except (ValueError, RecursionError):
-            yield Rejection("not_json")
-            continue
-        if not isinstance(row, dict):
-            yield Rejection("not_json")
-        elif source.text_column not in row:
-            raise _MissingColumn(number, ", ".join(sorted(row)) or "none")
-        elif not isinstance(row[source.text_column], str) or not row[source.text_column].strip():
-            yield Rejection("empty")
-        else:
-            yield _encodable(row[source.text_column])
-
-
-def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines without their ends. Not every decompressor can be iterated over; each can be read."""
-    rest = b""
-    while chunk := file.read(2**20):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
 
 
 def _gettext_catalogue(file: BinaryIO, source: SourceSpec) -> Parsed:
@@ -169,7 +128,7 @@ def _gettext_catalogue(file: BinaryIO, source: SourceSpec) -> Parsed:
         if not message or not isinstance(translations, list):
             continue
         for text in translations:
-            if isinstance(text, str) and text.strip() and not isinstance(_encodable(text), Rejection):
+            if isinstance(text, str) and text.strip() and not isinstance(encodable(text), Rejection):
                 lines.append(text.strip())
                 size += len(text.encode())
         if size >= CATALOGUE_DOCUMENT_BYTES:
@@ -184,6 +143,9 @@ _PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], Parsed]] = {
     "code": _whole_file,
     "docstrings": _docstrings,
     "literals": _literals,
-    "jsonl": _json_lines,
+    "jsonl": json_lines,
+    "parquet": parquet,
+    "arrow": arrow,
+    "warc": warc,
     "gettext-json": _gettext_catalogue,
 }

@@ -39,7 +39,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if part.path is not None:
         folder = _import(part.path, attempt.workdir)
         specials = _special_tokens(folder, part.path)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = _load(folder / "tokenizer.json", part.path)
+        if unknown := [token for token in specials.values() if tokenizer.token_to_id(token) is None]:
+            raise SourceError(f"the tokenizer folder {part.path} states {', '.join(unknown)}, which its tokenizer.json does not have")
     else:
         texts = [list(_texts(source, part.bytes_per_source)) for source in part.sources]
         progress.update(0, 1, "tokenizers")
@@ -51,10 +53,10 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         specials = {"bos": BOS, "eos": EOS, "pad": PAD}
         metrics["bytes_per_token"] = [_bytes_per_token(tokenizer, source) for source in texts]
         metrics["bytes_read"] = [sum(len(text.encode()) for text in source) for source in texts]
-    size = tokenizer.get_vocab_size()
+    size = 1 + max(tokenizer.get_vocab().values())  # not their number: ids may have gaps
     if size > part.vocab_size:
         least = -(-size // 128) * 128
-        raise SourceError(f"the tokenizer has {size} tokens, more than vocab_size {part.vocab_size}. Fix: vocab_size: {least}")
+        raise SourceError(f"the tokenizer has ids up to {size - 1}, too many for vocab_size {part.vocab_size}. Fix: vocab_size: {least}")
     chat = tokenizer.token_to_id(END_OF_TURN) is not None
     if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(folder):
         (folder / "chat_template.jinja").write_text(template_source(), encoding="utf-8")
@@ -74,11 +76,12 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
     fs, root = open_source(source)
     left, documents = limit, 0
     for file in list_source(source).files:
-        for text in read_documents(source, fs, root, file.path):
-            if isinstance(text, Rejection):
+        for found in read_documents(source, fs, root, file.path):
+            if isinstance(found, Rejection):
                 continue
-            piece = text.encode()[:left].decode("utf-8", errors="ignore")
-            left -= len(text.encode())
+            encoded = found.text.encode()
+            piece = encoded[:left].decode("utf-8", errors="ignore")
+            left -= len(encoded)
             documents += 1
             yield piece
             if left <= 0 or documents == source.limit:
@@ -107,19 +110,35 @@ def _import(url: str, workdir: Path) -> Path:
     return workdir
 
 
+def _load(file: Path, url: str) -> Tokenizer:
+    """SourceError when the file is no fast tokenizer."""
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise SourceError(f"{file.name} of the tokenizer folder {url} cannot be read: {error}") from error
+
+
+def _stated(file: Path, url: str = "") -> dict[str, Any]:
+    """A JSON object, {} without the file. SourceError when it is something else."""
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise SourceError(f"{file.name} of the tokenizer folder {url} is no JSON: {error}") from error
+    if not isinstance(stated, dict):
+        raise SourceError(f"{file.name} of the tokenizer folder {url} holds a {type(stated).__name__}, not an object")
+    return stated
+
+
 def _has_chat_template(folder: Path) -> bool:
     """Whether a tokenizer folder states a chat template: as a file, or in its config."""
-    config = folder / "tokenizer_config.json"
-    stated = json.loads(config.read_text()) if config.exists() else {}
-    return (folder / "chat_template.jinja").exists() or bool(stated.get("chat_template"))
+    return (folder / "chat_template.jinja").exists() or bool(_stated(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _special_tokens(folder: Path, url: str) -> dict[str, str]:
     """Begin, end and padding token of an imported folder; padding is optional there. SourceError when begin or end is not stated."""
     stated: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            stated |= json.loads((folder / name).read_text())
+        stated |= _stated(folder / name, url)
     found: dict[str, str] = {}
     for role in ("bos", "eos", "pad"):
         token = stated.get(f"{role}_token")

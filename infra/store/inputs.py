@@ -23,6 +23,9 @@ from specs.base import canonical_json
 from specs.errors import StageError
 from specs.sources import SourceSpec, resolve_url
 
+STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
+"""What filesystems call that which changes with a file's content; `blob_id` is the Hugging Face hub's."""
+
 
 class SourceError(StageError):
     """A source that cannot be listed or read. The message names it."""
@@ -87,7 +90,7 @@ def list_source(source: SourceSpec) -> Listing:
     for name, entry in entries.items():
         relative = name[len(root.rstrip("/")) :].lstrip("/")
         if relative == "" or (_matches(relative, source.include) and not _matches(relative, source.exclude)):
-            stamp = entry.get("ETag") or entry.get("etag") or entry.get("mtime") or entry.get("LastModified") or entry.get("created") or ""
+            stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
             files.append(Listed(relative, int(entry["size"]), str(stamp)))
     if not files:
         raise SourceError(f"no file below {source.url} matches include {source.include} without exclude {source.exclude}")

@@ -1,0 +1,52 @@
+"""What a parser of documents may say about a file.
+
+Invariant: a parser yields a document or a counted `Rejection`, or it raises. What means that the file is damaged is an OSError, an
+EOFError, `Damaged` or an error of the library that reads it; what means that the spec describes another file is `NotAsStated`. Neither
+names the file: `apertus_model.data.documents` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Scalar = str | int | float | bool | None
+
+
+class Rejection(NamedTuple):
+    """Something that should have been a document and is not; `reason` is the name it is counted under."""
+
+    reason: str
+
+
+class SourceDocument(NamedTuple):
+    """A document: its text, the identifier that its source gives it, and what else the spec asks for (`SourceSpec.metadata`)."""
+
+    text: str
+    id: str | None
+    metadata: dict[str, Scalar]
+
+
+Parsed = Iterator[str | SourceDocument | Rejection]
+FoundDocuments = Iterator[SourceDocument | Rejection]
+
+
+class Damaged(Exception):
+    """A file that is no whole file of its format; says where."""
+
+
+class NotAsStated(Exception):
+    """A file that can be read and is not what the spec says. `place`: where in the file, as `line 3`; `fix`: the field to correct."""
+
+    def __init__(self, found: str, fix: str, place: str = "") -> None:
+        super().__init__(found, fix, place)
+        self.found, self.fix, self.place = found, fix, place
+
+
+def encodable(text: str) -> str | Rejection:
+    """The text, unless an escape in it spelled half a surrogate pair, which no encoding stores."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Rejection("not_utf8")
+    return text

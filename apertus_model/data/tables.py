@@ -1,0 +1,202 @@
+"""Documents in rows: lines of JSON, Parquet, Arrow (files, streams, and the shards that `datasets.save_to_disk` writes).
+
+Invariants:
+- The same rows give the same documents and the same rejections in every container: text is bytes that must be UTF-8, whatever type the
+  container declares; only the columns that the spec names are read.
+- Memory is bounded by one line of JSON, by BATCH_BYTES of Parquet (or one row) and a page as its writer made it, by one record batch of
+  Arrow as its writer made it.
+- No code comes out of a file: types that would need it (extensions) are refused, dataset scripts are never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+from pyarrow import types
+
+from apertus_model.data.found import Damaged, FoundDocuments, NotAsStated, Rejection, Scalar, SourceDocument, encodable
+from specs.sources import SourceSpec
+
+ROWS_PER_BATCH = 4096
+BATCH_BYTES = 2**25
+READ_BYTES = 2**20
+
+
+def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
+    """A line is a row. datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only logs broken lines; here each one
+    is counted."""
+    for number, line in enumerate(read_lines(file), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except UnicodeDecodeError:
+            yield Rejection("not_utf8")
+            continue
+        except (ValueError, RecursionError):
+            yield Rejection("not_json")
+            continue
+        if not isinstance(row, dict):
+            yield Rejection("not_json")
+            continue
+        place = f"line {number}"
+        _require(list(row), source, place)
+        for name in source.metadata:
+            if isinstance(row[name], (dict, list)):
+                kind = "an object" if isinstance(row[name], dict) else "a list"
+                raise NotAsStated(f"column '{name}' holds {kind}; metadata are single values", "metadata", place)
+        text = row[source.text_column]
+        identifier = None if source.id_column is None else row[source.id_column]
+        yield _document(text if isinstance(text, str) else None, identifier, {name: row[name] for name in source.metadata})
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends, of any length. Not every decompressor can be iterated over; each can be read."""
+    pieces: list[bytes] = []
+    while chunk := file.read(READ_BYTES):
+        first, *others = chunk.split(b"\n")
+        pieces.append(first)
+        if others:
+            yield b"".join(pieces)
+            yield from others[:-1]
+            pieces = [others[-1]]
+    if rest := b"".join(pieces):
+        yield rest
+
+
+def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
+    """Row group by row group; checksums of pages are checked where the writer made some."""
+    table = pyarrow.parquet.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    columns = _columns(table.schema_arrow, source)
+    rows = 0
+    for group in range(table.num_row_groups):
+        shape = table.metadata.row_group(group)
+        size = max(1, min(ROWS_PER_BATCH, BATCH_BYTES * shape.num_rows // max(1, shape.total_byte_size)))
+        for batch in table.iter_batches(size, row_groups=[group], columns=columns):
+            yield from _rows(batch, source)
+            rows += batch.num_rows
+    if rows != table.metadata.num_rows:
+        raise Damaged(f"{rows} rows in its row groups, {table.metadata.num_rows} in its footer")
+
+
+def arrow(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
+    """Arrow's IPC file format, or its stream format, which must end with its marker: without it nothing tells a whole file from a part."""
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    schema = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(file).schema
+    columns = _columns(schema, source)
+    options = pyarrow.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+    file.seek(0)
+    if is_file:
+        reader = pyarrow.ipc.open_file(file, options=options)
+        for number in range(reader.num_record_batches):
+            yield from _rows(reader.get_batch(number), source)
+        return
+    watched = _WatchedEnd(file)
+    for batch in pyarrow.ipc.open_stream(pyarrow.PythonFile(watched, mode="r"), options=options):
+        yield from _rows(batch, source)
+    if watched.passed:
+        raise Damaged("it ends without the end-of-stream marker of Arrow: a part of it is missing")
+
+
+class _WatchedEnd:
+    """A file that remembers whether somebody tried to read behind its end."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.passed = False
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.passed |= len(data) < size
+        return data
+
+
+def _require(present: list[str], source: SourceSpec, place: str = "") -> list[str]:
+    """The columns that the spec names. NotAsStated when one is not `present`, or is there twice."""
+    asked = [("text_column", source.text_column), *(("metadata", name) for name in source.metadata)]
+    if source.id_column is not None:
+        asked.append(("id_column", source.id_column))
+    for fix, name in asked:
+        if name not in present:
+            raise NotAsStated(f"no column '{name}'; there are {', '.join(sorted(present)) or 'none'}", fix, place)
+        if present.count(name) > 1:
+            raise NotAsStated(f"there are {present.count(name)} columns '{name}'", fix, place)
+    return list(dict.fromkeys(name for _, name in asked))
+
+
+def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
+    """The columns that the spec names. NotAsStated when one is missing or of a type that is not text, or no single value."""
+    columns = _require(schema.names, source)
+    for name in columns:
+        kind = schema.field(name).type
+        value = kind.value_type if types.is_dictionary(kind) else kind
+        if name == source.text_column and not (_is_text(value) or types.is_null(value)):
+            raise NotAsStated(f"column '{name}' holds {kind}, not text", "text_column")
+        if name in source.metadata and not (_is_text(value) and not _is_binary(value) or _is_number(value) or types.is_temporal(value)):
+            raise NotAsStated(f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times", "metadata")
+        if name == source.id_column and not (_is_text(value) or types.is_integer(value)):
+            raise NotAsStated(f"column '{name}' holds {kind}; an identifier is text or an integer", "id_column")
+    return columns
+
+
+def _is_binary(kind: pyarrow.DataType) -> bool:
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or _is_binary(kind)
+
+
+def _is_number(kind: pyarrow.DataType) -> bool:
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
+
+
+def _rows(batch: pyarrow.RecordBatch, source: SourceSpec) -> FoundDocuments:
+    values = {name: _values(batch.column(name)) for name in dict.fromkeys(batch.schema.names)}
+    for row in range(batch.num_rows):
+        identifier = None if source.id_column is None else values[source.id_column][row]
+        yield _document(values[source.text_column][row], identifier, {name: values[name][row] for name in source.metadata})
+
+
+def _values(column: pyarrow.Array) -> list[Any]:
+    """Numbers as they are, times as ISO text, text as bytes. ArrowInvalid when offsets or indices lead out of the column's buffers."""
+    if types.is_dictionary(column.type):
+        column.validate(full=True)
+        column = column.dictionary_decode()
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        # The same buffers under another name: their structure is checked here, that they are UTF-8 row by row.
+        column = column.view(pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary())
+    column.validate(full=True)
+    return (column.cast(pyarrow.string()) if types.is_temporal(column.type) else column).to_pylist()
+
+
+def _document(text: str | bytes | None, identifier: Any, metadata: dict[str, Any]) -> SourceDocument | Rejection:
+    found: dict[str, Scalar] = {}
+    for name, value in (("", text), *metadata.items()):
+        if isinstance(value, (bytes, str)):
+            try:
+                value = value.decode() if isinstance(value, bytes) else value
+            except UnicodeDecodeError:
+                return Rejection("not_utf8")
+            if isinstance(encodable(value), Rejection):
+                return Rejection("not_utf8")
+        found[name] = value
+    body = found.pop("")
+    if not isinstance(body, str) or not body.strip():
+        return Rejection("empty")
+    return SourceDocument(body, _identifier(identifier), found)
+
+
+def _identifier(value: Any) -> str | None:
+    """Bytes of an identifier that are not UTF-8 are shown as escapes: it names the document and is not trained on."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return None if value is None else str(value)

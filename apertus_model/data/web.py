@@ -1,0 +1,129 @@
+"""Documents of web archives (WARC, ISO 28500): pages of HTML (`response`), and text that a crawler made of them (`conversion`, WET).
+
+Invariants:
+- Records are framed here and strictly, and each is given to datatrove's `process_record` whole. datatrove's WarcReader leaves the framing
+  to warcio, which takes a file that is cut off for one that ends there.
+- A record of those two types is a document or a counted rejection, one of type `resource` (a file that was not served over HTTP, which
+  datatrove does not read) a rejection; records of other types are no documents.
+- Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and without a time limit.
+- Memory is bounded by one record of RECORD_BYTES at most, squeezed or not. Common Crawl cuts pages at 5 MiB.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import BinaryIO, NamedTuple
+
+from apertus_model.data.found import Damaged, FoundDocuments, Rejection, SourceDocument
+from infra.store.inputs import SourceError
+from specs.sources import SourceSpec
+
+RECORD_BYTES = 2**24
+LINE_BYTES = 2**20
+PAGES = ("response", "conversion")
+NEEDED = ("warcio", "trafilatura", "cchardet", "magic")
+
+
+class _Record(NamedTuple):
+    """One record: its WARC-Type, and head and block as they stand in the file; None where a block is too large or not asked for."""
+
+    kind: str
+    content: bytes | None
+
+
+def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
+    """The pages of an archive, with `url` and `date` as metadata, in the order of the file."""
+    text_of_page = _extractor(source.html)
+    from datatrove.pipeline.readers.warc import process_record
+    from warcio.recordloader import ArcWarcRecordLoader
+
+    loader = ArcWarcRecordLoader(verify_http=False)
+    for record in _records(file):
+        if record.kind == "resource":
+            yield Rejection("resource")
+        if record.kind not in PAGES:
+            continue
+        if record.content is None:
+            yield Rejection("too_large")
+            continue
+        try:
+            parsed = loader.parse_record_stream(io.BytesIO(record.content))
+            content = parsed.content_stream().read(RECORD_BYTES + 1)  # of a page that was sent compressed
+            parsed.content_stream = partial(io.BytesIO, content)
+            page = process_record(parsed) if len(content) <= RECORD_BYTES else None
+        except Exception:  # what servers send breaks the parser in many ways
+            yield Rejection("bad_record")
+            continue
+        if page is None:
+            yield Rejection("not_html" if len(content) <= RECORD_BYTES else "too_large")
+            continue
+        try:
+            text = text_of_page(page["text"]) if record.kind == "response" else page["text"]
+        except Exception:  # so do pages
+            yield Rejection("extraction_failed")
+            continue
+        if not text or not text.strip():
+            yield Rejection("empty")
+        else:
+            yield SourceDocument(text, page["id"], {"url": page["url"], "date": page["date"]})
+
+
+def _extractor(html: str) -> Callable[[str], str | None]:
+    """How the text of a page is found. SourceError when a library is missing."""
+    try:
+        for name in NEEDED:
+            importlib.import_module(name)
+    except ImportError as error:
+        raise SourceError(
+            f"web archives need {', '.join(NEEDED)} ({error}). Fix: pip install 'apertus[web]', and the system's libmagic"
+        ) from error
+    if html == "raw":
+        return lambda page: page
+    from datatrove.pipeline.extractors import Trafilatura
+
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # a page without text is counted
+    extractor: Callable[[str], str | None] = Trafilatura(deduplicate=False).extract
+    return extractor
+
+
+def _records(file: BinaryIO) -> Iterator[_Record]:
+    """Raises EOFError when a record is cut off, Damaged when something else stands where one should begin or end."""
+    start = 0
+    while line := file.readline(LINE_BYTES):
+        if not line.startswith(b"WARC/"):
+            raise Damaged(f"at byte {start} stands {line[:24]!r}, not the beginning of a WARC record")
+        head, kind, length = [line], "", None
+        while head[-1].strip():
+            line = file.readline(LINE_BYTES)
+            if not line.endswith(b"\n"):
+                raise EOFError(f"the record at byte {start} is cut off in its head")
+            head.append(line)
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"warc-type":
+                kind = value.strip().decode("latin-1").lower()
+            elif name.strip().lower() == b"content-length":
+                length = int(value) if value.strip().isdigit() else None
+        if length is None:
+            raise Damaged(f"the record at byte {start} states no length")
+        wanted = length <= RECORD_BYTES and kind in PAGES
+        block = file.read(length) if wanted else b""
+        read = len(block) if wanted else _skip(file, length)
+        end = file.read(4) if read == length else b""
+        if read < length or b"\r\n\r\n".startswith(end) and len(end) < 4:
+            raise EOFError(f"the record at byte {start} has {length} bytes, of which {read} are there, and no end")
+        if end != b"\r\n\r\n":
+            raise Damaged(f"the record at byte {start} does not end behind its {length} bytes")
+        yield _Record(kind, b"".join([*head, block]) if wanted else None)
+        start += sum(map(len, head)) + length + 4
+
+
+def _skip(file: BinaryIO, length: int) -> int:
+    """Reads on without keeping what is read; how many bytes there were."""
+    left = length
+    while left and (chunk := file.read(min(left, LINE_BYTES))):
+        left -= len(chunk)
+    return length - left
