@@ -1,16 +1,18 @@
-"""Folders outside the store that a library wants to open: copied to local scratch.
+"""Folders and files outside the store that a library wants to open: copied to local scratch.
 
 Invariant: only files that the globs choose are copied, each below the target folder.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.inputs import SourceError, list_source
-from specs.sources import SourceSpec
+from specs.sources import SourceSpec, resolve_url
 
 
 def copy_folder(url: str, target: Path, include: list[str]) -> Path:
@@ -29,4 +31,23 @@ def copy_folder(url: str, target: Path, include: list[str]) -> Path:
             fs.get_file(f"{root.rstrip('/')}/{file.path}", str(local))
         except OSError as error:
             raise SourceError(f"cannot read '{file.path}' of {url}: {error}") from error
+    return target
+
+
+def local_file(url: str, target: Path) -> Path:
+    """A file as a local path: the file itself, or a copy of a remote one at `target`, made whole or not at all. SourceError when it
+    cannot be read."""
+    fs, path = fsspec.core.url_to_fs(resolve_url(url))
+    if isinstance(fs, LocalFileSystem):
+        if not Path(path).is_file():
+            raise SourceError(f"there is no file {url}")
+        return Path(path)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            fs.get_file(path, str(partial))
+        except OSError as error:
+            raise SourceError(f"cannot read {url}: {error}") from error
+        os.replace(partial, target)
     return target

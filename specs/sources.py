@@ -9,9 +9,9 @@ import importlib.util
 import re
 import sysconfig
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
 
@@ -142,28 +142,3 @@ def without_credentials(url: str) -> str:
     if re.search(r"://[^/]*@", url):
         raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
     return url
-
-
-class LengthFilter(Spec):
-    """Drops documents shorter or longer than stated, in characters."""
-
-    filter: Literal["length"] = identity()
-    min_characters: int = identity(0, ge=0)
-    max_characters: int | None = identity(None, ge=1)
-
-
-class AlphabeticFilter(Spec):
-    """Drops documents in which letters (of any script) and spaces are a smaller share of the characters than `min_share`."""
-
-    filter: Literal["alphabetic"] = identity()
-    min_share: float = identity(0.6, ge=0, le=1)
-
-
-class RepeatedLinesFilter(Spec):
-    """Drops documents in which repeated lines hold a larger share of the characters than `max_share`."""
-
-    filter: Literal["repeated-lines"] = identity()
-    max_share: float = identity(0.3, ge=0, le=1)
-
-
-FilterSpec = Annotated[LengthFilter | AlphabeticFilter | RepeatedLinesFilter, Field(discriminator="filter")]

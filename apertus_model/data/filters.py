@@ -1,70 +1,216 @@
-"""The filters of a corpus as datatrove steps, one class per spec of `specs.sources`.
+"""The filters that look at one document: a step per spec of `specs.filters`.
 
-Invariant: a filter looks at one document and nothing else, so what is dropped does not depend on the order or the split of the work.
+Invariant: a step looks at one document (and at the files that its spec names) and nothing else, so what is dropped does not depend on the
+order or the split of the work. Steps over the whole source are in `apertus_model.data.duplicates`.
+
+datatrove's own filters are not used where they would break that: its sampler draws from a generator per task, its URL filter loads lists
+from the network, its language filter downloads a model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from datatrove.data import Document
-from datatrove.pipeline.filters.base_filter import BaseFilter
 from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
-from specs.sources import AlphabeticFilter, FilterSpec, LengthFilter, RepeatedLinesFilter
+from apertus_model.data.decontamination import Contamination
+from apertus_model.data.language import Language
+from apertus_model.data.robots import Robots, host
+from infra.store.inputs import SourceError
+from specs.filters import (
+    LANGUAGE_COLUMNS,
+    AlphabeticFilter,
+    DecontaminateFilter,
+    FilterSpec,
+    LanguageFilter,
+    LengthFilter,
+    LicenseFilter,
+    Missing,
+    RepeatedLinesFilter,
+    RobotsFilter,
+    SampleFilter,
+    ScoreFilter,
+    ToxicityFilter,
+)
 
 
-class Length(BaseFilter):
-    """Keeps documents of `min_characters` to `max_characters` characters."""
+class Drop(NamedTuple):
+    """Why a document is dropped: what was measured, and what would have been right."""
 
-    def __init__(self, spec: LengthFilter) -> None:
-        self.name = spec.filter
-        super().__init__()
-        self._least = spec.min_characters
-        self._most = spec.max_characters
-
-    def filter(self, doc: Document) -> bool:
-        return len(doc.text) >= self._least and (self._most is None or len(doc.text) <= self._most)
+    value: str
+    rule: str
 
 
-class Alphabetic(BaseFilter):
-    """Keeps documents in which letters of any script, and white space, are at least `min_share` of the characters."""
-
-    def __init__(self, spec: AlphabeticFilter) -> None:
-        self.name = spec.filter
-        super().__init__()
-        self._share = spec.min_share
-
-    def filter(self, doc: Document) -> bool:
-        # Combining marks belong to the letters of many scripts, but `isalpha` does not count them.
-        plain = sum(character.isalpha() or character.isspace() or _is_mark(character) for character in doc.text)
-        return plain >= self._share * len(doc.text)
+Check = Callable[[Document], Drop | None]
 
 
-class RepeatedLines(BaseFilter):
-    """Keeps documents in which lines that occurred before hold at most `max_share` of the characters (Gopher, arXiv 2112.11446,
-    table A1)."""
+def make_check(spec: FilterSpec, scratch: Path) -> Check:
+    """The step of a filter's spec: a function of a document that returns the reason for dropping it, or None, and raises SourceError
+    for one that lacks a column. `scratch` holds local copies of remote models.
 
-    def __init__(self, spec: RepeatedLinesFilter) -> None:
-        self.name = spec.filter
-        super().__init__()
-        self._share = spec.max_share
-
-    def filter(self, doc: Document) -> bool:
-        _, repeated = find_duplicates([line for line in doc.text.splitlines() if line.strip()])
-        return repeated <= self._share * len(doc.text)
-
-
-def make_filter(spec: FilterSpec) -> BaseFilter:
-    """The step of a filter's spec; its `name` is the name that drops are counted under."""
+    Raises:
+        SourceError: when a file that the spec names cannot be read.
+    """
     match spec:
         case LengthFilter():
-            return Length(spec)
+            return lambda document: _length(spec, document)
         case AlphabeticFilter():
-            return Alphabetic(spec)
+            return lambda document: _alphabetic(spec, document)
         case RepeatedLinesFilter():
-            return RepeatedLines(spec)
+            return lambda document: _repeated_lines(spec, document)
+        case ScoreFilter():
+            return lambda document: _score(spec, document)
+        case SampleFilter():
+            return lambda document: _sample(spec, document)
+        case LicenseFilter():
+            return lambda document: _license(spec, document)
+        case ToxicityFilter():
+            return lambda document: _toxicity(spec, document)
+        case RobotsFilter():
+            robots = Robots.load(spec)
+            return lambda document: _robots(spec, robots, document)
+        case LanguageFilter():
+            language = Language.load(spec.model, scratch)
+            return lambda document: _language(spec, language, document)
+        case DecontaminateFilter():
+            contamination = Contamination.load(spec)
+            return lambda document: _contamination(spec, contamination, document)
+    raise AssertionError(f"{spec.filter} is not a filter of single documents")
+
+
+def _length(spec: LengthFilter, document: Document) -> Drop | None:
+    """`min_characters` to `max_characters` characters."""
+    length = len(document.text)
+    if length < spec.min_characters:
+        return Drop(f"{length} characters", f"at least {spec.min_characters}")
+    if spec.max_characters is not None and length > spec.max_characters:
+        return Drop(f"{length} characters", f"at most {spec.max_characters}")
+    return None
+
+
+def _alphabetic(spec: AlphabeticFilter, document: Document) -> Drop | None:
+    """Letters of any script, and white space, are at least `min_share` of the characters."""
+    # Combining marks belong to the letters of many scripts, but `isalpha` does not count them.
+    plain = sum(character.isalpha() or character.isspace() or _is_mark(character) for character in document.text)
+    if plain >= spec.min_share * len(document.text):
+        return None
+    return Drop(f"letters are {plain / len(document.text):.3f}", f"at least {spec.min_share}")
 
 
 def _is_mark(character: str) -> bool:
     return unicodedata.category(character)[0] == "M"
+
+
+def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | None:
+    """Lines that occurred before hold at most `max_share` of the characters (Gopher, arXiv 2112.11446, table A1)."""
+    _, repeated = find_duplicates([line for line in document.text.splitlines() if line.strip()])
+    if repeated <= spec.max_share * len(document.text):
+        return None
+    return Drop(f"repeated lines are {repeated / len(document.text):.3f}", f"at most {spec.max_share}")
+
+
+def _score(spec: ScoreFilter, document: Document) -> Drop | None:
+    """A number from `min`, or the cut-off of the value in the column `by`, to `max`."""
+    value = _number(document, spec.column, spec.missing)
+    if value is None:
+        return _absent(spec.column, spec.missing)
+    least = spec.min if spec.by is None else spec.cutoffs.get(str(document.metadata.get(spec.by)), spec.min)
+    if least is not None and value < least:
+        return Drop(f"{spec.column} {value:g}", f"at least {least:g}")
+    if spec.max is not None and value > spec.max:
+        return Drop(f"{spec.column} {value:g}", f"at most {spec.max:g}")
+    return None
+
+
+def _sample(spec: SampleFilter, document: Document) -> Drop | None:
+    """A hash of the text, as a number in [0, 1), is below the rate. Keyed: it says nothing of the hash that chooses held-out documents."""
+    rate = spec.rate if spec.by is None else spec.rates.get(str(document.metadata.get(spec.by)), spec.rate)
+    digest = hashlib.blake2b(document.text.encode(), digest_size=8, key=f"sample {spec.seed}".encode()).digest()
+    place = int.from_bytes(digest, "little") / 2**64
+    return None if place < rate else Drop(f"drew {place:.4f}", f"below {rate:g}")
+
+
+def _license(spec: LicenseFilter, document: Document) -> Drop | None:
+    """The licence is an allowed one."""
+    value = _column(document, spec.column, spec.missing)
+    if value is None:
+        return _absent(spec.column, spec.missing)
+    allowed = str(value).strip().casefold() in {name.strip().casefold() for name in spec.allow}
+    return None if allowed else Drop(str(value), "an allowed licence")
+
+
+def _toxicity(spec: ToxicityFilter, document: Document) -> Drop | None:
+    """A score below the threshold of the document's language."""
+    language = _column(document, spec.language_column, spec.missing)
+    if language is None:
+        return _absent(spec.language_column, spec.missing)
+    name = str(language)
+    threshold = spec.thresholds.get(name, spec.thresholds.get(name.replace("-", "_").split("_")[0]))
+    if threshold is None:
+        return None
+    value = _number(document, spec.column, spec.missing)
+    if value is None:
+        return _absent(spec.column, spec.missing)
+    return None if value < threshold else Drop(f"{value:g} by {spec.classifier}", f"below {threshold:g} for {name}")
+
+
+def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | None:
+    """No listed domain is the document's host, or one that it lies below. An address without a host counts as missing."""
+    address = _column(document, spec.column, spec.missing)
+    name = host(str(address)) if address is not None else None
+    if name is None:
+        if address is not None and spec.missing == "error":
+            raise SourceError(f"document {document.id}: '{address}' in column '{spec.column}' has no host. Fix: missing: keep or drop")
+        return _absent(spec.column, spec.missing)
+    listed = robots.listed(name)
+    return None if listed is None else Drop(name, f"not below {listed}, which excludes crawlers")
+
+
+def _language(spec: LanguageFilter, language: Language, document: Document) -> Drop | None:
+    """The most likely label is a listed one, with `min_score` at least."""
+    label, score = language.identify(document.text)
+    document.metadata |= dict(zip(LANGUAGE_COLUMNS, (label, score), strict=True))
+    if label in spec.languages and score >= spec.min_score:
+        return None
+    return Drop(f"{label} {score:.3f}", f"{' or '.join(spec.languages)}, at least {spec.min_score:g}")
+
+
+def _contamination(spec: DecontaminateFilter, contamination: Contamination, document: Document) -> Drop | None:
+    """No question is covered by more than `max_share`."""
+    found = contamination.worst(document.text)
+    if found is None or found.share <= spec.max_share:
+        return None
+    return Drop(f"{found.share:.3f} of the question '{found.question[:200]}'", f"at most {spec.max_share:g}")
+
+
+def _column(document: Document, column: str, missing: Missing) -> Any:
+    """The value, or None when there is none. SourceError where that is an error."""
+    value = document.metadata.get(column)
+    if value is None or value == "":
+        if missing == "error":
+            there = ", ".join(sorted(name for name, other in document.metadata.items() if other is not None)) or "none"
+            raise SourceError(
+                f"document {document.id} has nothing in column '{column}', which a filter needs; it has {there}. "
+                "Fix: the name of the column, or missing: keep or drop"
+            )
+        return None
+    return value
+
+
+def _number(document: Document, column: str, missing: Missing) -> float | None:
+    value = _column(document, column, missing)
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise SourceError(f"document {document.id}: column '{column}' holds {str(value)[:80]!r}, which is no number") from None
+
+
+def _absent(column: str, missing: Missing) -> Drop | None:
+    return Drop("nothing", f"a value in column '{column}'") if missing == "drop" else None

@@ -8,60 +8,35 @@ documents.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from datatrove.data import DocumentsPipeline
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
-from datatrove.pipeline.filters.base_filter import BaseFilter
-from datatrove.pipeline.formatters.pii import PIIFormatter
 from datatrove.pipeline.tokens.megatron_tokenizer import MegatronDocumentTokenizer
 from datatrove.utils.tokenization import load_tokenizer
 from loguru import logger
 from tokenizers.processors import TemplateProcessing
 
-from apertus_model.data.filters import make_filter
 from apertus_model.data.readers import SourceReader
+from apertus_model.data.selection import Selection
 from apertus_model.data.tokenised import TokenReader, TokenWriter
-from specs.sources import TOKENISED, SourceSpec
+from specs.sources import TABLES, TOKENISED, SourceSpec
 from specs.stages.corpus import CorpusSource, needs_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-EMAIL_PLACEHOLDER = "<email-pii>"
-IP_PLACEHOLDER = "<ip-pii>"
 DOCUMENTS_PER_BATCH = 1000
 
 
 class TaskResult(NamedTuple):
-    """Files that a task wrote (`tokens.bin`, `tokens.idx`, `hashes.npy`) and what it counted."""
+    """Files that a task wrote (`tokens.bin`, `tokens.idx`, and those of `Selection`) and what it counted."""
 
     files: dict[str, Path]
     counts: dict[str, dict[str, int]]
-
-
-class ContentHash(PipelineStep):
-    """Passes documents on, and at the end writes one 64-bit hash of each one's text, in order: `<folder>/<rank>_hashes.npy`, uint64."""
-
-    type = "HASH"
-    name = "content"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        hashes: list[int] = []
-        for document in data:
-            hashes.append(int.from_bytes(hashlib.blake2b(document.text.encode(), digest_size=8).digest(), "little"))
-            yield document
-        np.save(self._folder / f"{rank:05d}_hashes.npy", np.array(hashes, dtype="<u8"))
 
 
 class DocumentTokeniser(MegatronDocumentTokenizer):
@@ -95,21 +70,25 @@ class CorpusTasks(NamedTuple):
     folder: Path
 
     def pipeline(self) -> list[PipelineStep]:
+        """Reader, selection, writer."""
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
-            reader = TokenReader(self.source, self.tasks, self.tokenizer, self.bos, self.eos, self.folder)
-            return [reader, ContentHash(self.folder), TokenWriter(self.folder, self.tokenizer, self.bos, self.eos)]
-        steps: list[PipelineStep] = [SourceReader(self.source, self.tasks)]
-        steps += [make_filter(spec) for spec in self.process.filters]
-        if self.process.pii:
-            steps.append(PIIFormatter(email_replacement=EMAIL_PLACEHOLDER, ip_replacement=IP_PLACEHOLDER))
-        steps.append(ContentHash(self.folder))
-        steps.append(DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos))
-        return steps
+            return [
+                TokenReader(self.source, self.tasks, self.tokenizer, self.bos, self.eos, self.folder),
+                Selection(self.process, self.folder),
+                TokenWriter(self.folder, self.tokenizer, self.bos, self.eos),
+            ]
+        return [
+            SourceReader(with_columns(self.source, self.process.columns()), self.tasks),
+            Selection(self.process, self.folder),
+            DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos),
+        ]
 
     def run(self, rank: int) -> TaskResult:
         """Runs one task in this process. datatrove's log goes to `<folder>/logs`, and nowhere else."""
         steps = self.pipeline()
+        reader, selection = steps[:2]
+        assert isinstance(selection, Selection)
         executor = LocalPipelineExecutor(steps, tasks=len(self.tasks), workers=1, logging_dir=str(self.folder), skip_completed=False)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             try:
@@ -117,21 +96,21 @@ class CorpusTasks(NamedTuple):
                 executor._run_for_rank(rank, local_rank=1)
             finally:
                 logger.remove()
-        prefix = self.folder / f"{rank:05d}"
-        files = {name: Path(f"{prefix}_{name}") for name in ("tokens.bin", "tokens.idx", "hashes.npy")}
-        return TaskResult(files, _counts(steps))
+        prefix = f"{rank:05d}_"
+        files = {path.name.removeprefix(prefix): path for path in self.folder.glob(f"{prefix}*")}
+        return TaskResult(files, _read_counts(reader) | selection.counts)
 
 
-def _counts(steps: list[PipelineStep]) -> dict[str, dict[str, int]]:
-    """Totals of one task: documents and bytes that were read, rejections by reason, drops by filter."""
-    reader = steps[0].stats.stats
-    rejected: dict[str, int] = {}
-    dropped: dict[str, int] = {}
-    for label, value in reader.items():
-        if label.startswith("rejected_"):
-            rejected[label.removeprefix("rejected_")] = int(value.total)
-    for step in steps:
-        if isinstance(step, BaseFilter):
-            dropped[step.name] = dropped.get(step.name, 0) + int(step.stats["dropped"].total)
-    read = {"documents": int(reader["doc_len"].n), "bytes": int(reader["bytes"].total), "characters": int(reader["doc_len"].total)}
-    return {"read": read, "rejected": rejected, "dropped": dropped}
+def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
+    """The source, with the columns that filters look at among what is read of a row."""
+    if source.format not in TABLES:
+        return source
+    return source.model_copy(update={"metadata": sorted({*source.metadata, *columns})})
+
+
+def _read_counts(reader: PipelineStep) -> dict[str, dict[str, int]]:
+    """Totals of one task: documents, bytes and characters that were read, and rejections by reason."""
+    stats = reader.stats.stats
+    rejected = {name.removeprefix("rejected_"): int(value.total) for name, value in stats.items() if name.startswith("rejected_")}
+    read = {"documents": int(stats["doc_len"].n), "bytes": int(stats["bytes"].total), "characters": int(stats["doc_len"].total)}
+    return {"read": read, "rejected": rejected}

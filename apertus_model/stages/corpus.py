@@ -1,29 +1,35 @@
 """The `corpus` stage: one source becomes filtered, tokenised, shuffled Megatron token files.
 
-Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, and `probes.json` where the spec asks for memorisation probes.
+Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, `examples.jsonl` (a few kept and dropped documents), and `probes.json` where the
+spec asks for memorisation probes.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage redoes only the tasks that
   were not committed. The bytes of the artifact depend neither on the split into tasks nor on the number of workers.
 - Every document and every token is accounted for: read = dropped + kept, kept = training + held out + probes.
+- What a comparison with all other documents decides (duplicates) is decided here, after the tasks, from what they noted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
+from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.data.workers import run_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError
 from infra.store.inputs import SourceError, list_source
+from specs.filters import labels
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.corpus import CorpusPart
@@ -60,14 +66,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         done += 1
         progress.update(done, len(keys), "tasks")
 
-    units = [_committed(attempt, key) for key in keys]
-    counts = _total([unit["data"] for unit in units])
-    documents = Documents.open([_open_unit(attempt, key, unit, facts["vocab_size"]) for key, unit in zip(keys, units, strict=True)])
+    units = [_open_unit(attempt, key, _committed(attempt, key)) for key in keys]
+    selected = Selected.open([unit.files for unit in units], part.process.filters)
+    found = resolve(part.process.filters, selected)
+    counts = _total([unit.counts for unit in units], labels(part.process.filters), found.counts)
+    documents = _kept_documents(units, selected, found, facts["vocab_size"])
     if not len(documents):
         raise SourceError(f"no document of {part.source.url} is left: {_story(counts)}. Fix: the globs, the format or the filters")
     splits, probes = _write_splits(part, attempt, documents, facts)
     kept = sum(split.documents for split in splits.values())
     tokens = sum(split.tokens for split in splits.values())
+    attempt.write_bytes("examples.jsonl", to_jsonl(_examples(part, units, selected, found, tokenizer.local("tokenizer.json"))))
     progress.log(f"{_story(counts)}; {len(documents)} kept, {splits['validation'].documents} of them held out, {tokens} tokens")
     attempt.commit(
         metrics={
@@ -75,7 +84,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "tokens": tokens,
             "tasks": len(keys),
             "probes": len(probes),
+            "filters": labels(part.process.filters),
             **counts,
+            "replaced": dict(zip(part.process.replaced, found.replaced, strict=True)),
             **{name: {"documents": split.documents, "tokens": split.tokens} for name, split in splits.items()},
         },
         facts={
@@ -122,8 +133,15 @@ def _committed(attempt: Attempt, key: str) -> dict[str, Any]:
     return unit
 
 
-def _open_unit(attempt: Attempt, key: str, unit: dict[str, Any], vocab_size: int) -> tuple[TokenFile, np.ndarray]:
-    """Token file and content hashes of a task: the stored files, or local copies of them; content checked."""
+class _Unit(NamedTuple):
+    """A committed task: local paths of its files, and what it counted."""
+
+    files: dict[str, Path]
+    counts: dict[str, dict[str, int]]
+
+
+def _open_unit(attempt: Attempt, key: str, unit: dict[str, Any]) -> _Unit:
+    """The stored files of a task, or local copies of them; content checked."""
     paths: dict[str, Path] = {}
     for name, record in unit["files"].items():
         found = attempt.store.digest(record["path"])
@@ -135,17 +153,52 @@ def _open_unit(attempt: Attempt, key: str, unit: dict[str, Any], vocab_size: int
             paths[name] = attempt.workdir / f"{key}-{name}"
             with attempt.store.timed():
                 attempt.store.fs.get_file(attempt.store.full(record["path"]), str(paths[name]))
-    return TokenFile(paths["tokens.bin"], paths["tokens.idx"], vocab_size=vocab_size), np.load(paths["hashes.npy"])
+    return _Unit(paths, unit["data"])
 
 
-def _total(counts: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Sums the counts of all tasks, group by group."""
-    total: dict[str, Counter[str]] = {"read": Counter(), "rejected": Counter(), "dropped": Counter()}
-    for task in counts:
+def _kept_documents(units: list[_Unit], selected: Selected, found: Resolution, vocab_size: int) -> Documents:
+    parts = []
+    for number, unit in enumerate(units):
+        tokens = TokenFile(unit.files["tokens.bin"], unit.files["tokens.idx"], vocab_size=vocab_size)
+        task = selected.task(number)
+        tokenised = selected.tokenised[task]
+        parts.append((tokens, selected.records["final"][task][tokenised], found.kept[task][tokenised]))
+    return Documents.open(parts)
+
+
+def _examples(part: CorpusPart, units: list[_Unit], selected: Selected, found: Resolution, tokenizer_file: Path) -> list[Row]:
+    """Kept and dropped documents of all tasks; duplicates by decoding their tokens."""
+    candidates = [from_jsonl(unit.files["examples.jsonl"].read_bytes()) for unit in units]
+    rows = choose(candidates, [*labels(part.process.filters), "kept", "replaced"], missing(found, selected))
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+
+    def text(record: int) -> str | None:
+        if not selected.tokenised[record]:
+            return None
+        number = int(np.searchsorted(selected.starts, record, side="right")) - 1
+        tokens = TokenFile(units[number].files["tokens.bin"], units[number].files["tokens.idx"])
+        ids = tokens[int(selected.tokenised[selected.starts[number] : record].sum())]
+        return cut(tokenizer.decode(ids[1:-1].tolist(), skip_special_tokens=False))
+
+    for label, duplicates in found.duplicates.items():
+        for duplicate in duplicates:
+            facts = {"value": f"one of {duplicate.group} alike", "rule": "the one with the smallest hash stays"}
+            texts = {"text": text(duplicate.document), "like": text(duplicate.kept)}
+            rows.append({"reason": label, "hash": f"{duplicate.text:016x}", **facts, **texts})
+    return rows
+
+
+def _total(counts: list[dict[str, dict[str, int]]], steps: list[str], resolved: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Sums the counts of all tasks, group by group; every step is part of the account, also one that dropped nothing."""
+    total: dict[str, Counter[str]] = {"read": Counter(), "rejected": Counter(), DROPPED: Counter(), CHARACTERS: Counter()}
+    for task in [*counts, resolved]:
         for group, values in task.items():
-            # `update` keeps zeros: a filter that dropped nothing is part of the account.
             total[group].update(values)
-    return {group: dict(values) for group, values in total.items()}
+    return {
+        "read": dict(total["read"]),
+        "rejected": dict(total["rejected"]),
+        **{group: {step: total[group][step] for step in steps} for group in (DROPPED, CHARACTERS)},
+    }
 
 
 def _story(counts: dict[str, dict[str, int]]) -> str:

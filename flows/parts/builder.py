@@ -54,8 +54,12 @@ class Builder:
         except ValueError as error:
             self.problem(path, str(error), fix)
             return Input("external", "unknown", url)
-        self._digest(key, url, source, path, fix)
-        return Input("external", self.graph.digests[key], url)
+        return self.outside(key, source, path, fix)
+
+    def outside(self, key: str, source: SourceSpec, path: FieldPath, fix: str) -> Input:
+        """Files outside the store that are no source of the recipe, by the digest of what they hold."""
+        self._digest(key, source.url, source, path, fix)
+        return Input("external", self.graph.digests[key], source.url)
 
     def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str) -> None:
         try:

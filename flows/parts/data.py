@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import cast
 
+from flows.graph import Input
 from flows.parts.builder import Builder
 from flows.parts.hugging_face import add_model_tokenizer
+from specs.sources import TABLES
 from specs.stages.conversations import ConversationSource, ConversationsPart, ConversationsStage
 from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
 from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.units import Reference
+
+WEB = ("warc",)
+WEB_COLUMNS = ("url", "date")
 
 
 def add_tokenizer(builder: Builder, name: str) -> None:
@@ -39,7 +44,7 @@ def add_corpus(builder: Builder, name: str) -> None:
     stage = cast(CorpusStage, builder.pipeline.stages[name])
     tokenizer = builder.part(stage.tokenizer)
     for source, process in stage.sources.items():
-        documents = builder.documents(source)
+        inputs = {"tokenizer": tokenizer, "documents": builder.documents(source), **_filter_files(builder, name, source, process)}
         part = CorpusPart(
             source=builder.pipeline.sources[source],
             process=CorpusSource.model_validate(process),
@@ -47,7 +52,23 @@ def add_corpus(builder: Builder, name: str) -> None:
             files_per_task=stage.files_per_task,
             listing=_files(builder, source),
         )
-        builder.node(f"{name}/{source}", name, part, {"tokenizer": tokenizer, "documents": documents})
+        builder.node(f"{name}/{source}", name, part, inputs)
+
+
+def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSource) -> dict[str, Input]:
+    """Files that filters read, as inputs; a filter on columns that the source's format does not have is a problem."""
+    inputs: dict[str, Input] = {}
+    format_ = builder.pipeline.sources[source].format
+    for step, chosen in enumerate(process.filters):
+        path = ("stages", stage, "sources", source, "filters", step)
+        missing = set(chosen.columns()) & set(process.columns()) - set(WEB_COLUMNS if format_ in WEB else ())
+        if missing and format_ not in TABLES:
+            columns = ", ".join(f"'{column}'" for column in sorted(missing))
+            builder.problem(path, f"it looks at column {columns}, which documents of format {format_} do not have", "use another filter.")
+        for number, files in enumerate(chosen.files()):
+            key = f"{stage}/{source}.filters.{step}.{number}"
+            inputs[f"filter:{step}:{number}"] = builder.outside(key, files, path, "correct the url.")
+    return inputs
 
 
 def add_conversations(builder: Builder, name: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from specs.base import Spec, execution, identity, reference
-from specs.sources import FilterSpec, SourceSpec
+from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
+from specs.sources import SourceSpec
 from specs.stages.base import Stage
 from specs.units import Reference
 
@@ -19,13 +20,35 @@ class Repeats(Spec):
     length: int = identity(ge=8, description="tokens per sequence")
 
 
+Pii = Literal["email", "ip", "iban", "phone"]
+
+
 class CorpusSource(Spec):
     """How one source is processed."""
 
-    filters: list[FilterSpec] = identity(default_factory=list)
-    pii: bool = identity(True, description="replace e-mail and IP addresses by fixed placeholders; switch off for code")
+    filters: list[FilterSpec] = identity(default_factory=list, description="applied in this order")
+    pii: bool | list[Pii] = identity(
+        True,
+        description="personal data to replace by fixed placeholders, after the filters; true for e-mail addresses, public IP addresses and "
+        "IBANs, false (for code and mathematics) for nothing, or a list",
+    )
     holdout: float = identity(0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation")
     repeats: Repeats | None = identity(None, neutral=None)
+
+    @property
+    def replaced(self) -> tuple[Pii, ...]:
+        """Kinds of personal data that are replaced, in the order of replacement."""
+        chosen = ("email", "ip", "iban") if self.pii is True else self.pii or ()
+        return tuple(kind for kind in get_args(Pii) if kind in chosen)
+
+    def columns(self) -> list[str]:
+        """Columns of a row, beside the text, that the filters look at; sorted, without those that an earlier filter makes."""
+        needed: set[str] = set()
+        made: set[str] = set()
+        for step in self.filters:
+            needed |= set(step.columns()) - made
+            made |= set(LANGUAGE_COLUMNS) if isinstance(step, LanguageFilter) else set()
+        return sorted(needed)
 
 
 ON_TOKENS = ("holdout", "repeats")
@@ -41,7 +64,7 @@ def needs_text(process: CorpusSource) -> list[str]:
 class CorpusStage(Stage):
     """`sources` maps names of the pipeline's `sources:` to how each is processed."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference()
     sources: dict[str, CorpusSource] = reference(min_length=1)
@@ -50,7 +73,7 @@ class CorpusStage(Stage):
 
 
 class CorpusPart(Spec):
-    """Resolved, for one source. Inputs: `tokenizer`, `documents`."""
+    """Resolved, for one source. Inputs: `tokenizer`, `documents`, and `filter:<step>:<file>` for the files that filters read."""
 
     source: SourceSpec = identity()
     process: CorpusSource = identity(default_factory=CorpusSource)

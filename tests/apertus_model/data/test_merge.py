@@ -20,7 +20,7 @@ def _documents(folder: Path, *tasks: list[list[int]]) -> Documents:
             for tokens in task:
                 writer.write([1, *tokens, EOS])
         hashes = np.array([hash(tuple(tokens)) % 2**64 for tokens in task], dtype=np.uint64)
-        pairs.append((TokenFile(folder / f"task-{number}"), hashes))
+        pairs.append((TokenFile(folder / f"task-{number}"), hashes, np.ones(len(hashes), bool)))
     return Documents.open(pairs)
 
 

@@ -1,0 +1,96 @@
+"""Documents that are alike: signatures of single documents, and the groups that they make of a set.
+
+Invariants:
+- A signature depends on the text and the spec. Groups are connected components, so they depend on the set of documents only; the first
+  document in the given order represents its group.
+- Memory is bounded: a signature takes 64 KiB times buckets and hashes while it is made, whatever the length of the document, and
+  `first_alike` holds one bucket of all documents at a time.
+
+Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they choose the document to keep by the
+number of its file and its place there, and want the number of tasks to stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from numpy.typing import NDArray
+
+from apertus_model.data.words import Words
+from specs.filters import NearDuplicatesFilter
+
+SHINGLES = 4096
+
+
+def text_hash(text: str) -> int:
+    """64 bits of BLAKE2b over the UTF-8 bytes, little endian. Among n different texts n^2 / 2^65 pairs are expected to share a hash: 0.03
+    among 10^9."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class MinHash:
+    """Signatures for one spec."""
+
+    def __init__(self, spec: NearDuplicatesFilter) -> None:
+        config = MinhashConfig(spec.ngram, spec.buckets, spec.hashes_per_bucket, spec.seed)
+        self._steps = MinhashDedupSignature(".", config, language=Words())  # the folder is not written to
+        self.buckets = spec.buckets
+
+    def hashes(self, text: str) -> NDArray[np.uint64] | None:
+        """(buckets, hashes_per_bucket): the least value of each hash function over the document's n-grams. Two documents agree in one with
+        a probability of their Jaccard similarity. None for a document of fewer words than an n-gram."""
+        shingles = self._steps.get_shingles(text)
+        if not shingles.size:
+            return None
+        parts = [self._steps.get_signature(shingles[start : start + SHINGLES]) for start in range(0, len(shingles), SHINGLES)]
+        least: NDArray[np.uint64] = np.array(parts, dtype=np.uint64).min(axis=0)
+        return least
+
+    def signature(self, text: str) -> NDArray[np.uint64]:
+        """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9 documents without any pair that is
+        alike, fewer than one pair (0.03 per bucket) is expected to agree by accident."""
+        hashes = self.hashes(text)
+        if hashes is None:
+            return np.full(self.buckets, text_hash(text), np.uint64)
+        return np.array([_fold(row) for row in hashes.astype("<u8")], np.uint64)
+
+
+def _fold(row: NDArray[np.uint64]) -> int:
+    return int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little")
+
+
+def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
+    """(count,): for each document the smallest index of the documents that it is connected with, its own if there is none before it.
+
+    Two documents are alike when they have the same value in one of the `buckets`, each of shape (count,). Memory: 8 bytes per document for
+    the result and 32 for a bucket (its values, their order, and the pairs of equal neighbours in it).
+    """
+    parent = np.arange(count, dtype=np.int64)
+    for values in buckets:
+        order = np.argsort(values, kind="stable")
+        same = values[order[1:]] == values[order[:-1]]
+        _join(parent, order[:-1][same], order[1:][same])
+    return _roots(parent, np.arange(count, dtype=np.int64))
+
+
+def _join(parent: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
+    """Connects pairs. A root is hooked to smaller ones only, so there are no cycles and the root of a tree is its smallest member."""
+    while left.size:
+        left, right = _roots(parent, left), _roots(parent, right)
+        apart = left != right
+        left, right = left[apart], right[apart]
+        np.minimum.at(parent, np.maximum(left, right), np.minimum(left, right))
+
+
+def _roots(parent: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The roots of some members; shortens the paths that it walks."""
+    roots = parent[members]
+    while True:
+        above = parent[roots]
+        if np.array_equal(above, roots):
+            parent[members] = roots
+            return roots
+        roots = above

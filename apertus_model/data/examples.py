@@ -1,0 +1,95 @@
+"""A few kept and dropped documents of a corpus, to be looked at: `examples.jsonl`.
+
+Invariant: which documents are shown is decided by their hashes alone. Each task offers the `CANDIDATES` smallest of each reason, so the
+smallest of all tasks are among them, whatever the split; where a comparison of all documents drops some of these, fewer are shown.
+
+A row: `reason` (the label of a step, `kept`, or `replaced` for kept ones in which personal data was replaced), `hash`, `text`; and for
+dropped ones `value` and `rule`, for duplicates `like` (the text that was kept), where personal data was replaced `before`. Texts are cut to
+`CHARACTERS`. Mind that what was dropped or replaced stands here as it was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from heapq import heappush, heappushpop
+from typing import Any
+
+CANDIDATES = 8
+SHOWN = 3
+CHARACTERS = 2000
+BEFORE_CHANGE = 200
+
+Row = dict[str, Any]
+Key = tuple[int, int]  # hash of the text, hash of the columns
+
+
+def mixed(hash_: int) -> int:
+    """A content hash with its bytes turned round: small values of the hash itself choose what is held out."""
+    return int.from_bytes(hash_.to_bytes(8, "little"), "big")
+
+
+class Examples:
+    """The `CANDIDATES` smallest documents of each reason."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[str, list[tuple[int, int, Row]]] = {}
+
+    def offer(self, reason: str, key: Key, row: Callable[[], Row]) -> None:
+        """Adds a document, if it is among the smallest and not there yet; `row` is called only then."""
+        heap = self._heaps.setdefault(reason, [])
+        entry = (-mixed(key[0]), -key[1])
+        if len(heap) == CANDIDATES and entry < heap[0][:2]:
+            return
+        if any(entry == other[:2] for other in heap):
+            return
+        found = (*entry, {"reason": reason, "hash": f"{key[0]:016x}", "columns": f"{key[1]:016x}", **row()})
+        if len(heap) < CANDIDATES:
+            heappush(heap, found)
+        else:
+            heappushpop(heap, found)
+
+    def rows(self) -> list[Row]:
+        """All candidates, by reason, smallest first."""
+        return [entry[2] for reason in sorted(self._heaps) for entry in sorted(self._heaps[reason], reverse=True, key=lambda e: e[:2])]
+
+
+def choose(tasks: Iterable[list[Row]], reasons: list[str], gone: Callable[[str, Key], bool]) -> list[Row]:
+    """The examples of all tasks together: of each of the `reasons`, in their order, at most `SHOWN` of the candidates that are not `gone`
+    (called with the reason and the key of a document)."""
+    joined = Examples()
+    for rows in tasks:
+        for row in rows:
+            content = {name: value for name, value in row.items() if name not in ("reason", "hash", "columns")}
+            joined.offer(row["reason"], _key(row), content.copy)
+    candidates = joined.rows()
+    chosen: list[Row] = []
+    for reason in reasons:
+        rows = [row for row in candidates if row["reason"] == reason and not gone(reason, _key(row))]
+        chosen += [{name: value for name, value in row.items() if name != "columns"} for row in rows[:SHOWN]]
+    return chosen
+
+
+def _key(row: Row) -> Key:
+    return int(row["hash"], 16), int(row["columns"], 16)
+
+
+def cut(text: str) -> str:
+    """The beginning of a text."""
+    return text[:CHARACTERS]
+
+
+def cut_at_change(before: str, after: str) -> Row:
+    """Both texts, from a little before the first difference on."""
+    change = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), 0)
+    start = max(0, change - BEFORE_CHANGE)
+    return {"text": after[start : start + CHARACTERS], "before": before[start : start + CHARACTERS]}
+
+
+def to_jsonl(rows: list[Row]) -> bytes:
+    """One row per line, keys sorted."""
+    return "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows).encode()
+
+
+def from_jsonl(data: bytes) -> list[Row]:
+    return [json.loads(line) for line in data.decode().split("\n") if line]

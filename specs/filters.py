@@ -1,0 +1,279 @@
+"""The filters of a corpus: which documents are kept, in the order in which a recipe lists them.
+
+Invariants:
+- Whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`) on the set of documents of its source:
+  never on their order, on the names of the files or on how the work is split.
+- What a filter reads beside the documents is in `files()`: the planner fingerprints it by content, so the place (a URL) bears no identity.
+- The columns of a row that a filter looks at are in `columns()`.
+
+The order published for FineWeb-2 is robots, quality, toxicity, sampler, and then the replacement of personal data, which always comes last
+(swiss-ai/pretrain-data, pipelines/fineweb-2).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from specs.base import Spec, execution, identity
+from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url, without_credentials
+
+# The crawlers of AI companies, and everybody (swiss-ai/pretrain-data, robots_filter.py).
+ROBOTS_AGENTS = [
+    *("AI2Bot", "Applebot-Extended", "Bytespider", "CCBot", "ClaudeBot", "cohere-training-data-crawler", "Diffbot", "FacebookBot"),
+    *("Google-Extended", "GPTBot", "Meta-ExternalAgent", "PanguBot", "*"),
+]
+# A document is dropped from this score on (swiss-ai/pretrain-data, pipelines/fineweb-2), under the codes that data sets use.
+_PUBLISHED_TOXICITY = [
+    *((("deu", "de"), 0.9977), (("fra", "fr"), 0.9994), (("pol", "pl"), 0.9867), (("por", "pt"), 0.9476)),
+    *((("spa", "es"), 0.9953), (("ita", "it"), 0.9985), (("cmn", "zho", "zh"), 0.5954), (("nld", "nl"), 0.9883)),
+]
+TOXICITY_THRESHOLDS = {code: threshold for codes, threshold in _PUBLISHED_TOXICITY for code in codes}
+Missing = Literal["error", "keep", "drop"]
+LANGUAGE_COLUMNS = ("language", "language_score")
+"""What a language filter finds, for the filters after it."""
+
+
+class Filter(Spec):
+    """What all filters share."""
+
+    def files(self) -> list[SourceSpec]:
+        """What the filter reads from outside the store."""
+        return []
+
+    def columns(self) -> list[str]:
+        """Columns of a row that the filter needs, beside the text."""
+        return []
+
+
+def _missing(default: Missing = "error") -> Missing:
+    value: Missing = identity(default, neutral=default, description="what becomes of a document without a value in the column")
+    return value
+
+
+def _outside(url: str) -> SourceSpec:
+    return SourceSpec(url=url, format="text")
+
+
+class LengthFilter(Filter):
+    """Drops documents shorter or longer than stated, in characters."""
+
+    filter: Literal["length"] = identity()
+    min_characters: int = identity(0, ge=0)
+    max_characters: int | None = identity(None, ge=1)
+
+
+class AlphabeticFilter(Filter):
+    """Drops documents in which letters (of any script) and spaces are a smaller share of the characters than `min_share`."""
+
+    filter: Literal["alphabetic"] = identity()
+    min_share: float = identity(0.6, ge=0, le=1)
+
+
+class RepeatedLinesFilter(Filter):
+    """Drops documents in which repeated lines hold a larger share of the characters than `max_share`."""
+
+    filter: Literal["repeated-lines"] = identity()
+    max_share: float = identity(0.3, ge=0, le=1)
+
+
+class RobotsFilter(Filter):
+    """Drops documents of hosts that have since excluded crawlers for AI in their robots.txt.
+
+    `domains` is a file on any fsspec URL, plain or compressed (.gz, .zst, ...). `*.csv` with the columns `domain` and `agent`, or `*.jsonl`
+    with these keys: a row counts when its agent is one of `agents`. Any other file: one domain per line, `#` begins a comment. A listed
+    domain stands for itself and all of its subdomains: `example.org` excludes `www.example.org`, while `blog.example.org` does not exclude
+    `example.org`. A domain is excluded as a whole; the published code asked the
+    robots.txt of the host about each address.
+    """
+
+    filter: Literal["robots"] = identity()
+    domains: str = execution(min_length=1)
+    agents: list[str] = identity(
+        default_factory=lambda: list(ROBOTS_AGENTS), min_length=1, description="whose exclusion counts; the published ones by default"
+    )
+    column: str = identity("url", neutral="url", description="holds the document's address")
+    missing: Missing = _missing()
+
+    @field_validator("domains")
+    @classmethod
+    def _readable(cls, url: str) -> str:
+        resolve_url(url)
+        return without_credentials(url)
+
+    def files(self) -> list[SourceSpec]:
+        return [_outside(self.domains)]
+
+    def columns(self) -> list[str]:
+        return [self.column]
+
+
+class ToxicityFilter(Filter):
+    """Drops documents whose score by a toxicity classifier reaches the threshold of their language; a language without one passes.
+
+    The score is a column, made beforehand: no classifier is run here. The published one is a small network per language on embeddings of
+    XLM-R, and its thresholds drop the 5% with the highest score (report, section 3.1.3). A threshold is looked up under the whole value of
+    the language's column (`deu_Latn`), then under its part before the first `_` or `-` (`deu`); the default table has its languages under
+    their three and two letters.
+    """
+
+    filter: Literal["toxicity"] = identity()
+    classifier: str = identity(min_length=1, description="name and version of what made the scores")
+    column: str = identity("toxic_score", neutral="toxic_score")
+    language_column: str = identity("language", neutral="language", description="also what a `language` filter before this one found")
+    thresholds: dict[str, float] = identity(default_factory=lambda: dict(TOXICITY_THRESHOLDS), min_length=1)
+    missing: Missing = _missing()
+
+    def columns(self) -> list[str]:
+        return [self.column, self.language_column]
+
+
+class LanguageFilter(Filter):
+    """Keeps documents whose most likely language is a listed one, with at least `min_score`. `model` is a fastText model (.bin or .ftz) on
+    any fsspec URL, for example GlotLID or lid.176; nothing is downloaded from elsewhere. The label (without `__label__`) and its score
+    become the columns `language` and `language_score`, which later filters can use."""
+
+    filter: Literal["language"] = identity()
+    model: str = execution(min_length=1)
+    languages: list[str] = identity(min_length=1, description="labels of the model: `de` or `deu_Latn`")
+    min_score: float = identity(0.65, ge=0, le=1)
+
+    @field_validator("model")
+    @classmethod
+    def _readable(cls, url: str) -> str:
+        resolve_url(url)
+        return without_credentials(url)
+
+    def files(self) -> list[SourceSpec]:
+        return [_outside(self.model)]
+
+
+class ScoreFilter(Filter):
+    """Keeps documents with a number in a column from `min` to `max`, both included: quality cut-offs. `cutoffs` states another `min` for
+    values of the column `by`: the cut-off that keeps the top third of a language, for instance."""
+
+    filter: Literal["score"] = identity()
+    column: str = identity(min_length=1)
+    min: float | None = identity(None, neutral=None)
+    max: float | None = identity(None, neutral=None)
+    by: str | None = identity(None, neutral=None)
+    cutoffs: dict[str, float] = identity(default_factory=dict, neutral={})
+    missing: Missing = _missing()
+
+    @model_validator(mode="after")
+    def _bounded(self) -> ScoreFilter:
+        if self.min is None and self.max is None and not self.cutoffs:
+            raise ValueError("a score filter without min, max or cutoffs keeps everything; state one")
+        if (self.by is None) != (not self.cutoffs):
+            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
+        return self
+
+    def columns(self) -> list[str]:
+        return [self.column] if self.by is None else [self.column, self.by]
+
+
+class SampleFilter(Filter):
+    """Keeps a share of the documents, chosen by a hash of seed and text: the same documents whatever the split, and what a rate keeps, a
+    higher rate with the same seed keeps too. `rates` states another rate for values of the column `by`. Published for FineWeb-2: 0.95 for
+    languages with a quality classifier and no toxicity classifier; for those without either 0.3135, beside the top third of the others, or
+    0.095, beside their top tenth."""
+
+    filter: Literal["sample"] = identity()
+    rate: float = identity(ge=0, le=1)
+    by: str | None = identity(None, neutral=None)
+    rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = identity(default_factory=dict, neutral={})
+    seed: int = identity(42)
+
+    @model_validator(mode="after")
+    def _complete(self) -> SampleFilter:
+        if (self.by is None) != (not self.rates):
+            raise ValueError("`by` (a column) and `rates` (of its values) go together; state both or none")
+        return self
+
+    def columns(self) -> list[str]:
+        return [] if self.by is None else [self.by]
+
+
+class LicenseFilter(Filter):
+    """Keeps documents whose licence is one of `allow`; upper and lower case are alike."""
+
+    filter: Literal["license"] = identity()
+    allow: list[str] = identity(min_length=1)
+    column: str = identity("license", neutral="license")
+    missing: Missing = _missing("drop")
+
+    def columns(self) -> list[str]:
+        return [self.column]
+
+
+class ExactDuplicatesFilter(Filter):
+    """Of documents with the same text keeps one; over all files of the source, not across sources. Of equal texts with different columns
+    the one whose columns have the smallest hash stays."""
+
+    filter: Literal["exact-duplicates"] = identity()
+
+
+class NearDuplicatesFilter(Filter):
+    """Of documents that are alike keeps the one with the smallest content hash; over all files of the source, not across sources.
+
+    MinHash with locality-sensitive hashing (Broder 1997; datatrove's signatures): two documents are joined when all hashes of a bucket
+    agree, which happens with probability 1 - (1 - s^hashes)^buckets at a Jaccard similarity s of their word n-grams; of each connected
+    component one document stays. The defaults, as for FineWeb, join 92% of the pairs at s = 0.8 and 1% at 0.4. A document of fewer words
+    than an n-gram is joined with copies of its text only.
+    """
+
+    filter: Literal["near-duplicates"] = identity()
+    ngram: int = identity(5, ge=1, description="words; each character of scripts without spaces is a word")
+    buckets: int = identity(14, ge=1)
+    hashes_per_bucket: int = identity(8, ge=1)
+    seed: int = identity(1)
+
+
+class DecontaminateFilter(Filter):
+    """Drops documents that contain test questions. The rule of the report for its instruction data: documents that share an
+    n-gram with a question are aligned with it (Ratcliff and Obershelp, as in Python's difflib); matches of fewer than `min_match` words do
+    not count, and the document is dropped when the others cover more than `max_share` of the question. Here words take the place of tokens.
+    A question shorter than an n-gram counts when its words stand in the document as a whole."""
+
+    filter: Literal["decontaminate"] = identity()
+    against: list[SourceSpec] = identity(min_length=1, description="evaluation sets; each document of these sources is a question")
+    ngram: int = identity(8, ge=1, description="words")
+    min_match: int = identity(5, ge=1, description="words")
+    max_share: float = identity(0.5, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> DecontaminateFilter:
+        talks = [source.url for source in self.against if source.format in CONVERSATIONAL]
+        if talks:
+            raise ValueError(f"{talks[0]} is read as conversations; questions are documents: give it a format like jsonl, with text_column")
+        if self.min_match > self.ngram:
+            raise ValueError(f"min_match {self.min_match} is more than an n-gram of {self.ngram} words; lower it")
+        return self
+
+    def files(self) -> list[SourceSpec]:
+        return self.against
+
+
+FilterSpec = Annotated[
+    LengthFilter
+    | AlphabeticFilter
+    | RepeatedLinesFilter
+    | RobotsFilter
+    | ToxicityFilter
+    | LanguageFilter
+    | ScoreFilter
+    | SampleFilter
+    | LicenseFilter
+    | ExactDuplicatesFilter
+    | NearDuplicatesFilter
+    | DecontaminateFilter,
+    Field(discriminator="filter"),
+]
+GLOBAL_FILTERS = (ExactDuplicatesFilter, NearDuplicatesFilter)
+
+
+def labels(filters: list[FilterSpec]) -> list[str]:
+    """A name for each step of a list: that of its filter, numbered from the second of a kind: `length`, `length-2`."""
+    kinds = [step.filter for step in filters]
+    return [kind if (count := kinds[: index + 1].count(kind)) == 1 else f"{kind}-{count}" for index, kind in enumerate(kinds)]

@@ -1,0 +1,195 @@
+"""Filters in the corpus stage: the same bytes whatever the workers, tasks and names; only unfinished tasks are done again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from apertus_model.data.examples import from_jsonl
+from apertus_model.data.megatron import TokenFile
+from infra.store import Artifact, Attempt
+from infra.store.inputs import SourceError
+
+FILTERS = [
+    {"filter": "length", "min_characters": 20},
+    {"filter": "exact-duplicates"},
+    {"filter": "sample", "rate": 0.9},
+    {"filter": "near-duplicates"},
+    {"filter": "decontaminate", "against": [{"url": "{questions}", "format": "text"}]},
+    {"filter": "alphabetic", "min_share": 0.5},
+]
+
+
+@pytest.fixture
+def questions(tmp_path: Path, texts: list[str]) -> Path:
+    """The first ten words of three documents."""
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    for i in (3, 17, 42):
+        (folder / f"{i}.txt").write_text(" ".join(texts[i].split()[:12]))
+    return folder
+
+
+@pytest.fixture
+def collection(tmp_path: Path, texts: list[str], questions: Path) -> list[str]:
+    """Every text of the bench, ten of them twice, ten with a changed word, and what the filters are there for."""
+    random = Random(1)
+    near = []
+    for text in texts[10:20]:
+        split = text.split(" ")
+        split[random.randrange(3, len(split))] = "changed"
+        near.append(" ".join(split))
+    odd = ["short", "12345 67890 " * 9, *(f"{text} Write to jane.doe@mail.example, DE89 3704 0044 0532 0130 00." for text in texts[50:55])]
+    return [*texts, *texts[:10], *near, *odd]
+
+
+def _write(folder: Path, collection: list[str], names: int) -> Path:
+    """The documents as files, in an order and under names that `names` decides."""
+    folder.mkdir()
+    shuffled = collection.copy()
+    Random(names).shuffle(shuffled)
+    for index, text in enumerate(shuffled):
+        (folder / f"{names}-{index:03d}.txt").write_text(text)
+    return folder
+
+
+def _spec(documents: Path, questions: Path, files_per_task: int) -> dict[str, Any]:
+    filters = json.loads(json.dumps(FILTERS).replace("{questions}", str(questions)))
+    source = {"url": str(documents), "format": "text", "include": ["*.txt"]}
+    return {"source": source, "process": {"holdout": 0.2, "filters": filters}, "seed": 28, "files_per_task": files_per_task}
+
+
+def _bytes(corpus: Artifact) -> dict[str, bytes]:
+    return {name: corpus.bytes(name) for name in sorted(corpus.manifest["files"])}
+
+
+class Interrupted(Exception):
+    pass
+
+
+class StopsAfterTwoUnits(Attempt):
+    """An attempt that dies behind its second committed unit."""
+
+    units = 0
+
+    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
+        unit = super().commit_unit(key, **content)
+        self.units += 1
+        if self.units == 2:
+            raise Interrupted
+        return unit
+
+
+class CountsUnits(StopsAfterTwoUnits):
+    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
+        COMMITTED.append(key)
+        return Attempt.commit_unit(self, key, **content)
+
+
+COMMITTED: list[str] = []
+
+
+def test_filtered_bytes_do_not_depend_on_workers_tasks_names_or_kills(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, collection: list[str], questions: Path
+) -> None:
+    inputs = {"tokenizer": tokenizer}
+    one = bench.run("corpus", "one", _spec(_write(tmp_path / "a", collection, 1), questions, 1000), inputs, workers=1)
+    assert one.manifest["metrics"]["tasks"] == 1
+    many = _spec(_write(tmp_path / "b", collection, 2), questions, 19)
+    with pytest.raises(Interrupted):
+        bench.run("corpus", "two", many, inputs, workers=2, attempt_class=StopsAfterTwoUnits)
+    COMMITTED.clear()
+    two = bench.run("corpus", "two", many, inputs, attempt="second", workers=2, attempt_class=CountsUnits)
+    assert two.manifest["metrics"]["tasks"] == 5 and len(COMMITTED) == 3
+    assert _bytes(one) == _bytes(two)
+    assert {**one.manifest["metrics"], "tasks": 5} == two.manifest["metrics"]
+
+
+def test_every_document_and_character_is_accounted_for(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, collection: list[str], questions: Path
+) -> None:
+    corpus = bench.run("corpus", "c", _spec(_write(tmp_path / "a", collection, 1), questions, 40), {"tokenizer": tokenizer})
+    metrics = corpus.manifest["metrics"]
+    dropped, characters = metrics["dropped"], metrics["dropped_characters"]
+    assert metrics["filters"] == [step["filter"] for step in FILTERS]
+    assert set(dropped) == set(characters) == set(metrics["filters"])
+    assert metrics["read"]["documents"] == len(collection)
+    assert metrics["read"]["characters"] == sum(map(len, collection))
+    assert sum(dropped.values()) + metrics["documents"] == len(collection)
+    assert (dropped["length"], characters["length"]) == (1, 5)
+    assert (dropped["exact-duplicates"], characters["exact-duplicates"]) == (10, sum(len(text) for text in collection[:10]))
+    assert dropped["near-duplicates"] >= 8
+    assert dropped["decontaminate"] >= 2
+    assert metrics["replaced"]["email"] == metrics["replaced"]["iban"] > 0 == metrics["replaced"]["ip"]
+    plain = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+    files = [TokenFile(corpus.local(f"{split}-00000.bin")) for split in ("train", "validation")]
+    kept = [plain.decode(file[i].tolist()) for file in files for i in range(len(file))]
+    assert len(set(kept)) == len(kept)
+    assert sum(text.count("<email-pii>") for text in kept) == metrics["replaced"]["email"]
+    rows = from_jsonl(corpus.bytes("examples.jsonl"))
+    for row in rows:
+        whole = any(row["text"] in text for text in kept) if row["reason"] == "replaced" else row["text"] in kept
+        assert whole is (row["reason"] in ("kept", "replaced", "exact-duplicates")), row
+    duplicate = next(row for row in rows if row["reason"] == "near-duplicates")
+    assert duplicate["like"] != duplicate["text"] and duplicate["value"].startswith("one of ")
+    assert {row["reason"] for row in rows} >= {"length", "exact-duplicates", "near-duplicates", "decontaminate", "kept", "replaced"}
+    assert all(sum(row["reason"] == reason for row in rows) <= 3 for reason in dropped)
+
+
+def test_columns_of_rows_reach_the_filters(bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str]) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (tmp_path / "domains.txt.gz").write_bytes(gzip.compress(b"closed.example\n"))
+    rows = [
+        {
+            "text": text,
+            "url": f"https://{('open', 'www.closed')[i % 2]}.example/{i}",
+            "lang": "de",
+            "toxic_score": 0.99 + i / 6000,
+            "stars": i,
+        }
+        for i, text in enumerate(texts)
+    ]
+    for start in range(0, 60, 20):
+        (folder / f"{start}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[start : start + 20]))
+    filters = [
+        {"filter": "robots", "domains": str(tmp_path / "domains.txt.gz")},
+        {"filter": "score", "column": "stars", "min": 10},
+        {"filter": "toxicity", "classifier": "c", "language_column": "lang"},
+    ]
+    spec = {
+        "source": {"url": str(folder), "format": "jsonl"},
+        "process": {"holdout": 0.3, "filters": filters},
+        "seed": 1,
+        "files_per_task": 1,
+    }
+    corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
+    left = [i for i in range(10, 60, 2) if 0.99 + i / 6000 < 0.9977]
+    assert corpus.manifest["metrics"]["dropped"] == {"robots": 30, "score": 5, "toxicity": 25 - len(left)}
+    assert corpus.manifest["metrics"]["documents"] == len(left)
+
+
+def test_a_damaged_unit_is_refused(bench: Any, tmp_path: Path, tokenizer: Artifact, documents: Path) -> None:
+    spec = {"source": {"url": str(documents), "format": "text"}, "process": {"holdout": 0.2}, "seed": 1, "files_per_task": 20}
+    with pytest.raises(Interrupted):
+        bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, attempt_class=StopsAfterTwoUnits)
+    stored = next(Path(bench.store.root).glob("corpus/c/attempts/*/units/*/documents.npy"))
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes()[:-1])
+    with pytest.raises(RuntimeError, match=r"documents\.npy' is damaged"):
+        bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, attempt="second")
+
+
+def test_a_source_that_the_filters_empty_says_how(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+    filters = [{"filter": "exact-duplicates"}, {"filter": "near-duplicates"}, {"filter": "sample", "rate": 0}]
+    for first, story in (([], "60 sample"), ([{"filter": "length", "min_characters": 10**6}], "60 length")):
+        process = {"filters": [*first, *filters]}
+        spec = {"source": {"url": str(documents), "format": "text"}, "process": process, "seed": 1, "files_per_task": 40}
+        with pytest.raises(SourceError, match=rf"no document of .* is left: 60 documents .* dropped: {story}\."):
+            bench.run("corpus", story.split()[1], spec, {"tokenizer": tokenizer})
