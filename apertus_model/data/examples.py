@@ -30,13 +30,16 @@ def mixed(hash_: int) -> int:
 
 
 class Examples:
-    """The `CANDIDATES` smallest documents of each reason."""
+    """The `CANDIDATES` smallest documents of each reason; none without `wanted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._wanted = wanted
         self._heaps: dict[str, list[tuple[int, int, Row]]] = {}
 
     def offer(self, reason: str, key: Key, row: Callable[[], Row]) -> None:
         """Adds a document, if it is among the smallest and not there yet; `row` is called only then."""
+        if not self._wanted:
+            return
         heap = self._heaps.setdefault(reason, [])
         entry = (-mixed(key[0]), -key[1])
         if len(heap) == CANDIDATES and entry < heap[0][:2]:

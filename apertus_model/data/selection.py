@@ -60,6 +60,7 @@ class Selection(PipelineStep):
         self._steps = process.filters
         self._labels = labels(process.filters)
         self._columns = process.columns()
+        self._examples = process.examples
         self._folder = folder
         self._replacer = Replacer(process.replaced)
         self._checks: dict[int, Check] = {
@@ -72,7 +73,7 @@ class Selection(PipelineStep):
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         records: list[tuple[Any, ...]] = []
         signatures: dict[int, list[NDArray[np.uint64]]] = {index: [] for index in self._signers}
-        examples = Examples()
+        examples = Examples(wanted=self._examples)
         for document in data:
             text = document.text
             key = text_hash(text), self._columns_hash(document)

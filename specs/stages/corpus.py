@@ -34,6 +34,11 @@ class CorpusSource(Spec):
     )
     holdout: float = identity(0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation")
     repeats: Repeats | None = identity(None, neutral=None)
+    examples: bool = identity(
+        True,
+        neutral=True,
+        description="store a few kept and dropped documents, as they were read, for `apertus inspect`; false where they must not be kept",
+    )
 
     @property
     def replaced(self) -> tuple[Pii, ...]:
@@ -51,7 +56,7 @@ class CorpusSource(Spec):
         return sorted(needed)
 
 
-ON_TOKENS = ("holdout", "repeats")
+ON_TOKENS = ("holdout", "repeats", "examples")
 
 
 def needs_text(process: CorpusSource) -> list[str]:

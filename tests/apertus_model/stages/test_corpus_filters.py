@@ -193,3 +193,14 @@ def test_a_source_that_the_filters_empty_says_how(bench: Any, documents: Path, t
         spec = {"source": {"url": str(documents), "format": "text"}, "process": process, "seed": 1, "files_per_task": 40}
         with pytest.raises(SourceError, match=rf"no document of .* is left: 60 documents .* dropped: {story}\."):
             bench.run("corpus", story.split()[1], spec, {"tokenizer": tokenizer})
+
+
+def test_without_examples_no_document_is_stored_as_it_was_read(bench: Any, tokenizer: Artifact, documents: Path) -> None:
+    kinds = {}
+    for wanted in (True, False):
+        process = {"holdout": 0.2, "examples": wanted, "filters": [{"filter": "sample", "rate": 0.5}]}
+        spec = {"source": {"url": str(documents), "format": "text"}, "process": process, "seed": 1, "files_per_task": 20}
+        corpus = bench.run("corpus", str(wanted), spec, {"tokenizer": tokenizer})
+        kinds[wanted] = {row["reason"] for row in from_jsonl(corpus.bytes("examples.jsonl"))}
+        assert bench.store.exists(corpus.stored_name("examples.jsonl"))
+    assert kinds == {True: {"sample", "kept"}, False: set()}
