@@ -6,6 +6,7 @@ code 2, never as a traceback; a run that fails ends with 1, one that is interrup
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -23,7 +24,7 @@ from flows.plan import Plan, make
 from flows.selection import select
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, StageError, nearest
 from specs.pipeline import load
 from specs.schema import json_schema
 
@@ -53,7 +54,7 @@ def _mistakes_are_messages() -> Iterator[None]:
         for problem in error.problems:
             errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
         raise typer.Exit(2) from None
-    except (StoreError, OSError) as error:
+    except (StoreError, StageError, OSError) as error:
         errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2) from None
 
@@ -84,6 +85,8 @@ def plan(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = N
             f"{terminal.amount(totals['parameters'])} parameters; {terminal.amount(totals['tokens'])} tokens and "
             f"{terminal.amount(totals['flops'])}FLOP in all; to do: {todo['parts']} parts, {terminal.amount(todo['tokens'])} tokens"
         )
+        if made.demands:
+            console.print(terminal.supply_table(made))
         for note in made.graph.notes:
             console.print(f"note: {escape(note)}", soft_wrap=True)
 
@@ -184,6 +187,39 @@ def report(
         target = output or Path(f"{made.pipeline.name}-report.html")
         target.write_text(render(made), encoding="utf-8")
         console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    spec: SpecArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a mixture, or a stage of training whose batches are shown")],
+    step: Annotated[int | None, typer.Option(help="of training, from 1; the first by default")] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="samples to show")] = 2,
+    samples: Annotated[int, typer.Option(min=1, help="over which the shares of a mixture are counted")] = 100_000,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write what would be printed as a page")] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what training reads: the shares of a mixture, or the samples of a step exactly as the model sees them."""
+    from flows.inspect import inspector_of
+    from flows.inspection import Options
+
+    with _mistakes_are_messages():
+        made = _plan(spec, store, overrides)
+        options = Options(step, sample, limit, samples)
+        inspector, node = inspector_of(made, name, options)
+        found = inspector.collect(made, node, options)
+        if as_json:
+            _print_json(found)
+        elif html is not None:
+            page = Console(record=True, width=140, file=io.StringIO())
+            inspector.show(page, found)
+            page.save_html(str(html))
+            console.print(f"What {escape(name)} reads is shown in {escape(str(html))}", soft_wrap=True)
+        else:
+            inspector.show(console, found)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flows import supply
 from flows.graph import Graph, Node
 from flows.nearest import Records, difference
 from flows.parts import build
@@ -17,13 +18,8 @@ from infra.store import Artifact, Store
 from infra.store.inputs import Listing
 from specs.errors import Problem, SpecError
 from specs.pipeline import Pipeline
-from specs.stages.corpus import CorpusPart
 from specs.stages.evaluate import EvaluateStage
-from specs.stages.mixture import MixturePart, MixtureStage
-from specs.stages.training import Segment
 
-COMPRESSION = 20  # bytes of text that a byte of a compressed file can hold, generously
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet", ".arrow")
 Action = Literal["reuse", "resume", "run"]
 
 
@@ -56,12 +52,13 @@ class Step:
 
 @dataclass
 class Plan:
-    """Steps by part, inputs first."""
+    """Steps by part, inputs first; `demands`: what training asks of the sources."""
 
     pipeline: Pipeline
     store: Store
     graph: Graph
     steps: dict[str, Step] = field(default_factory=dict)
+    demands: list[supply.Demand] = field(default_factory=list)
 
     @property
     def pending(self) -> list[Step]:
@@ -79,7 +76,15 @@ class Plan:
         totals: dict[str, Any] = {key: sum(part[key] for part in once) for key in ("tokens", "steps", "flops")}
         totals["to_do"] = {key: sum(part[key] for part in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
         totals["parameters"] = max((t.model.parameters for t in self.graph.trajectories.values()), default=0)
-        return {"pipeline": self.pipeline.name, "store": self.store.url, "stages": stages, "totals": totals, "notes": self.graph.notes}
+        document: dict[str, Any] = {
+            "pipeline": self.pipeline.name,
+            "store": self.store.url,
+            "stages": stages,
+            "totals": totals,
+            "notes": self.graph.notes,
+        }
+        document["supply"] = [demand.to_json() for demand in self.demands]
+        return document
 
 
 def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,7 +116,9 @@ def make(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], Non
     records = Records(store, pipeline.name)
     for node in plan.graph.nodes.values():
         plan.steps[node.name] = decide(node, plan, records)
-    problems = [*_shortfalls(plan), *_lost_parents(plan), *_protected(plan, records)]
+    plan.graph.notes += _packing_notes(plan)
+    plan.demands = supply.demands(plan.graph, pipeline, store)
+    problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
     if problems:
         raise pipeline.located(SpecError(problems))
     return plan
@@ -150,54 +157,22 @@ def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ..
     return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
 
 
+def _packing_notes(plan: Plan) -> list[str]:
+    """What best-fit packing came to, where it is done."""
+    notes = []
+    for step in plan.steps.values():
+        node = step.node
+        if node.kind == "packing" and step.action == "reuse" and plan.graph.twin(node) is None:
+            metrics = Artifact(plan.store, node.path).manifest["metrics"]
+            padding, cropped, windows = (metrics[f"share/{name}"] for name in ("padding", "cropped", "cropped_by_windows"))
+            notes.append(
+                f"{node.name}: {metrics['rows']:,} rows with {padding:.2%} padding; {cropped:.1%} of the tokens are in documents that are "
+                f"cut, {windows:.1%} would be if they were concatenated"
+            )
+    return notes
+
+
 # What is refused before anything starts
-
-
-def _shortfalls(plan: Plan) -> list[Problem]:
-    """Mixtures that are asked for more than their sources hold at the allowed repetition.
-
-    A corpus that is built is counted exactly. For one that is not, its files bound the tokens: each costs a byte at least, and
-    each file can add a begin and an end of document."""
-    problems = []
-    demand: dict[tuple[str, int], tuple[int, Node]] = {}
-    for node in plan.graph.nodes.values():
-        if isinstance(node.part, Segment) and "mixture" in node.inputs:
-            key = (node.inputs["mixture"].name, node.part.sequence_length)
-            samples = node.part.sample_at(node.end_step or 0)
-            if samples > demand.get(key, (0, node))[0]:
-                demand[key] = (samples, node)
-    for (mixture, length), (samples, consumer) in demand.items():
-        node = plan.graph.nodes[mixture]
-        stage = plan.pipeline.stages[node.stage]
-        assert isinstance(node.part, MixturePart) and isinstance(stage, MixtureStage)
-        limits = {name: weight.max_repetition or stage.max_repetition for name, weight in stage.weights.items()}
-        for read, weight in zip(node.inputs.values(), node.part.weights, strict=True):
-            limit = next((limits[name] for name in (read.name, read.name.split("/")[0]) if name in limits), stage.max_repetition)
-            tokens, exact = _available(plan, plan.graph.nodes[read.name])
-            windows = max(0, (tokens - 1) // length)
-            needed = samples * weight / sum(node.part.weights)
-            if needed > windows * limit:
-                held = f"{'holds' if exact else 'can hold at most'} {tokens:,} training tokens ({windows:,} sequences of {length})"
-                message = (
-                    f"'{consumer.stage}' draws {needed:,.0f} sequences from '{read.name}' through mixture '{mixture}', which {held}: "
-                    f"{needed / windows if windows else float('inf'):.1f} passes, {limit:g} are allowed"
-                )
-                fix = "lower the budget or the source's weight, add data, or raise max_repetition."
-                problems.append(Problem(("stages", consumer.stage, "budget"), message, fix))
-    return problems
-
-
-def _available(plan: Plan, node: Node) -> tuple[int, bool]:
-    """Training tokens of a part of a corpus, and whether the number is exact."""
-    artifact = Artifact(plan.store, node.path)
-    if artifact.complete:
-        return int(artifact.manifest["metrics"]["train"]["tokens"]), True
-    assert isinstance(node.part, CorpusPart)
-    repeats = node.part.process.repeats
-    repeated = repeats.per_bucket * repeats.length * sum(repeats.buckets) if repeats else 0
-    listing = plan.graph.listings[node.inputs["documents"].name]
-    factor = COMPRESSION if any(file.path.endswith(COMPRESSED) for file in listing.files) else 1
-    return factor * listing.bytes + 2 * len(listing.files) + repeated, False
 
 
 def _lost_parents(plan: Plan) -> list[Problem]:

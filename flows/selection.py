@@ -29,4 +29,5 @@ def select(plan: Plan, until: str | None, only: str | None) -> set[str]:
         if name not in chosen:
             chosen.add(name)
             queue += needs(name, stages[name])
+            queue += [plan.graph.nodes[parent].stage for node in plan.graph.of(name) for parent in plan.graph.parents(node)]
     return chosen

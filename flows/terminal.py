@@ -49,6 +49,16 @@ def plan_table(plan: Plan) -> Table:
     return _table(f"plan of {plan.pipeline.name}", f"store: {plan.store.url}", headings, rows, overflow="fold")
 
 
+def supply_table(plan: Plan) -> Table:
+    """What training asks of the sources. Passes count everything from new weights on."""
+    rows = []
+    for demand in plan.demands:
+        held = f"{'' if demand.exact else '<= '}{amount(demand.held)}"
+        passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
+        rows.append([escape(demand.stage), escape(demand.source), amount(demand.tokens), held, passes])
+    return _table("what training draws", "", ("stage", "source", "tokens", "held", "passes in all"), rows, overflow="fold")
+
+
 def status_table(plan: Plan) -> Table:
     """Finished and unfinished parts with what the manifests say."""
     rows = []

@@ -151,8 +151,11 @@ def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[
     if isinstance(stage, (CorpusStage, ConversationsStage)):
         yield (*at, "tokenizer"), stage.tokenizer, ("tokenizer",)
     if isinstance(stage, MixtureStage):
-        for source in stage.weights:
-            yield (*at, "weights", source), Reference.parse(source), ("corpus",)
+        for field, weights in (("weights", stage.weights), ("proportional", stage.proportional)):
+            for source in weights or {}:
+                yield (*at, field, source), Reference.parse(source), ("corpus", "mixture") if field == "weights" else ("corpus",)
+        for source in stage.anneal.to if stage.anneal else {}:
+            yield (*at, "anneal", "to", source), Reference.parse(source), ("corpus", "mixture")
     if isinstance(stage, TrainingStage):
         for leg in stage.legs(name):
             if isinstance(leg.settings, MixtureTraining):
@@ -218,7 +221,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
     for index, other in enumerate(stage.after):
         if other not in names:
             yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
-    for path, ref, kinds in uses(name, stage):
+    excluded = stage.exclude if isinstance(stage, MixtureStage) else []
+    told = [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
+    for path, ref, kinds in [*uses(name, stage), *told]:
         target = pipeline.stages.get(ref.stage)
         if target is None:
             if ref.stage in names:
@@ -233,6 +238,11 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
         if target.kind not in kinds:
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
             yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {wanted} is needed here")
+            continue
+        if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
+            yield Problem(
+                path, f"mixture '{ref.stage}' is annealed: its shares change as it is trained on", "name a mixture that is constant."
+            )
             continue
         if isinstance(target, (CorpusStage, ConversationsStage)):
             if ref.part is None and len(target.sources) > 1:
@@ -260,6 +270,7 @@ def order(pipeline: Pipeline) -> list[str]:
     """Stage names, inputs first; the order of the file where it is free. SpecError for a cycle, naming it."""
     done: list[str] = []
     path: list[str] = []
+    stages = pipeline.stages
 
     def visit(name: str) -> None:
         if name in done:
@@ -268,8 +279,9 @@ def order(pipeline: Pipeline) -> list[str]:
             cycle = " -> ".join([*path[path.index(name) :], name])
             raise SpecError([Problem(("stages", name), f"the stages form a cycle: {cycle}", "let one of them start from another stage.")])
         path.append(name)
-        for needed in needs(name, pipeline.stages[name]):
-            if needed in pipeline.stages:
+        behind = [other for mixture in mixtures_of(pipeline, name) for other in excluded_by(pipeline, mixture) if other != name]
+        for needed in [*needs(name, stages[name]), *behind]:
+            if needed in stages:
                 visit(needed)
         path.pop()
         done.append(name)
@@ -282,6 +294,29 @@ def order(pipeline: Pipeline) -> list[str]:
 def needs(name: str, stage: Stage) -> list[str]:
     """Names of the stages that must be finished before this one."""
     return list(dict.fromkeys([ref.stage for _, ref, _ in uses(name, stage)] + stage.after))
+
+
+def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
+    """Names of the mixtures that a stage of training draws from."""
+    stage = pipeline.stages[name]
+    return [ref.stage for _, ref, kinds in uses(name, stage) if kinds == ("mixture",)] if isinstance(stage, TrainingStage) else []
+
+
+def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:
+    """Names of the stages of training that a mixture, or one that it is made of, excludes."""
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+
+    def visit(name: str) -> None:
+        stage = pipeline.stages.get(name)
+        if name not in seen and isinstance(stage, MixtureStage):
+            seen.add(name)
+            found.update(dict.fromkeys(stage.exclude))
+            for source in [*stage.sources, *(stage.anneal.to if stage.anneal else {})]:
+                visit(Reference.parse(source).stage)
+
+    visit(mixture)
+    return list(found)
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:

@@ -29,6 +29,7 @@ from specs.stages.corpus import CorpusSource, Repeats
 from specs.stages.dpo import DpoLoss
 from specs.stages.evaluate import ByPosition, Gate, Generation, Harness, Memorisation
 from specs.stages.long_context import LongContextStep
+from specs.stages.mixture import Anneal
 from specs.stages.preference_data import Sampling
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.sft import Lora
@@ -75,7 +76,7 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 `stages.align.matrix.dpo.seed=3` or `stages.align-dpo.seed=3` (one variant).
 """
 NESTED: tuple[type[BaseModel], ...] = (
-    *(SourceSpec, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight),
+    *(SourceSpec, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
     *(Launch, Parallel, Retries),

@@ -19,7 +19,8 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
 from specs.stages.merge import MergeStage
-from specs.stages.training import Carry, Goldfish, Leg, MixtureTraining, Precision, Training, TrainingStage
+from specs.stages.mixture import Anneal, MixtureStage
+from specs.stages.training import Carry, Goldfish, Leg, MixtureTraining, Packing, Precision, Training, TrainingStage
 from specs.units import Budget, Reference
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """A segment: constant mixture and batch. Samples and steps count within the leg; `[start, end)` in samples."""
+    """A segment: constant mixture and batch. Samples and steps count within the leg; `[start, end)` in samples. A piece of an annealed
+    mixture is named `mixture/1`."""
 
     mixture: str
     batch: int
@@ -68,6 +70,7 @@ class Trajectory:
     optimizer: OptimizerSpec
     precision: Precision
     goldfish: Goldfish | None
+    packing: Packing
     carry: tuple[Carry, ...]
     parent: Branch | None
     cuts: tuple[Cut, ...]
@@ -119,6 +122,7 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
         optimizer=OptimizerSpec(),
         precision=Precision(),
         goldfish=Goldfish(),
+        packing="concatenate",
         carry=(),
         parent=None,
         cuts=(still,),
@@ -139,6 +143,7 @@ def resolve(
     SpecError with all problems; what hangs on a wrong one, or on a model that is not given, is left out."""
     found: dict[str, Trajectory] = dict(models or {})
     problems: list[Problem] = []
+    annealed = {name: stage.anneal for name, stage in pipeline.stages.items() if isinstance(stage, MixtureStage) and stage.anneal}
     for name in names:
         stage = pipeline.stages.get(name)
         try:
@@ -146,7 +151,7 @@ def resolve(
                 found[name] = _merged(name, stage, found, best or {})
             for leg in legs(pipeline, name):
                 if leg.parent is None or leg_of(leg.parent, found) in found:
-                    found[leg.name] = _trajectory(leg, found, best or {})
+                    found[leg.name] = _trajectory(leg, found, best or {}, annealed)
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -210,12 +215,13 @@ def _check_imported(leg: Leg, stage: Training) -> None:
         raise SpecError(problems)
 
 
-def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajectory:
+def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]) -> Trajectory:
     at, stage = leg.path, leg.settings
     start: Branch | None = None
     inherited: dict[str, object] = {}
     batches: dict[str, int] = dict(stage.global_batch_size or {})
     goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
+    packing = stage.packing if isinstance(stage, MixtureTraining) else None
     if leg.parent is not None:
         start = branch(leg.parent, found, (*at, "from"), best)
         parent = found[start.leg]
@@ -238,6 +244,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
             model = model.model_copy(update={"rope_theta": leg.rope_theta})
         if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
             goldfish = parent.goldfish
+        packing = packing or parent.packing
     else:
         assert leg.model is not None and stage.sequence_length is not None
         model, length, precision = leg.model, stage.sequence_length, stage.precision or Precision()
@@ -245,7 +252,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
     assert optimizer.lr is not None
     pieces = _batch_pieces(at, batches, length)
     total, leftover = _budget(at, stage.budget, pieces, length)
-    mixtures = _mixture_pieces(at, stage.data, pieces, length)
+    mixtures = _annealed(at, _mixture_pieces(at, stage.data, pieces, length), annealed, pieces, length, total)
     full = _schedule(at, stage, optimizer.lr, pieces, length)
     borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if full.decay != "none" and stage.schedule.decay_over:  # a decay over the whole stage leaves nothing that could stand alone
@@ -269,6 +276,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best) -> Trajector
         optimizer=optimizer,
         precision=precision,
         goldfish=goldfish,
+        packing=packing or "concatenate",
         carry=leg.carry,
         parent=start,
         cuts=tuple(cuts),
@@ -338,6 +346,38 @@ def _mixture_pieces(at: FieldPath, mixtures: dict[str, str], pieces: Pieces, len
     begins = [_floor(_samples(budget, pieces, length), pieces) for budget in _begins(path, list(mixtures))]
     _increasing(path, list(mixtures), begins)
     return list(zip(begins, mixtures.values(), strict=True))
+
+
+def _annealed(
+    at: FieldPath, mixtures: list[tuple[int, str]], annealed: Mapping[str, Anneal], pieces: Pieces, length: int, total: int
+) -> list[tuple[int, str]]:
+    """Borders with those inside of annealed mixtures: piece k of n begins k/n of the way, floored to whole batches."""
+    path = (*at, "mixture")
+    borders: list[tuple[int, str]] = []
+    for (begin, name), following in zip(mixtures, [*mixtures[1:], None], strict=True):
+        anneal = annealed.get(name)
+        if anneal is None:
+            borders.append((begin, name))
+            continue
+        over, end = anneal.over, following[0] if following else total
+        if over.unit == "steps":
+            over = Budget(over.amount + _steps(begin, pieces), "steps")
+        finish = _samples(over, pieces, length) + (0 if over.unit == "steps" else begin)
+        if finish > end:
+            message = f"'{name}' is annealed over {anneal.over}, {(end - begin) * length:,} tokens are trained on it"
+            raise SpecError([Problem(path, message, "shorten anneal.over, or train longer on it.")])
+        starts = [_floor(begin + (finish - begin) * piece // anneal.pieces, pieces) for piece in range(anneal.pieces + 1)]
+        if any(after <= before for before, after in pairwise(starts)):
+            message = f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
+            raise SpecError([Problem(path, message, "state fewer anneal.pieces.")])
+        borders += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
+    return borders
+
+
+def _steps(sample: int, pieces: Pieces) -> int:
+    """Whole steps up to a border between batches."""
+    ends = [begin for begin, _ in pieces[1:]] + [sample]
+    return sum((min(end, sample) - begin) // batch for (begin, batch), end in zip(pieces, ends, strict=True) if begin < sample)
 
 
 def _budget(at: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:

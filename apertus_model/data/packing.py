@@ -21,7 +21,15 @@ from apertus_model.data.samples import IGNORED
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
-    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`.
+    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`. Arguments and errors as of `assign_rows`."""
+    if not len(lengths):
+        return []
+    by_row, starts = by_rows(assign_rows(lengths, capacity))
+    return np.split(by_row, starts[1:-1])
+
+
+def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+    """The row of each item: (items,), int64, rows counted from 0 without gaps. Memory: about 50 bytes per item.
 
     Args:
         lengths: (items,), int64, each from 1 to `capacity`.
@@ -31,7 +39,7 @@ def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     if not lengths.size:
-        return []
+        return np.empty(0, dtype=np.int64)
     if not 1 <= lengths.min() <= lengths.max() <= capacity:
         raise ValueError(f"items of {lengths.min()} to {lengths.max()} do not go into rows of capacity {capacity}; 1 to {capacity} do")
     order = np.argsort(-lengths, kind="stable")
@@ -41,8 +49,13 @@ def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
     row_of = np.empty(lengths.size, dtype=np.int64)
     for value, start, end in zip((-values).tolist(), starts.tolist(), ends, strict=True):
         row_of[order[start:end]] = rows.place(value, end - start)
-    by_row = np.argsort(row_of, kind="stable")
-    return np.split(by_row, np.flatnonzero(np.diff(row_of[by_row])) + 1)
+    return row_of
+
+
+def by_rows(row_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(items,), int64: the items row by row, ascending in each; (rows + 1,), int64: where each row begins among them, and the end."""
+    items = np.argsort(row_of, kind="stable")
+    return items, np.concatenate([[0], np.flatnonzero(np.diff(row_of[items])) + 1, [row_of.size]])
 
 
 class _Rows:

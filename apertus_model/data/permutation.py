@@ -31,7 +31,7 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -99,9 +99,9 @@ class KeyedPermutation:
             for number, key in enumerate(np.array(self._keys, dtype=np.uint64)):
                 # Reduced before the addition: an unsigned sum of 64 bits would wrap around, a Python integer does not.
                 if number % 2:
-                    column = (column + _mix_array(row ^ key) % columns) % columns
+                    column = (column + mix_array(row ^ key) % columns) % columns
                 else:
-                    row = (row + _mix_array(column ^ key) % rows) % rows
+                    row = (row + mix_array(column ^ key) % rows) % rows
             values[pending] = column * rows + row
             pending = pending[values[pending] >= self.n]
         return values.astype(np.int64).reshape(indices.shape)

@@ -1,10 +1,12 @@
 """Training and validation samples: windows over token files, as a function of the sample index.
 
 Invariants:
-- Sample i of (recipe, token files, sequence length, seed, Goldfish parameters) is the same bytes in every process, on any number of
-  ranks, before and after a restart. There is no state but the memory maps.
+- Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in every process, on any number
+  of ranks, before and after a restart. There is no state, and no file stays open.
+- Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a sample first lies in it.
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers tokens [w L, w L + L]: L + 1
-  tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch.
+  tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch. With best-fit
+  packing a window is a packed row instead (`apertus_model.data.packed`).
 - Positions restart at 0 behind each end-of-document token, and at the start of a window.
 - Where the input is the end-of-document token, the label is IGNORED: predicting `</s>` is trained, predicting the `<s>` of an unrelated
   document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees the true ids.
@@ -12,16 +14,19 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import os
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apertus_model.data.corpora import CorpusShard
 from apertus_model.data.goldfish import goldfish_mask
-from apertus_model.data.megatron import TokenFile
+from apertus_model.data.megatron import TokenFile, TokenFileError
 from apertus_model.data.order import Draw, MixtureOrder
 from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
@@ -29,7 +34,7 @@ from specs.stages.training import Goldfish
 IGNORED = -100
 TokenPath = Path | str | tuple[Path, Path]
 """A token file: the common path of `.bin` and `.idx` without suffix, or the two paths."""
-TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath]
+TokenPaths = TokenPath | Sequence[TokenPath | CorpusShard]
 
 
 class Sample(NamedTuple):
@@ -46,41 +51,123 @@ class Sample(NamedTuple):
 
 
 class TokenStream:
-    """The token files of one split of one source, one after the other.
+    """The token files of one split of one source, one after the other. Shards of an artifact are opened when they are first read.
 
     Raises ValueError without files, and what TokenFile raises.
     """
 
     def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
-        shards = paths if isinstance(paths, list) else [paths]
-        if not shards:
+        several = not isinstance(paths, (str, Path, tuple))
+        given: Sequence[Any] = paths if several else [paths]  # type: ignore[assignment]  # told apart here
+        self._shards = [shard if isinstance(shard, CorpusShard) else _Files(shard) for shard in given]
+        if not self._shards:
             raise ValueError("a token stream needs at least one token file")
-        pairs = [shard if isinstance(shard, tuple) else (shard, None) for shard in shards]
-        self._files = [TokenFile(path, index, vocab_size=vocab_size) for path, index in pairs]
-        self._starts = np.cumsum([0, *(file.tokens.size for file in self._files)])
+        self._vocab_size = vocab_size
+        sizes = [shard.tokens if isinstance(shard, CorpusShard) else _checked(shard).size for shard in self._shards]
+        self._starts = np.cumsum([0, *sizes])
 
     def __len__(self) -> int:
         """Tokens of all files together."""
         return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens [start, stop): (stop - start,), int64."""
+        """Tokens [start, stop): (stop - start,), int64. Raises IndexError beyond the end."""
+        if stop > len(self):
+            raise IndexError(f"tokens {start} to {stop} were asked for; the stream has {len(self)}")
         tokens = np.empty(stop - start, dtype=np.int64)
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         done = 0
-        for file, offset in zip(self._files[first:], self._starts[first:-1], strict=True):
-            if done == tokens.size:
-                break
-            piece = file.read(start + done - int(offset), stop - int(offset))
+        while done < tokens.size:
+            offset = int(self._starts[shard])
+            piece = self._shard(shard).read(start + done - offset, stop - offset, self._vocab_size)
             tokens[done : done + piece.size] = piece
             done += piece.size
-        if done < tokens.size:
-            raise IndexError(f"tokens {start} to {stop} were asked for; the stream has {len(self)}")
+            shard += 1
         return tokens
+
+    def _shard(self, number: int) -> _Shard:
+        """A shard, checked when it is first met. TokenFileError when it does not hold as many tokens as the manifest of its corpus says."""
+        shard = _checked(self._shards[number])
+        size = int(self._starts[number + 1] - self._starts[number])
+        if shard.size != size:
+            raise TokenFileError(
+                f"{shard.path} holds {shard.size} tokens of type {shard.dtype}; by the manifest of its corpus it has {size}"
+            )
+        return shard
 
     def windows(self, sequence_length: int) -> int:
         """How many whole windows of `sequence_length` labels there are."""
         return max(0, (len(self) - 1) // sequence_length)
+
+
+class _Files:
+    """A token file outside of an artifact."""
+
+    def __init__(self, path: TokenPath) -> None:
+        self._path = path
+
+    def files(self) -> tuple[Path | str, Path | None]:
+        return self._path if isinstance(self._path, tuple) else (self._path, None)
+
+
+class _Shard(NamedTuple):
+    """A token file that was checked. Nothing of it stays open: a map or a descriptor for each of thousands would be more than a process may
+    have, and to open a file costs less than what is done with a sequence of it."""
+
+    path: Path
+    dtype: np.dtype
+    size: int
+
+    def read(self, start: int, stop: int, vocab_size: int | None) -> NDArray[np.integer]:
+        """Tokens [start, stop), fewer at the end of the file. TokenFileError for an id outside of the vocabulary."""
+        count = min(stop, self.size) - start
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            data = os.pread(descriptor, count * self.dtype.itemsize, start * self.dtype.itemsize)
+        finally:
+            os.close(descriptor)
+        tokens = np.frombuffer(data[: len(data) // self.dtype.itemsize * self.dtype.itemsize], dtype=self.dtype)
+        if tokens.size != count:
+            raise TokenFileError(f"{self.path} ended at token {start + tokens.size}; it had {self.size} when it was opened")
+        if vocab_size is not None and count:
+            worst = lowest if (lowest := tokens.min()) < 0 else tokens.max()
+            if not 0 <= worst < vocab_size:
+                raise TokenFileError(
+                    f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {vocab_size}"
+                )
+        return tokens
+
+
+@functools.lru_cache(maxsize=2**16)
+def _checked(shard: CorpusShard | _Files) -> _Shard:
+    file = TokenFile(*shard.files())
+    return _Shard(file.path, file.dtype, file.tokens.size)
+
+
+class Sequences(Protocol):
+    """The training sequences of one source."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int, source: int) -> Sample:
+        """Sequence `index` as a sample of source number `source`."""
+
+
+class Windows:
+    """Documents one after the other, cut into windows: concatenate and split."""
+
+    def __init__(self, stream: TokenStream, sequence_length: int, eos_id: int, goldfish: Goldfish | None) -> None:
+        self._stream = stream
+        self._sequence_length = sequence_length
+        self._eos_id = eos_id
+        self._goldfish = goldfish
+
+    def __len__(self) -> int:
+        return self._stream.windows(self._sequence_length)
+
+    def sample(self, index: int, source: int) -> Sample:
+        start = index * self._sequence_length
+        return _sample(self._stream.read(start, start + self._sequence_length + 1), source, self._eos_id, self._goldfish)
 
 
 class MixtureSamples:
@@ -89,61 +176,72 @@ class MixtureSamples:
     Built by `open`. Picklable and safe to share between forked workers: reading has no state.
     """
 
-    def __init__(self, streams: Sequence[TokenStream], order: MixtureOrder, sequence_length: int, eos_id: int, goldfish: Goldfish | None):
-        self._streams = streams
-        self._order = order
-        self._sequence_length = sequence_length
-        self._eos_id = eos_id
-        self._goldfish = goldfish
+    def __init__(self, sources: Sequence[Sequences], order: MixtureOrder) -> None:
+        self._sources = list(sources)
+        self.order = order
 
     @classmethod
     def open(
         cls,
-        recipe: dict[str, Any],
+        recipe: Mapping[str, Any],
         bins: Sequence[TokenPaths],
         *,
         sequence_length: int,
         seed: int | None = None,
         goldfish: Goldfish | None = None,
+        packed: Sequence[Mapping[str, Path]] | None = None,
+        excluded: Sequence[tuple[Mapping[str, Any], int]] = (),
     ) -> MixtureSamples:
         """Opens the training split of a mixture.
 
         Args:
             recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
             bins: for each source of the recipe, in its order, the token file of its training split, or the list of its shards
-                (`apertus_model.data.corpora.split_files` gives it).
+                (`apertus_model.data.corpora.split_shards` gives it).
             sequence_length: labels per sample.
             seed: of the order; the recipe's by default.
             goldfish: parameters of the Goldfish loss; None masks nothing.
+            packed: with best-fit packing, the tables of each source (`apertus_model.data.packed.packed_tables`).
+            excluded: recipes of the same seed, and how many samples of each were drawn before: their windows come last.
 
         Raises:
-            ValueError: when the numbers of sources differ.
+            ValueError: when the numbers of sources, or the seeds, differ.
             SourceError: when a source is too short for a single window.
             TokenFileError: when a token file is damaged.
         """
+        from apertus_model.data.packed import PackedRows
+
         sources = recipe["sources"]
-        if len(bins) != len(sources):
-            raise ValueError(f"the recipe has {len(sources)} sources, but token files of {len(bins)} were given")
+        for what, given in (("token files", bins), ("packed rows", packed)):
+            if given is not None and len(given) != len(sources):
+                raise ValueError(f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given")
         streams = [TokenStream(paths, recipe["vocab_size"]) for paths in bins]
+        eos_id, sequences = recipe["eos_id"], list[Sequences]()
         for index, stream in enumerate(streams):
-            if not stream.windows(sequence_length):
+            if packed is not None:
+                sequences.append(PackedRows(stream, packed[index], sequence_length, eos_id, goldfish))
+            else:
+                sequences.append(Windows(stream, sequence_length, eos_id, goldfish))
+            if not len(sequences[-1]):
                 raise SourceError(
                     f"source {index} (corpus {sources[index]['fingerprint']}) has {len(stream)} training tokens; a sample of sequence "
                     f"length {sequence_length} takes {sequence_length + 1}. Fix: add documents to it, leave it out or shorten the sequences"
                 )
+        seed = recipe["seed"] if seed is None else seed
+        before = drawn_before(excluded, seed)
         order = MixtureOrder(
             [Fraction(source["weight"]) for source in sources],
-            [stream.windows(sequence_length) for stream in streams],
-            recipe["seed"] if seed is None else seed,
+            [len(source) for source in sequences],
+            seed,
+            keys=[source["fingerprint"] for source in sources],
+            starts=[before.get(source["fingerprint"], 0) for source in sources],
         )
-        return cls(streams, order, sequence_length, recipe["eos_id"], goldfish)
+        return cls(sequences, order)
 
     def __getitem__(self, i: int) -> Sample:
         """Sample i, i >= 0. Raises IndexError for a negative index."""
-        draw = self._order[i]
-        start = draw.window * self._sequence_length
-        tokens = self._streams[draw.source].read(start, start + self._sequence_length + 1)
-        return _sample(tokens, draw.source, self._eos_id, self._goldfish)
+        draw = self.order[i]
+        return self._sources[draw.source].sample(draw.window, draw.source)
 
     def source_of(self, i: int) -> tuple[int, int]:
         """(index of the source of sample i, how many of its samples come before this one in its own endless sequence)."""
@@ -152,11 +250,26 @@ class MixtureSamples:
 
     def draw(self, i: int) -> Draw:
         """Everything about where sample i comes from."""
-        return self._order[i]
+        return self.order[i]
 
     def epochs(self, n: int) -> list[float]:
-        """Passes over each source after n samples (exact to a block of the order, see `MixtureOrder.discrepancy`)."""
-        return [float(n * share / windows) for share, windows in zip(self._order.shares, self._order.windows, strict=True)]
+        """Passes over each source in the first n samples."""
+        return [drawn / windows for drawn, windows in zip(self.order.drawn(n), self.order.windows, strict=True)]
+
+
+def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -> dict[str, int]:
+    """Draws of each corpus, by fingerprint, in the first samples of some recipes; an upper bound of its draws where they overlap.
+
+    Raises ValueError for a recipe of another seed, whose windows come in another order."""
+    drawn: dict[str, int] = {}
+    for recipe, samples in excluded:
+        if recipe["seed"] != seed:
+            raise ValueError(f"what a mixture of seed {recipe['seed']} has drawn is no beginning of the order of seed {seed}")
+        weights = [Fraction(source["weight"]) for source in recipe["sources"]]
+        counts = MixtureOrder(weights, [1] * len(weights), seed).drawn(samples)
+        for source, count in zip(recipe["sources"], counts, strict=True):
+            drawn[source["fingerprint"]] = drawn.get(source["fingerprint"], 0) + count
+    return drawn
 
 
 class ValidationSamples(Sequence[Sample]):

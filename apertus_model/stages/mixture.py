@@ -1,28 +1,30 @@
 """The `mixture` stage: an immutable sampling recipe over corpora.
 
-Artifact: `recipe.json`, in this form (format 1):
+Artifact: `recipe.json`, in this form (format 2):
 
-    {"format": 1, "seed": 28, "tokenizer": fingerprint, "vocab_size": ..., "bos_id": ..., "eos_id": ...,
+    {"format": 2, "seed": 28, "tokenizer": fingerprint, "vocab_size": ..., "bos_id": ..., "eos_id": ...,
      "sources": [{"fingerprint": ..., "path": corpus artifact in the store, "weight": 3, "tokens": ..., "documents": ...}, ...]}
 
-Invariants: weights are integers without a common divisor, equal to the spec's as written (0.7 is 7/10, not its nearest float); sources
-stand in the order of the inputs, which names do not decide; all corpora were made with one tokenizer. No token is read here.
+Invariants: the sources are corpora, each once, in the order of their fingerprints, which names do not decide; a mixture that this one is
+made of is replaced by its sources, with its weight shared out among them. Weights are integers without a common divisor, exactly in the
+ratio that the spec asks for; under `proportional` they are the training tokens times the factors. All corpora were made with one
+tokenizer. No token is read here.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from math import gcd, lcm
 from typing import Any
 
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt
+from infra.store import Artifact, Attempt, Store
 from specs.errors import StageError
-from specs.job import Job
-from specs.stages.mixture import MixturePart
+from specs.job import InputRef, Job
+from specs.stages.mixture import MixturePart, integers
 
-FORMAT = 1
+FORMAT = 2
+IDS = ("tokenizer", "vocab_size", "bos_id", "eos_id")
 
 
 class MixtureError(StageError):
@@ -33,36 +35,43 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. MixtureError when the corpora were tokenised with different tokenizers."""
     part = MixturePart.model_validate(job.spec)
     inputs = [job.inputs[f"source:{index}"] for index in range(len(part.weights))]
-    corpora = [Artifact(attempt.store, ref.path or "").manifest for ref in inputs]
-    tokenizers = {corpus["facts"]["tokenizer"]: ref.name for corpus, ref in zip(corpora, inputs, strict=True)}
+    weights: dict[str, Fraction] = {}
+    found: dict[str, dict[str, Any]] = {}
+    tokenizers: dict[str, str] = {}
+    facts: dict[str, Any] = {}
+    for ref, weight in zip(inputs, part.weights, strict=True):
+        facts, sources = _sources(attempt.store, ref)
+        tokenizers[facts["tokenizer"]] = ref.name
+        total = sum(source["weight"] for source in sources)
+        for source in sources:
+            share = Fraction(weight * source["weight"], total) * (source["tokens"] if part.proportional else 1)
+            weights[source["fingerprint"]] = weights.get(source["fingerprint"], Fraction(0)) + share
+            found[source["fingerprint"]] = source
     if len(tokenizers) > 1:
         used = ", ".join(f"{name}: {fingerprint}" for fingerprint, name in tokenizers.items())
         raise MixtureError(f"the corpora were made with different tokenizers ({used}). Fix: the same `tokenizer:` in all of their stages")
-
-    weights = exact_weights(part.weights)
-    facts = corpora[0]["facts"]
-    sources: list[dict[str, Any]] = [
-        {
-            "fingerprint": ref.fingerprint,
-            "path": ref.path,
-            "weight": weight,
-            "tokens": corpus["metrics"]["train"]["tokens"],
-            "documents": corpus["metrics"]["train"]["documents"],
-        }
-        for ref, weight, corpus in zip(inputs, weights, corpora, strict=True)
-    ]
-    recipe = {"format": FORMAT, "seed": part.seed, "sources": sources}
-    recipe |= {name: facts[name] for name in ("tokenizer", "vocab_size", "bos_id", "eos_id")}
+    order = sorted(weights)
+    whole = integers([weights[fingerprint] for fingerprint in order])
+    recipe = {
+        "format": FORMAT,
+        "seed": part.seed,
+        "sources": [found[fingerprint] | {"weight": weight} for fingerprint, weight in zip(order, whole, strict=True)],
+        **{name: facts[name] for name in IDS},
+    }
     attempt.write_json("recipe.json", recipe)
-    shares = [weight / sum(weights) for weight in weights]
-    progress.log("; ".join(f"{ref.name or ref.fingerprint} {share:.4f}" for ref, share in zip(inputs, shares, strict=True)))
-    attempt.commit(metrics={"sources": len(sources), "shares": shares, "tokens": sum(source["tokens"] for source in sources)})
+    shares = [weight / sum(whole) for weight in whole]
+    names = {ref.fingerprint: ref.name for ref in inputs}
+    progress.log("; ".join(f"{names.get(corpus) or corpus[:8]} {share:.4f}" for corpus, share in zip(order, shares, strict=True)))
+    tokens = sum(source["tokens"] for source in found.values())
+    attempt.commit(metrics={"sources": len(order), "shares": shares, "tokens": tokens})
 
 
-def exact_weights(weights: list[float]) -> list[int]:
-    """The smallest integers in the ratio of the weights as they are written in decimal: [0.7, 0.2, 0.1] -> [7, 2, 1]."""
-    exact = [Fraction(repr(weight)) for weight in weights]
-    scale = lcm(*(weight.denominator for weight in exact))
-    integers = [int(weight * scale) for weight in exact]
-    divisor = gcd(*integers)
-    return [weight // divisor for weight in integers]
+def _sources(store: Store, ref: InputRef) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Token ids and sources of an input: those of a mixture's recipe, or the corpus itself with weight 1."""
+    artifact = Artifact(store, ref.path or "")
+    if ref.kind == "mixture":
+        recipe = artifact.json("recipe.json")
+        return recipe, recipe["sources"]
+    counts = artifact.manifest["metrics"]["train"]
+    source = {"fingerprint": ref.fingerprint, "path": ref.path, "weight": 1, "tokens": counts["tokens"], "documents": counts["documents"]}
+    return artifact.manifest["facts"], [source]

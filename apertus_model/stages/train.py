@@ -2,8 +2,9 @@
 
 Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's end.
 
-Invariant: what to begin from is the launcher's choice, stated in the job: a checkpoint of this very trajectory (`resume_*`), a
-parent's, or new weights. Nothing is looked for in the attempt's own folder.
+Invariants: what to begin from is the launcher's choice, stated in the job: a checkpoint of this very trajectory (`resume_*`), a
+parent's, or new weights. Nothing is looked for in the attempt's own folder. A checkpoint states which data it was trained on, and is gone
+on from with the same data only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from apertus_model.progress import Progress
-from apertus_model.stages.training_data import TrainingData, open_data
+from apertus_model.stages.training_data import TrainingData, open_data, same_data
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import RunHooks, trainer_config
@@ -35,10 +36,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Trains the segment to its end, or until a stop is asked for, which leaves a checkpoint and no manifest."""
     segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2) as world_size:
-        data = open_data(attempt.store, job, segment)
+        data = open_data(attempt.store, job.inputs, segment)
         report = Report(attempt, progress, segment, data)
         if job.resume_step is not None:
-            report.go_on(attempt.artifact.checkpoint(job.resume_step).facts)
+            facts = attempt.artifact.checkpoint(job.resume_step).facts
+            same_data(
+                {**data.identity, "samples": segment.sample_at(job.resume_step)},
+                {**facts["data"], "samples": facts["samples"]},
+                job.resume_step,
+            )
+            report.go_on(facts)
         report.passes_before = passes_of_parent(job, attempt)
         hooks = RunHooks(
             open_samples=lambda: data.samples,
@@ -59,7 +66,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         finally:
             trainer.close()
         if finished and dist.get_rank() == 0:
-            attempt.commit(step=segment.end_step, metrics={name: fact for name, fact in report.facts.items() if name != "passes"})
+            attempt.commit(
+                step=segment.end_step, metrics={name: fact for name, fact in report.facts.items() if name not in ("passes", "data")}
+            )
 
 
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
@@ -144,6 +153,7 @@ class Report:
         self.facts = {
             "tokens": segment.tokens_at(step),
             "samples": samples,
+            "data": self._data.identity,
             "epochs": dict(zip(self._data.names, self._data.samples.epochs(samples), strict=True)),
             "passes": self._passes(samples),
             **{name: value for name, value in self._last.items() if name not in STATE_OF_A_ROW},

@@ -1,67 +1,125 @@
 """What a segment trains on, opened from its inputs: windows of a mixture, packed conversations, or packed pairs of completions.
 
-Invariant: every kind of data is seen through `TrainingData`; which one a job has follows from the kind of its segment.
+Invariants: every kind of data is seen through `TrainingData`; which one a segment has follows from its kind. `identity` states all that
+sample i hangs on, by content: two segments with equal identities see the same samples in the same order. It is kept with every checkpoint,
+and `same_data` refuses to go on with other data. No torch here, so that data can be looked at without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from apertus_model.data.corpora import split_files
+from apertus_model.data.corpora import split_shards
+from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
-from apertus_model.trainer.loader import SampleLike, Samples
 from infra.store import Artifact, Store
-from specs.job import Job
+from specs.base import canonical_json, flatten
+from specs.errors import StageError
+from specs.job import InputRef
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
+if TYPE_CHECKING:
+    from apertus_model.trainer.loader import SampleLike
 
-class CountedSamples(Samples, Protocol):
+Inputs = Mapping[str, InputRef]
+
+
+class OtherDataError(StageError):
+    """A checkpoint that was trained on other data than the segment would go on with."""
+
+
+class CountedSamples(Protocol):
     """Training samples that know how often they go through each source."""
+
+    def __getitem__(self, index: int, /) -> SampleLike: ...
 
     def epochs(self, n: int, /) -> list[float]:
         """Passes over each source after n samples."""
 
 
 class TrainingData(Protocol):
-    """`samples` to train on; `heldout` sequences by source; `names` and `fingerprints` of the sources, in the order of `samples.epochs`."""
+    """`samples` to train on; `heldout` sequences by source; `names` and `fingerprints` of the sources, in the order of `samples.epochs`;
+    `identity`: JSON values that say which samples these are."""
 
     samples: CountedSamples
     heldout: dict[str, Sequence[SampleLike]]
     names: list[str]
     fingerprints: list[str]
+    identity: dict[str, Any]
 
 
-def open_data(store: Store, job: Job, segment: Segment) -> TrainingData:
-    """The data of a job's segment."""
+def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
+    """The data of a segment, from its inputs by role."""
     if isinstance(segment, SftSegment):
-        return ConversationData(store, job, segment)
+        return ConversationData(store, inputs, segment)
     if isinstance(segment, PreferenceSegment):
-        return PreferenceData(store, job, segment)
-    return MixtureData(store, job, segment)
+        return PreferenceData(store, inputs, segment)
+    return MixtureData(store, inputs, segment)
+
+
+def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
+    """Raises OtherDataError, naming what differs, when the data of a checkpoint are not those that are there now."""
+    old, new = flatten(dict(then)), flatten(dict(now))
+    changes = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in {**old, **new} if old.get(name) != new.get(name)]
+    if changes:
+        shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
+        raise OtherDataError(
+            f"the checkpoint of step {step} was trained on other data than there are now: {shown}. Fix: bring those data back, or delete "
+            "the artifact of this stage to train it anew"
+        )
+
+
+def _content(artifact: Artifact) -> str:
+    """Digest of what the manifest states of an artifact's files."""
+    files = artifact.manifest["files"]
+    document = [[name, files[name]["size"], files[name]["sha256"]] for name in sorted(files)]
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
 
 
 class MixtureData:
-    """Windows over the documents of a mixture."""
+    """Windows, or packed rows, over the documents of a mixture."""
 
-    def __init__(self, store: Store, job: Job, segment: Segment) -> None:
-        recipe = Artifact(store, job.inputs["mixture"].path or "").json("recipe.json")
+    def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
+        recipe = _recipe(store, inputs["mixture"])
         corpora = [Artifact(store, source["path"]) for source in recipe["sources"]]
         self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
-        self.samples: CountedSamples = MixtureSamples.open(
+        packed = [
+            Artifact(store, inputs[f"packed:{index}"].path or "") for index in range(len(corpora) if segment.packing == "best-fit" else 0)
+        ]
+        samples = MixtureSamples.open(
             recipe,
-            [split_files(corpus, "train") for corpus in corpora],
+            [split_shards(corpus, "train") for corpus in corpora],
             sequence_length=segment.sequence_length,
             goldfish=segment.goldfish,
+            packed=[packed_tables(artifact) for artifact in packed] or None,
+            excluded=[(_recipe(store, inputs[f"excluded:{index}"]), drawn) for index, drawn in enumerate(segment.excluded)],
         )
+        self.samples: CountedSamples = samples
+        self.identity: dict[str, Any] = {
+            "sequence_length": segment.sequence_length,
+            "packing": segment.packing,
+            "goldfish": segment.goldfish.model_dump() if segment.goldfish else None,
+            "seed": recipe["seed"],
+            "sources": {
+                source["fingerprint"]: {
+                    "weight": source["weight"],
+                    "sequences": samples.order.windows[index],
+                    "drawn_before": samples.order.starts[index],
+                    "content": _content(corpora[index]),
+                }
+                for index, source in enumerate(recipe["sources"])
+            },
+        }
         self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             heldout = validation_samples(
                 recipe,
-                [split_files(corpus, "validation") for corpus in corpora],
+                [split_shards(corpus, "validation") for corpus in corpora],
                 sequence_length=segment.sequence_length,
             )
             for index, name in enumerate(self.names):
@@ -70,17 +128,22 @@ class MixtureData:
                     self.heldout[name] = chosen
 
 
+def _recipe(store: Store, mixture: InputRef) -> dict[str, Any]:
+    recipe: dict[str, Any] = Artifact(store, mixture.path or "").json("recipe.json")
+    return recipe
+
+
 class ConversationData:
     """Packed conversations. What is held out is scored on the assistant's tokens alone, whatever weight the others train with."""
 
-    def __init__(self, store: Store, job: Job, segment: SftSegment) -> None:
+    def __init__(self, store: Store, inputs: Inputs, segment: SftSegment) -> None:
         from apertus_model.data.chat_samples import ConversationSamples, heldout
         from apertus_model.data.conversations import ConversationShards
 
-        inputs = [job.inputs[f"conversations:{index}"] for index in range(len(segment.repeats))]
-        artifacts = [Artifact(store, source.path or "") for source in inputs]
+        sources = [inputs[f"conversations:{index}"] for index in range(len(segment.repeats))]
+        artifacts = [Artifact(store, source.path or "") for source in sources]
         pad_id = artifacts[0].manifest["facts"]["pad_id"]
-        self.fingerprints = [source.fingerprint for source in inputs]
+        self.fingerprints = [source.fingerprint for source in sources]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
         self.samples: CountedSamples = ConversationSamples.open(
             [ConversationShards(artifact, "train") for artifact in artifacts],
@@ -91,6 +154,16 @@ class ConversationData:
             longer=segment.longer,
             pad_id=pad_id,
         )
+        self.identity: dict[str, Any] = {
+            "sequence_length": segment.sequence_length,
+            "seed": segment.data_seed,
+            "prompt_weight": segment.prompt_weight,
+            "longer": segment.longer,
+            "sources": {
+                source.fingerprint: {"repeats": repeats, "content": _content(artifact)}
+                for source, repeats, artifact in zip(sources, segment.repeats, artifacts, strict=True)
+            },
+        }
         self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             for name, artifact in zip(self.names, artifacts, strict=True):
@@ -107,20 +180,25 @@ class ConversationData:
 class PreferenceData:
     """Packed pairs of completions with their quantile rewards and reference log-probabilities. None is held out."""
 
-    def __init__(self, store: Store, job: Job, segment: PreferenceSegment) -> None:
+    def __init__(self, store: Store, inputs: Inputs, segment: PreferenceSegment) -> None:
         from apertus_model.data.preference_samples import PreferenceSamples
 
-        pairs = job.inputs["pairs"]
-        artifact = Artifact(store, pairs.path or "")
+        pairs = inputs["pairs"]
+        artifact, reference = Artifact(store, pairs.path or ""), Artifact(store, inputs["log_probabilities"].path or "")
         self.fingerprints = [pairs.fingerprint]
         self.names = segment.source_names or ["pairs"]
         self.samples: CountedSamples = PreferenceSamples.open(
             artifact,
-            Artifact(store, job.inputs["log_probabilities"].path or ""),
+            reference,
             sequence_length=segment.sequence_length,
             seed=segment.data_seed,
             pad_id=artifact.manifest["facts"]["pad_id"],
         )
+        self.identity: dict[str, Any] = {
+            "sequence_length": segment.sequence_length,
+            "seed": segment.data_seed,
+            "sources": {pairs.fingerprint: {"content": _content(artifact), "log_probabilities": _content(reference)}},
+        }
         self.heldout: dict[str, Sequence[SampleLike]] = {}
 
 

@@ -39,7 +39,9 @@ class Builder:
         return node
 
     def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
-        self.problems.append(Problem(path, message, fix))
+        found = Problem(path, message, fix)
+        if found not in self.problems:
+            self.problems.append(found)
 
     def documents(self, name: str) -> Input:
         """A source, by the digest of what it holds."""

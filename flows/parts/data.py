@@ -10,7 +10,7 @@ from flows.parts.hugging_face import add_model_tokenizer
 from specs.sources import TABLES
 from specs.stages.conversations import ConversationSource, ConversationsPart, ConversationsStage
 from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
-from specs.stages.mixture import MixturePart, MixtureStage
+from specs.stages.mixture import MixturePart, MixtureStage, integers
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.units import Reference
 
@@ -93,15 +93,20 @@ def _files(builder: Builder, source: str) -> list[str]:
 
 
 def add_mixture(builder: Builder, name: str) -> None:
-    """One part; its sources in the order of their fingerprints."""
+    """One part; one per piece, and one for what follows, when it is annealed. Sources in the order of their fingerprints."""
     stage = cast(MixtureStage, builder.pipeline.stages[name])
-    chosen = [(builder.part(Reference.parse(source)), weight.weight) for source, weight in stage.weights.items()]
-    chosen.sort(key=lambda pair: pair[0].fingerprint)
-    tokenizers = {builder.tokenizer_of(read).name for read, _ in chosen}
-    path = ("stages", name, "weights")
-    if len({read.fingerprint for read, _ in chosen}) < len(chosen):
-        builder.problem(path, "two of these are the same corpus", "add their weights up.")
-    if len(tokenizers) > 1:
-        builder.problem(path, f"corpora of different tokenizers: {', '.join(sorted(tokenizers))}", "use one tokenizer.")
-    part = MixturePart(weights=[weight for _, weight in chosen], seed=stage.seed)
-    builder.node(name, name, part, {f"source:{index}": read for index, (read, _) in enumerate(chosen)})
+    field = "weights" if stage.weights is not None else "proportional"
+    for number, pieces in enumerate(stage.pieces, start=1):
+        chosen = [(builder.part(Reference.parse(source)), weight) for source, weight in pieces.items()]
+        chosen.sort(key=lambda pair: pair[0].fingerprint)
+        part = MixturePart(weights=integers([weight for _, weight in chosen]), proportional=field == "proportional", seed=stage.seed)
+        inputs = {f"source:{index}": read for index, (read, _) in enumerate(chosen)}
+        builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
+        if len({read.fingerprint for read, _ in chosen}) < len(chosen):
+            builder.problem(("stages", name, field), "two of these are the same", "add their weights up.")
+            return
+        tokenizers = {builder.tokenizer_of(read).name for read, _ in chosen}
+        if len(tokenizers) > 1:
+            message = f"corpora of different tokenizers: {', '.join(sorted(tokenizers))}"
+            builder.problem(("stages", name, field), message, "use one tokenizer.")
+            return

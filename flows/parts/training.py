@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from flows.graph import Graph, Input, Node
+from flows.graph import Graph, Input
+from flows.mixtures import corpora
 from flows.parts.builder import Builder, reads
+from flows.parts.drawn import Counters, Way, counter, drawn_until, excluded, way_to
 from infra.store import Artifact, Store
 from specs.launch import Checkpointing, Parallel
 from specs.pipeline import CHECKPOINTS, Pipeline, uses
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeStage
+from specs.stages.packing import PackingPart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.qrpo import QrpoSegment, QrpoStage
@@ -22,7 +25,6 @@ from specs.trajectory import Cut, Trajectory, branch, leg_of
 from specs.units import Reference
 
 FIELDS = {"mixture": "mixture", "pairs": "preferences"}  # input of a segment -> the field of the stage that names it
-Counters = dict[tuple[str, ...], int]  # samples drawn so far, by what they were drawn from, at which length
 
 
 def add_training(builder: Builder, name: str) -> None:
@@ -38,22 +40,36 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
     trajectory = graph.trajectories[leg.name]
     parent: Input | None = None
     drawn: Counters = {}
+    way: Way = []
+    carried: Way = []
     if leg.parent is not None and trajectory.parent is not None:
         parent, _ = builder.checkpoint(leg.parent, (*leg.path, "from"))
+        before = graph.nodes[parent.name]
+        way = way_to(graph, before, trajectory.parent.step)
         if "data" in trajectory.carry:
-            drawn = _drawn_until(graph, graph.nodes[parent.name], trajectory.parent.step)
+            drawn, carried = drawn_until(graph, before, trajectory.parent.step), way
     parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
     if isinstance(stage, PreferenceTraining) and parent is not None:
         _check_preferences(builder, stage, leg, parent)
     for index, cut in enumerate(trajectory.cuts):
         data, extra = _data(builder, stage, cut)
-        counter = _counter(data, trajectory.sequence_length)
+        packing = trajectory.packing if isinstance(settings, MixtureTraining) else "concatenate"
+        key = counter(data, trajectory.sequence_length, packing)
+        inputs = dict(data)
+        if isinstance(settings, MixtureTraining):
+            mixture = data["mixture"]
+            behind = excluded(builder, leg.path, mixture, trajectory.sequence_length, packing, way, carried)
+            if mixture.fingerprint in behind:
+                drawn[key] = max(drawn.get(key, 0), behind.pop(mixture.fingerprint).samples)
+            extra |= {"excluded": [behind[name].samples for name in sorted(behind)], "packing": packing}
+            inputs |= {f"excluded:{index}": behind[name].mixture for index, name in enumerate(sorted(behind))}
+            inputs |= _packed(builder, leg, mixture, trajectory)
         fields: dict[str, Any] = {
             "model": trajectory.model,
             "seed": trajectory.seed if index == 0 and parent is None else None,
             "sequence_length": trajectory.sequence_length,
             "global_batch_size": cut.batch,
-            "sample_offset": drawn.get(counter, 0),
+            "sample_offset": drawn.get(key, 0),
             "start_step": cut.start_step,
             "start_tokens": cut.start_sample * trajectory.sequence_length,
             "carry": list(trajectory.carry) if index == 0 and parent is not None else [],
@@ -76,7 +92,7 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
             leg.name if len(trajectory.cuts) == 1 else f"{leg.name}{'.' if leg.name != leg.stage else '/'}{index + 1}",
             leg.stage,
             segment,
-            {**data, "tokenizer": _tokenizer(builder, leg, data, trajectory)} | ({"parent": parent} if parent else {}),
+            {**inputs, "tokenizer": _tokenizer(builder, leg, data, trajectory)} | ({"parent": parent} if parent else {}),
             start_step=cut.start_step,
             end_step=cut.end_step,
             tokens=tokens,
@@ -88,7 +104,8 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
             what = next(iter(data.values())).name
             models = parent if isinstance(graph.nodes[parent.name].part, ImportModelPart) else builder.tokenizer_of(parent)
             builder.same_tokenizer((*leg.path, field), what, node.inputs["tokenizer"], models)
-        drawn[counter] = drawn.get(counter, 0) + cut.end_sample - cut.start_sample
+        drawn[key] = drawn.get(key, 0) + cut.end_sample - cut.start_sample
+        way, carried = [(node, cut.end_step), *way], [(node, cut.end_step), *carried]
         parent = reads(node, cut.end_step)
     if trajectory.leftover_tokens:
         graph.notes.append(
@@ -122,7 +139,20 @@ def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, I
         inputs = {kind: reads(nodes[kind]) for kind in ("pairs", "log_probabilities")}
         return inputs, {"loss": cast(Any, stage).loss, "source_names": [stage.preferences.stage]}
     mixture = builder.part(Reference.parse(cut.mixture))
-    return {"mixture": mixture}, {"source_names": [read.name for read in builder.graph.nodes[mixture.name].inputs.values()]}
+    return {"mixture": mixture}, {"source_names": [read.name for read in corpora(builder.graph, mixture.name)]}
+
+
+def _packed(builder: Builder, leg: Leg, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
+    """The rows of each corpus of a mixture, when documents are packed into them: a part of the stage per corpus, shared by its legs."""
+    found: dict[str, Input] = {}
+    for index, corpus in enumerate(corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []):
+        name = f"{leg.stage}/packing-{trajectory.sequence_length}/{corpus.name}"
+        node = builder.graph.nodes.get(name)
+        if node is None:
+            part = PackingPart(sequence_length=trajectory.sequence_length)
+            node = builder.node(name, leg.stage, part, {"corpus": corpus}, kind="packing")
+        found[f"packed:{index}"] = reads(node)
+    return found
 
 
 def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, parent: Input) -> None:
@@ -144,10 +174,6 @@ def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, pa
         builder.problem((*at, "preferences"), message, "state the same precision in both.")
 
 
-def _counter(data: dict[str, Input], length: int) -> tuple[str, ...]:
-    return (*(read.fingerprint for read in data.values()), str(length))
-
-
 def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointing:
     """Steps that other stages start from are milestones; metrics that they choose by are watched."""
     wanted, best = set(checkpoint.milestones), set(checkpoint.best)
@@ -160,29 +186,6 @@ def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointin
                     wanted.add(start.step)
                     best |= {ref.best} if ref.best else set()
     return checkpoint.model_copy(update={"milestones": sorted(wanted), "best": sorted(best)})
-
-
-def _drawn_until(graph: Graph, node: Node, step: int) -> Counters:
-    """Samples drawn on the way to a step of a segment, by the counters that the segments state."""
-    drawn: Counters = {}
-    current: Node | None = node
-    while current is not None:
-        if isinstance(current.part, MergePart):
-            for read in current.inputs.values():
-                if read.step is not None and read.node is not None:
-                    for counter, samples in _drawn_until(graph, graph.nodes[read.node], read.step).items():
-                        drawn[counter] = max(drawn.get(counter, 0), samples)
-            return drawn
-        if isinstance(current.part, ImportModelPart):
-            return drawn
-        segment = current.part
-        assert isinstance(segment, Segment)
-        data = {role: read for role, read in current.inputs.items() if role not in ("parent", "tokenizer")}
-        drawn.setdefault(_counter(data, segment.sequence_length), segment.sample_at(step))
-        before = current.inputs.get("parent")
-        current = graph.nodes[before.node] if before and before.node else None
-        step = before.step or 0 if before else 0
-    return drawn
 
 
 def _tokenizer(builder: Builder, leg: Leg, data: dict[str, Input], trajectory: Trajectory) -> Input:

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flows.graph import Input
+from flows.mixtures import by_size, corpora
+from flows.mixtures import shares as mixture_shares
 from flows.plan import Plan, Step
 from flows.report.history import Curve, curve
 from flows.report.results import Evaluation, Gate, Prompt, is_evaluation, number, numbers, read_rewards, read_samples, side_by_side
 from infra.store import Artifact, StoreError
+from specs.stages.mixture import MixturePart
 
 State = Literal["finished", "gate failed", "partial", "not run"]
 SECONDS = ("startup", "compute", "storage")
@@ -273,15 +276,19 @@ def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:
 
 
 def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
-    """Shares by name of the mixture; known from the recipe alone, passes from what was trained."""
+    """Shares by name of the mixture, with passes from what was trained. A mixture by size is left out until its sources are built."""
     found = {}
     for node in plan.graph.nodes.values():
-        weights = getattr(node.part, "weights", None)
-        read = [entry for role, entry in node.inputs.items() if role.startswith("source:")]
-        if isinstance(weights, list) and len(weights) == len(read):
-            trained = [part for part in parts.values() if "mixture" in part.inputs and part.inputs["mixture"].name == node.name]
-            shares = [_share(entry, weight / sum(weights), parts, trained) for entry, weight in zip(read, weights, strict=True)]
-            found[node.name] = sorted(shares, key=lambda share: (-share.share, share.source))
+        if not isinstance(node.part, MixturePart):
+            continue
+        read = {entry.fingerprint: entry for entry in corpora(plan.graph, node.name)}
+        trained = [part for part in parts.values() if "mixture" in part.inputs and part.inputs["mixture"].name == node.name]
+        sizes = {entry.name: parts[entry.name].metrics.get("train", {}).get("tokens") for entry in read.values()}
+        if None in sizes.values() and by_size(plan.graph, node.name):
+            continue
+        asked = mixture_shares(plan.graph, node.name, lambda corpus, sizes=sizes: sizes[corpus.name])  # type: ignore[misc]  # bound here
+        shares = [_share(entry, float(asked[fingerprint]), parts, trained) for fingerprint, entry in read.items()]
+        found[node.name] = sorted(shares, key=lambda share: (-share.share, share.source))
     return found
 
 

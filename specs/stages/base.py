@@ -36,13 +36,17 @@ class FromCheckpoint(Stage):
 
 
 class Weight(Spec):
-    """Share of one source in a mixture, relative to the others' weights."""
+    """Share of one source in a mixture, relative to the others' weights; under `proportional` a factor of its size."""
 
     weight: float = execution(gt=0)
-    max_repetition: float | None = execution(None, gt=0)
+    max_repetition: float | None = execution(
+        None, gt=0, description="passes over the source that are allowed; beside another mixture, over each of its sources"
+    )
 
 
 def _weight(value: Any) -> Any:
+    if value == 0 or (isinstance(value, dict) and value.get("weight") == 0):
+        raise ValueError("a weight of 0 draws nothing; leave the source out")
     return {"weight": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 

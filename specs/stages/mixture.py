@@ -1,27 +1,119 @@
-"""The `mixture` stage: an immutable sampling recipe over corpora."""
+"""The `mixture` stage: an immutable sampling recipe over corpora.
+
+Invariant: shares are exact. A weight is the decimal number that is written (0.7 is 7/10, not its nearest float), and no float takes part
+in what follows from it.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
-from specs.stages.base import Stage, WeightField
-from specs.units import ReferenceText
+from specs.stages.base import Stage, Weight, WeightField
+from specs.units import Budget, ReferenceText
+
+Weights = dict[ReferenceText, WeightField]
+
+
+def _factors(value: Any) -> Any:
+    """A list names parts that are drawn as often as their size says."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        twice = sorted({item for item in value if value.count(item) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is named twice; name it once, with a factor: {{{twice[0]}: 2}}")
+        return dict.fromkeys(value, 1)
+    return value
+
+
+class Anneal(Spec):
+    """Shares that move linearly from the mixture's weights to others while it is trained on, in `pieces` equal steps, each a mixture of
+    its own with the shares of its middle; what is trained after that has the last ones."""
+
+    to: Weights = reference(
+        min_length=1, description="weights at the end; a source that only one of the two names has share 0 in the other"
+    )
+    over: Budget = reference(description="from where training on the mixture begins")
+    pieces: int = reference(8, ge=1, le=256)
 
 
 class MixtureStage(Stage):
-    """`weights` maps parts of corpora (`corpus/code`) to their share, in training samples."""
+    """`weights` maps parts of corpora (`corpus/code`), or other mixtures, to their share in training samples. `proportional` draws
+    corpora by their size in tokens instead, each multiplied by a factor where one is stated; every source of factor 1 is then
+    passed over equally often."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     kind: Literal["mixture"] = identity()
-    weights: dict[ReferenceText, WeightField] = reference(min_length=1)
+    weights: Weights | None = reference(None, min_length=1, description="share of each source, relative to the others'")
+    proportional: Annotated[Weights | None, BeforeValidator(_factors, json_schema_input_type=list[str] | Weights)] = reference(
+        None, min_length=1, description="in place of weights: parts of corpora, or a map to factors: {corpus/web: 1, corpus/code: 2}"
+    )
+    anneal: Anneal | None = reference(None)
+    exclude: list[ReferenceText] = reference(
+        default_factory=list,
+        description="stages of training: what they have drawn from a source, up to the model that goes on, is not drawn again before the "
+        "rest of that source; with the same seed, sequence length and packing",
+    )
     max_repetition: float = reference(4.0, gt=0, description="passes over a source that are allowed; a weight may state its own")
     seed: int = identity(28)
 
+    @model_validator(mode="after")
+    def _one_way(self) -> MixtureStage:
+        if (self.weights is None) == (self.proportional is None):
+            raise ValueError("a mixture has either weights: {corpus/code: 70, corpus/web: 30} or proportional: [corpus/code, corpus/web]")
+        if self.anneal is not None and self.weights is None:
+            raise ValueError("anneal goes from weights to weights; state weights in place of proportional")
+        if selected := [name for name in self.exclude if "@" in name or "/" in name]:
+            raise ValueError(f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not '{selected[0]}'")
+        return self
+
+    @property
+    def sources(self) -> dict[str, Weight]:
+        """What is named under `weights` or `proportional`."""
+        return self.weights or self.proportional or {}
+
+    @property
+    def pieces(self) -> list[dict[str, Fraction]]:
+        """The shares, or factors, of each mixture that the stage resolves into: one, or the pieces of `anneal` and its end."""
+        begin = {name: exact(weight.weight) for name, weight in self.sources.items()}
+        if self.anneal is None:
+            return [begin]
+        end = {name: exact(weight.weight) for name, weight in self.anneal.to.items()}
+        middles = [Fraction(2 * piece + 1, 2 * self.anneal.pieces) for piece in range(self.anneal.pieces)]
+        return [between(begin, end, middle) for middle in [*middles, Fraction(1)]]
+
 
 class MixturePart(Spec):
-    """Resolved. Inputs: `source:<i>` in the order of the corpora's fingerprints, so that names do not matter. Which repetition
-    is allowed is a check of the planner and changes no sample, so it bears no identity."""
+    """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names do not matter. Which
+    repetition is allowed and what is excluded are matters of the planner and of training, and bear no identity."""
 
-    weights: list[float] = identity(description="in the order of the inputs")
+    weights: list[int] = identity(description="in the order of the inputs")
+    proportional: bool = identity(False, neutral=False, description="weights are factors of the sources' sizes")
     seed: int = identity()
+
+
+def exact(weight: float) -> Fraction:
+    """The number as it is written in decimal: 0.7 -> 7/10."""
+    return Fraction(repr(weight))
+
+
+def integers(weights: Sequence[Fraction | int]) -> list[int]:
+    """The smallest integers in the same ratio: [7/10, 1/5, 1/10] -> [7, 2, 1]."""
+    fractions = [Fraction(weight) for weight in weights]
+    scale = lcm(*(weight.denominator for weight in fractions))
+    whole = [int(weight * scale) for weight in fractions]
+    divisor = gcd(*whole)
+    return [weight // divisor for weight in whole]
+
+
+def between(begin: dict[str, Fraction], end: dict[str, Fraction], part: Fraction) -> dict[str, Fraction]:
+    """Shares `part` of the way from those of `begin` to those of `end`; what has none is left out."""
+    shares: dict[str, Fraction] = {}
+    for weights, factor in ((begin, 1 - part), (end, part)):
+        for name, weight in weights.items():
+            shares[name] = shares.get(name, Fraction(0)) + factor * weight / sum(weights.values())
+    return {name: share for name, share in shares.items() if share}

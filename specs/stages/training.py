@@ -22,6 +22,7 @@ from specs.stages.base import FromCheckpoint, Stage
 from specs.units import Budget, Reference, ReferenceText
 
 Carry = Literal["weights", "optimizer", "data"]
+Packing = Literal["concatenate", "best-fit"]
 
 
 class Goldfish(Spec):
@@ -81,12 +82,18 @@ class Training(Spec):
 
 
 class MixtureTraining(Training):
-    """Training on text. Goldfish is the parent's where it is left out."""
+    """Training on text. Goldfish and packing are the parent's where they are left out."""
 
     mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
         description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}"
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
+    packing: Packing | None = identity(
+        None,
+        neutral=None,
+        description="concatenate (the default): documents one after the other, cut where a sequence ends; best-fit: whole documents are "
+        "packed into sequences (arXiv 2404.10830), only longer ones are cut",
+    )
 
     @property
     def data(self) -> dict[str, str]:
@@ -152,7 +159,8 @@ class FromParent(TrainingStage, FromCheckpoint):
 
 class Segment(Spec):
     """Resolved: one chained piece of a leg. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
-    weights; kinds that do not train on a mixture say what they read instead. Steps and tokens count within the leg."""
+    weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`, mixtures. Kinds that do not train on a
+    mixture say what they read instead. Steps and tokens count within the leg."""
 
     model: ModelSpec = identity()
     seed: int | None = identity(None, neutral=None, description="of the initial weights; None with a parent")
@@ -164,7 +172,9 @@ class Segment(Spec):
     carry: list[Carry] = identity(default_factory=list)
     optimizer: OptimizerSpec = identity()
     schedule: Schedule = identity()
+    excluded: list[int] = identity(default_factory=list, neutral=[], description="samples drawn before through the mixtures `excluded:<i>`")
     goldfish: Goldfish | None = identity(None, neutral=None)
+    packing: Packing = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
 
     end_step: int = execution(ge=1)

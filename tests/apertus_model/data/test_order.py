@@ -1,53 +1,64 @@
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from apertus_model.data.order import MixtureOrder
+from apertus_model.data.order import BLOCK, MixtureOrder
 
-MIXTURES = [
-    [1],
-    [1, 1],
-    [3, 1],
-    [5, 3, 2],
-    [Fraction(1, 3), Fraction(1, 7), Fraction(11, 21)],
-    [100, 1, 1, 7],
-    [1000, 999, 1],
-]
+weights_of_sources = st.lists(
+    st.one_of(st.integers(1, 10), st.integers(1, 10**13), st.fractions(Fraction(1, 1000), 50)), min_size=1, max_size=40
+)
 
 
-@pytest.mark.parametrize("weights", MIXTURES)
-def test_counts_follow_the_weights_within_the_stated_bounds(weights: list[int | Fraction]) -> None:
-    order = MixtureOrder(weights, [10] * len(weights), seed=7)
-    counts = [0] * len(weights)
-    for i in range(order.block * 6 + 3):
-        counts[order[i].source] += 1
+@settings(max_examples=60, deadline=None)
+@given(weights_of_sources, st.integers(0, 10**12), st.integers(0, 2**31))
+def test_counts_follow_the_weights_within_the_stated_bounds(weights: list[int | Fraction], begin: int, seed: int) -> None:
+    order = MixtureOrder(weights, [10] * len(weights), seed)
+    assert sum(order.shares) == 1
+    counts = order.drawn(begin)
+    for i in range(begin, begin + 2 * BLOCK + 3):
         for source, share in enumerate(order.shares):
-            difference = abs(counts[source] - (i + 1) * share)
+            difference = abs(counts[source] - i * share)
             assert difference <= order.discrepancy(source)
-            if (i + 1) % order.block == 0:
-                assert difference < 1
-    assert order.drawn(order.block * 6 + 3) == counts
+            if i % BLOCK == 0:
+                assert difference <= order.border_error(source)
+        counts[order[i].source] += 1
+    assert order.drawn(begin + 2 * BLOCK + 3) == counts
 
 
-def test_no_source_is_missing_from_two_blocks_in_a_row() -> None:
-    order = MixtureOrder([100, 1, 1, 7], [10] * 4, seed=1)
-    for block in range(50):
-        assert {order[i].source for i in range(block * order.block, (block + 2) * order.block)} == {0, 1, 2, 3}
+@settings(max_examples=60, deadline=None)
+@given(weights_of_sources, st.integers(0, 10**13))
+def test_shares_are_within_a_thousandth_over_any_100_000_samples(weights: list[int | Fraction], begin: int) -> None:
+    order = MixtureOrder(weights, [10] * len(weights), seed=28)
+    before, after = order.drawn(begin), order.drawn(begin + 100_000)
+    for source, share in enumerate(order.shares):
+        assert 2 * order.discrepancy(source) <= 100  # so it holds for every beginning, not for this one alone
+        assert abs(after[source] - before[source] - 100_000 * share) <= 100
 
 
-def test_a_source_is_drawn_without_gaps_and_each_epoch_is_a_permutation() -> None:
-    order = MixtureOrder([2, 1], [5, 3], seed=3)
-    draws = [order[i] for i in range(order.block * 30)]
-    for source, windows in enumerate((5, 3)):
-        mine = sorted((draw for draw in draws if draw.source == source), key=lambda draw: draw.draw)
-        assert [draw.draw for draw in mine] == list(range(len(mine)))
-        for epoch in range(len(mine) // windows):
-            one = mine[epoch * windows : (epoch + 1) * windows]
-            assert sorted(draw.window for draw in one) == list(range(windows))
-            assert {draw.epoch for draw in one} == {epoch}
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 200)), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_the_first_samples_draw_the_first_windows_of_each_source_and_each_pass_is_a_permutation(
+    sources: list[tuple[int, int]], seed: int
+) -> None:
+    windows = [count for _, count in sources]
+    order = MixtureOrder([weight for weight, _ in sources], windows, seed)
+    seen: list[list[int]] = [[] for _ in sources]
+    for i in range(700):
+        draw = order[i]
+        assert draw.draw == len(seen[draw.source])
+        assert draw.epoch == draw.draw // windows[draw.source]
+        seen[draw.source].append(draw.window)
+    for source, count in enumerate(windows):
+        for begin, end in pairwise(range(0, len(seen[source]), count)):
+            assert sorted(seen[source][begin:end]) == list(range(count))
 
 
 def test_epochs_have_orders_of_their_own() -> None:
@@ -56,9 +67,16 @@ def test_epochs_have_orders_of_their_own() -> None:
     assert len(set(epochs)) == 4
 
 
+def test_sources_are_spread_and_not_only_counted() -> None:
+    order = MixtureOrder([1, 1], [10, 10], seed=3)
+    runs = [order[i].source == order[i + 1].source for i in range(100 * BLOCK)]
+    assert 0.45 < sum(runs) / len(runs) < 0.53  # a fair draw without replacement repeats a little less than half of the time
+    assert len({tuple(order[b * BLOCK + i].source for i in range(BLOCK)) for b in range(50)}) == 50
+
+
 def test_another_seed_is_another_order_with_the_same_counts() -> None:
     one, other = (MixtureOrder([5, 3], [100, 100], seed=seed) for seed in (1, 2))
-    n = one.block * 10
+    n = BLOCK * 10
     assert [one[i] for i in range(n)] != [other[i] for i in range(n)]
     assert Counter(one[i].source for i in range(n)) == Counter(other[i].source for i in range(n))
 
@@ -66,6 +84,21 @@ def test_another_seed_is_another_order_with_the_same_counts() -> None:
 def test_only_the_ratio_of_weights_counts() -> None:
     one, other = MixtureOrder([2, 6], [9, 9], seed=1), MixtureOrder([Fraction(1, 4), Fraction(3, 4)], [9, 9], seed=1)
     assert [one[i] for i in range(100)] == [other[i] for i in range(100)]
+
+
+def test_a_mixture_that_begins_behind_another_goes_on_in_the_same_windows() -> None:
+    sizes = {"web": 300, "code": 200, "math": 100}
+    first = MixtureOrder([3, 2], [sizes["web"], sizes["code"]], 28, keys=["web", "code"])
+    n = 333
+    web, code = first.drawn(n)
+    second = MixtureOrder([1, 1, 2], [sizes["code"], sizes["math"], sizes["web"]], 28, keys=["code", "math", "web"], starts=[code, 0, web])
+    seen = Counter(("web" if draw.source == 0 else "code", draw.window) for draw in (first[i] for i in range(n)))
+    m = 150
+    seen.update((second.keys[draw.source], draw.window) for draw in (second[i] for i in range(m)))
+    assert max(seen.values()) == 1
+    whole = MixtureOrder([1], [sizes["web"]], 28, keys=["web"])
+    together = web + second.drawn(m)[2]
+    assert {window for key, window in seen if key == "web"} == {whole[i].window for i in range(together)}
 
 
 def test_samples_far_out_cost_no_more_and_stay_exact() -> None:
@@ -77,10 +110,16 @@ def test_samples_far_out_cost_no_more_and_stay_exact() -> None:
     assert order[n].epoch == order[n].draw // [10**9, 10**6, 3][order[n].source]
 
 
+def test_an_order_travels_between_processes() -> None:
+    order = MixtureOrder([7, 2, 1], [50, 60, 70], seed=28, keys=["a", "b", "c"], starts=[0, 5, 9])
+    there = pickle.loads(pickle.dumps(order))
+    assert [there[i] for i in range(300)] == [order[i] for i in range(300)]
+
+
 def test_the_order_is_fixed_for_ever() -> None:
     # A change of these numbers changes the data that every stored run has seen.
-    order = MixtureOrder([3, 1], [10, 10], seed=28)
-    assert [(order[i].source, order[i].window) for i in range(8)] == [(0, 9), (0, 7), (1, 1), (0, 6), (0, 1), (0, 3), (0, 8), (1, 4)]
+    order = MixtureOrder([3, 1], [10, 10], seed=28, keys=["a", "b"])
+    assert [(order[i].source, order[i].window) for i in range(8)] == [(0, 8), (0, 3), (0, 2), (0, 1), (0, 0), (0, 4), (1, 9), (0, 5)]
 
 
 @pytest.mark.parametrize(
@@ -90,3 +129,12 @@ def test_the_order_is_fixed_for_ever() -> None:
 def test_mixtures_that_cannot_be_drawn_are_refused(weights: list[int], windows: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MixtureOrder(weights, windows, seed=1)
+    with pytest.raises(ValueError, match="as many keys and starts"):
+        MixtureOrder([1, 1], [1, 1], seed=1, starts=[0])
+
+
+def test_halving_is_exact_at_the_borders_of_equal_shares() -> None:
+    # 4 sources of a quarter each: BLOCK is a multiple of 4, so nothing is rounded at any border.
+    order = MixtureOrder([1, 1, 1, 1], [5] * 4, seed=0)
+    assert [order.drawn(BLOCK * k) for k in range(4)] == [[BLOCK * k // 4] * 4 for k in range(4)]
+    assert np.isclose(float(order.discrepancy(0)), BLOCK * 3 / 16 + 0.75 * (1 + 1.5))

@@ -105,10 +105,10 @@ def test_shards_read_like_one_file(tmp_path: Path) -> None:
 
 def test_sources_are_mixed_by_their_weights(bins: list[Path]) -> None:
     samples = MixtureSamples.open(_recipe(3, 1), bins, sequence_length=16)
-    assert [sum(samples[i].source == source for i in range(400)) for source in (0, 1)] == [300, 100]
+    assert [sum(samples[i].source == source for i in range(512)) for source in (0, 1)] == [384, 128]
     windows = [TokenStream(path).windows(16) for path in bins]
-    assert samples.epochs(400) == pytest.approx([300 / windows[0], 100 / windows[1]])
-    assert {samples.source_of(i) for i in range(4)} <= {(0, 0), (0, 1), (0, 2), (1, 0)}
+    assert samples.epochs(512) == pytest.approx([384 / windows[0], 128 / windows[1]])
+    assert sorted(samples.source_of(i) for i in range(128)) == [(0, k) for k in range(96)] + [(1, k) for k in range(32)]
 
 
 def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:

@@ -170,6 +170,18 @@ def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(st
     assert ours == theirs
 
 
+def test_a_checkpoint_is_not_gone_on_from_with_other_data(stages: Stages) -> None:
+    stages.train("moved", SPEC, stop_after=2)
+    checkpoint = Artifact(stages.store, "pretrain/moved", 6).checkpoint(2)
+    assert checkpoint.facts["data"]["sources"]["steady"]["weight"] == 1
+    recipe = stages._recipe()
+    recipe["sources"][0]["weight"] = 3
+    stages._artifact("mixture", "other", {}, {}, {"recipe.json": recipe})
+    other = {"mixture": stages.ref("mixture/other")}
+    with pytest.raises(RuntimeError, match=r"checkpoint of step 2 was trained on other data .* sources\.steady\.weight: 1 -> 3"):
+        stages.train("moved", SPEC, attempt="second", resume_step=2, resume_checkpoint=checkpoint.folder, inputs=other)
+
+
 def weights_of(artifact: Artifact, step: int) -> dict[str, list[float]]:
     from torch.distributed.checkpoint import load
 

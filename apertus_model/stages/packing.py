@@ -1,0 +1,43 @@
+"""Best-fit packing of one corpus for one sequence length. Artifact: `rows.npy`, `begins.npy`, `lengths.npy` (`apertus_model.data.packed`).
+
+The manifest says what it came to: rows, the share of padding, and the share of tokens in documents that are cut, by this packing and by
+cutting the concatenated documents instead.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from apertus_model.data.corpora import split_files
+from apertus_model.data.megatron import TokenFile
+from apertus_model.data.packed import TABLES, RowsWriter
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from infra.store import Artifact, Attempt
+from specs.job import Job
+from specs.stages.packing import PackingPart
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the stage."""
+    length = PackingPart.model_validate(job.spec).sequence_length
+    files = split_files(Artifact(attempt.store, job.inputs["corpus"].path or ""), "train")
+    folder = attempt.workdir / "rows"
+    writer = RowsWriter(folder, length)
+    for number, (data, index) in enumerate(files, start=1):
+        writer.add(TokenFile(data, index).sizes)
+        progress.update(number, len(files), "shards")
+    packed = writer.close()
+    for name in TABLES:
+        attempt.put(folder / f"{name}.npy", f"{name}.npy")
+    shutil.rmtree(folder)
+    shares = {
+        "padding": packed.padding / (packed.rows * length) if packed.rows else 0.0,
+        "cropped": packed.cropped_tokens / packed.tokens if packed.tokens else 0.0,
+        "cropped_by_windows": packed.cropped_by_windows / packed.tokens if packed.tokens else 0.0,
+    }
+    progress.log(
+        f"{packed.documents} documents in {packed.rows} rows of {length} tokens: {shares['padding']:.2%} padding; {shares['cropped']:.1%} "
+        f"of the tokens are in documents that are cut (concatenated, {shares['cropped_by_windows']:.1%} would be)"
+    )
+    attempt.commit(metrics={**packed._asdict(), **{f"share/{name}": share for name, share in shares.items()}})

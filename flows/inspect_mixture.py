@@ -1,0 +1,80 @@
+"""What a mixture draws: asked and realised shares, with the bound that holds for any number of samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.graph import Node
+from flows.inspection import Options, artifact
+from flows.mixtures import corpora
+from flows.plan import Plan
+
+
+def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+    """`sources`: a row for each, with what every stage that trains on the mixture asks of it; `first`: sources of the first samples."""
+    from fractions import Fraction
+
+    from apertus_model.data.order import BLOCK, MixtureOrder
+
+    recipe = artifact(plan, node).json("recipe.json")
+    names = {read.fingerprint: read.name for read in corpora(plan.graph, node.name)}
+    entries = recipe["sources"]
+    order = MixtureOrder([Fraction(entry["weight"]) for entry in entries], [1] * len(entries), recipe["seed"])
+    drawn = order.drawn(options.samples)
+    readers = {
+        segment.stage for segment in plan.graph.nodes.values() if "mixture" in segment.inputs and _stage(plan, segment) == node.stage
+    }
+    sources = []
+    for index, entry in enumerate(entries):
+        name = names[entry["fingerprint"]]
+        uses = [
+            {"stage": demand.stage, "sequences": demand.sequences, "sequence_length": demand.sequence_length, "tokens": demand.tokens}
+            | {"passes": demand.passes, "allowed": demand.allowed}
+            for demand in plan.demands
+            if demand.source == name and demand.stage in readers
+        ]
+        sources.append(
+            {
+                "source": name,
+                "weight": entry["weight"],
+                "share": float(order.shares[index]),
+                "drawn": drawn[index],
+                "realised": drawn[index] / options.samples,
+                "off_by": float(drawn[index] - options.samples * order.shares[index]),
+                "bound": float(order.discrepancy(index)),
+                "tokens": entry["tokens"],
+                "documents": entry["documents"],
+                "uses": uses,
+            }
+        )
+    first = [names[entries[order[i].source]["fingerprint"]] for i in range(options.limit)]
+    return {"name": node.name, "kind": "mixture", "seed": recipe["seed"], "samples": options.samples, "block": BLOCK} | {
+        "sources": sources,
+        "first": first,
+    }
+
+
+def _stage(plan: Plan, segment: Node) -> str:
+    """The stage of the mixture that a segment draws from."""
+    return plan.graph.nodes[segment.inputs["mixture"].name].stage
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    title = f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first {found['samples']:,} samples"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("source", "weight", "asked", "realised", "off by", "bound", "tokens", "passes, at the end of"):
+        table.add_column(heading, justify="left" if heading in ("source", "passes, at the end of") else "right")
+    for row in sorted(found["sources"], key=lambda row: -row["share"]):
+        passes = "; ".join(f"{use['stage']} {use['passes']:.2f} of {use['allowed']:g}" for use in row["uses"]) or "-"
+        table.add_row(
+            *(escape(row["source"]), str(row["weight"]), f"{row['share']:.4%}", f"{row['realised']:.4%}", f"{row['off_by']:+.2f}"),
+            *(f"{row['bound']:.1f}", f"{row['tokens']:,}", escape(passes)),
+        )
+    console.print(table)
+    console.print("off by, bound: in samples; the bound holds for any number of samples.", style="dim")
+    console.print(f"first samples: {escape(', '.join(found['first']))}", soft_wrap=True)

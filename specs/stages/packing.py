@@ -1,0 +1,14 @@
+"""The resolved part of best-fit packing. No stage of its own: a stage of training that packs its sequences resolves into one per corpus."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from specs.base import Spec, identity
+
+
+class PackingPart(Spec):
+    """Resolved. Input: `corpus`. The rows are a function of the documents and the sequence length alone."""
+
+    VERSION: ClassVar[int] = 1
+    sequence_length: int = identity(ge=2)
