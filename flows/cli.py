@@ -192,23 +192,24 @@ def report(
 @app.command()
 def inspect(
     spec: SpecArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a mixture, or a stage of training whose batches are shown")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a stage of training")],
     step: Annotated[int | None, typer.Option(help="of training, from 1; the first by default")] = None,
     sample: Annotated[int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="samples to show")] = 2,
+    limit: Annotated[int, typer.Option(min=1, help="samples to show, or examples of each reason")] = 2,
+    reason: Annotated[str | None, typer.Option(help="why documents were dropped: the label of a filter; or kept, replaced")] = None,
     samples: Annotated[int, typer.Option(min=1, help="over which the shares of a mixture are counted")] = 100_000,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="write what would be printed as a page")] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what training reads: the shares of a mixture, or the samples of a step exactly as the model sees them."""
+    """Show data: what a corpus kept and dropped and why, the shares of a mixture, or the samples of a step as the model sees them."""
     from flows.inspect import inspector_of
     from flows.inspection import Options
 
     with _mistakes_are_messages():
         made = _plan(spec, store, overrides)
-        options = Options(step, sample, limit, samples)
+        options = Options(step, sample, limit, samples, reason)
         inspector, node = inspector_of(made, name, options)
         found = inspector.collect(made, node, options)
         if as_json:
@@ -217,7 +218,7 @@ def inspect(
             page = Console(record=True, width=140, file=io.StringIO())
             inspector.show(page, found)
             page.save_html(str(html))
-            console.print(f"What {escape(name)} reads is shown in {escape(str(html))}", soft_wrap=True)
+            console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)
         else:
             inspector.show(console, found)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows import inspect_batch, inspect_mixture
+from flows import inspect_batch, inspect_corpus, inspect_mixture
 from flows.graph import Node
 from flows.inspection import Options
 from flows.plan import Plan
@@ -31,6 +31,7 @@ class Inspector:
 
 
 INSPECTORS: dict[str, Inspector] = {
+    "corpus": Inspector(inspect_corpus.collect, inspect_corpus.show),
     "mixture": Inspector(inspect_mixture.collect, inspect_mixture.show),
     **dict.fromkeys(TRAINING, Inspector(inspect_batch.collect, inspect_batch.show)),
 }

@@ -1,6 +1,6 @@
 """What became of the documents of a corpus: counts, and a few kept and dropped ones with the reason.
 
-Reads the manifest and `examples.jsonl` only; imports neither torch nor Prefect.
+Invariant: reads the manifest and `examples.jsonl` only; imports neither torch nor Prefect.
 """
 
 from __future__ import annotations
@@ -16,31 +16,52 @@ from rich.table import Table
 from rich.text import Text
 
 from apertus_model.data.examples import Row, from_jsonl
-from infra.store import Artifact, Store
-from specs.errors import StageError, nearest
+from flows.graph import Node
+from flows.inspection import Options, artifact
+from flows.plan import Plan
+from infra.store import Artifact
+from specs.errors import Problem, SpecError, nearest
 
 EXAMPLES = "examples.jsonl"
 LINES = 15
 _CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
-def inspect_corpus(console: Console, store: Store, artifact: Artifact, *, limit: int = 3, reason: str | None = None) -> None:
-    """Prints the account of one part of a corpus, then at most `limit` examples of each reason, or of `reason` alone: the label of a
-    filter, `kept`, or `replaced`.
+def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+    """What `account_of` says of a part of a corpus that has been made."""
+    return account_of(artifact(plan, node), limit=options.limit, reason=options.reason)
+
+
+def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> dict[str, Any]:
+    """`account`: rows from what was read to what was kept; `kept`: what became of it; `examples`: at most `limit` of each reason, or of
+    `reason` alone: the label of a filter, `kept`, or `replaced`.
 
     Raises:
-        StageError: for a reason that the corpus does not know.
+        SpecError: for a reason that the corpus does not know.
     """
-    metrics = artifact.manifest["metrics"]
+    metrics = corpus.manifest["metrics"]
     reasons = [*metrics["filters"], "kept", "replaced"]
     if reason is not None and reason not in reasons:
-        raise StageError(f"there is no reason '{reason}' in {artifact.path} of {store.url}; {nearest(reason, reasons)}")
-    console.print(_account(artifact.identity["name"], metrics))
-    console.print(_destination(metrics), highlight=False)
-    rows = from_jsonl(artifact.bytes(EXAMPLES))
-    for name in reasons if reason is None else [reason]:
-        for row in [row for row in rows if row["reason"] == name][:limit]:
-            _print_example(console, row)
+        raise SpecError([Problem((), f"there is no reason '{reason}' in this corpus", nearest(reason, reasons), "inspect")])
+    rows = from_jsonl(corpus.bytes(EXAMPLES))
+    return {
+        "name": corpus.identity["name"],
+        "kind": "corpus",
+        "account": [{"what": what, "documents": documents, "characters": characters} for what, documents, characters in account(metrics)],
+        "kept": {"train": metrics["train"], "validation": metrics["validation"], "probes": metrics["probes"]},
+        "replaced": metrics["replaced"],
+        "examples": [
+            row for name in (reasons if reason is None else [reason]) for row in [row for row in rows if row["reason"] == name][:limit]
+        ],
+    }
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """Prints what `account_of` has found."""
+    console.print(_account(found))
+    console.print(_destination(found), highlight=False)
+    for row in found["examples"]:
+        _print_example(console, row)
 
 
 def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
@@ -54,19 +75,20 @@ def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
     return [*rows, ("kept", *kept)]
 
 
-def _account(name: str, metrics: dict[str, Any]) -> Table:
-    table = Table(title=escape(name), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def _account(found: dict[str, Any]) -> Table:
+    table = Table(title=escape(found["name"]), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     table.add_column("documents", justify="right", no_wrap=True)
     table.add_column("characters", justify="right", no_wrap=True)
-    for what, documents, characters in account(metrics):
-        table.add_row(escape(what), f"{documents:,}", "" if characters is None else f"{characters:,}")
+    for row in found["account"]:
+        table.add_row(escape(row["what"]), f"{row['documents']:,}", "" if row["characters"] is None else f"{row['characters']:,}")
     return table
 
 
-def _destination(metrics: dict[str, Any]) -> str:
-    replaced = ", ".join(f"{count:,} {kind}" for kind, count in metrics["replaced"].items())
-    splits = f"{metrics['train']['documents']:,} to train on, {metrics['validation']['documents']:,} held out, {metrics['probes']:,} probes"
+def _destination(found: dict[str, Any]) -> str:
+    replaced = ", ".join(f"{count:,} {kind}" for kind, count in found["replaced"].items())
+    kept = found["kept"]
+    splits = f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out, {kept['probes']:,} probes"
     return f"kept: {splits}; replaced: {replaced or 'nothing'}\n"
 
 

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from apertus_model.data.examples import to_jsonl
-from flows.inspect_corpus import account, inspect_corpus
+from flows.inspect_corpus import account, account_of, show
 from infra.store import Artifact, Attempt, Store
-from specs.errors import StageError
+from specs.errors import SpecError
 from specs.job import Job
 
 METRICS = {
@@ -44,9 +44,9 @@ def corpus(store: Store) -> Artifact:
     return Artifact(store, job.path)
 
 
-def _printed(store: Store, corpus: Artifact, limit: int = 3, reason: str | None = None) -> str:
+def _printed(corpus: Artifact, limit: int = 3, reason: str | None = None) -> str:
     out = io.StringIO()
-    inspect_corpus(Console(file=out, width=120), store, corpus, limit=limit, reason=reason)
+    show(Console(file=out, width=120), account_of(corpus, limit=limit, reason=reason))
     return out.getvalue()
 
 
@@ -60,8 +60,8 @@ def test_the_account_leads_from_what_was_read_to_what_was_kept() -> None:
     ]
 
 
-def test_examples_stand_under_the_reason_with_what_was_measured(store: Store, corpus: Artifact) -> None:
-    lines = [" ".join(line.split()) for line in _printed(store, corpus).splitlines() if line.strip()]
+def test_examples_stand_under_the_reason_with_what_was_measured(corpus: Artifact) -> None:
+    lines = [" ".join(line.split()) for line in _printed(corpus).splitlines() if line.strip()]
     assert lines[0] == "corpus/web"
     assert "dropped: near-duplicates 20 1,500" in lines
     assert "kept: 85 to train on, 5 held out, 0 probes; replaced: 3 email, 1 iban, 0 ip" in lines
@@ -73,15 +73,15 @@ def test_examples_stand_under_the_reason_with_what_was_measured(store: Store, co
     ]
 
 
-def test_one_reason_and_a_limit_can_be_asked_for(store: Store, corpus: Artifact) -> None:
-    printed = _printed(store, corpus, limit=1, reason="length")
+def test_one_reason_and_a_limit_can_be_asked_for(corpus: Artifact) -> None:
+    printed = _printed(corpus, limit=1, reason="length")
     assert "tiny" in printed and "short" not in printed and "almost" not in printed
-    with pytest.raises(StageError, match=r"there is no reason 'lenght' .* did you mean 'length'\?"):
-        _printed(store, corpus, reason="lenght")
+    with pytest.raises(SpecError, match=r"there is no reason 'lenght' .*did you mean 'length'\?"):
+        _printed(corpus, reason="lenght")
 
 
-def test_a_long_example_is_cut_to_its_first_lines(store: Store, corpus: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_example_is_cut_to_its_first_lines(corpus: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"reason": "length", "hash": "0a", "text": "\n".join(f"line {i}." for i in range(40)), "value": "long", "rule": "short"}]
     monkeypatch.setattr(Artifact, "bytes", lambda self, name: to_jsonl(rows))
-    printed = _printed(store, corpus)
+    printed = _printed(corpus)
     assert "line 14." in printed and "line 15." not in printed and "[...]" in printed
