@@ -10,15 +10,49 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- table: written by `make numerics` -->", "<!-- end of table -->"
-SECTIONS = ("model", "parallelism", "optimizers", "schedules", "losses")
+SECTIONS = ("model", "parallelism", "optimizers", "schedules", "losses", "data")
+SEPARATOR = " | "
+
+
+def largest_difference(found: Any, expected: Any, *, relative_above: float | None = None) -> float:
+    """The largest difference of two tensors, in float64; absolute, or relative to the expected value where that is large enough.
+
+    Args:
+        found, expected: numbers, arrays, tensors or bytes of equal shape and dtype; or two mappings with the same keys, or two sequences of
+            the same length, of these. `expected` may be float64 whatever `found` is: a truth.
+        relative_above: divide each difference by the size of the expected value, or by this number where the size is smaller. With 0, a
+            difference from an expected 0 is infinite.
+    """
+    if isinstance(expected, Mapping):
+        assert found.keys() == expected.keys()
+        found, expected = [found[name] for name in expected], list(expected.values())
+    if isinstance(expected, list | tuple):
+        parts = [largest_difference(a, b, relative_above=relative_above) for a, b in zip(found, expected, strict=True)]
+        return torch.tensor(parts, dtype=torch.float64).max().item()  # not a number, if one of them is not
+    a, b = _tensor(found), _tensor(expected)
+    assert a.shape == b.shape, (a.shape, b.shape)
+    assert a.dtype == b.dtype or b.dtype == torch.float64, (a.dtype, b.dtype)
+    differences = (a.double() - b.double()).abs().flatten()
+    if relative_above is not None:
+        differences = torch.where(differences > 0, differences / b.double().abs().clamp(min=relative_above).flatten(), differences)
+    return differences.max().item() if differences.numel() else 0.0
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, bytes):
+        return torch.frombuffer(bytearray(value), dtype=torch.uint8)
+    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None).detach()
 
 
 @dataclass
@@ -28,7 +62,7 @@ class Numerics:
     rows: dict[tuple[str, str, str], dict[str, str | float]] = field(default_factory=dict)
 
     def __call__(self, section: str, quantity: str, *, source: str, against: str, difference: float, allowed: float) -> None:
-        """Asserts difference <= allowed, and notes it.
+        """Asserts difference <= allowed, and notes it; of calls with the same section, quantity and truth, the largest of both.
 
         Args:
             section: one of SECTIONS.
@@ -39,9 +73,11 @@ class Numerics:
             allowed: the bound.
         """
         assert section in SECTIONS
+        assert not any("|" in text for text in (quantity, source, against)), "a | ends a cell of the table"
         assert not math.isnan(difference) and difference <= allowed, f"{quantity}: {difference:.3g} from {against}; allowed is {allowed:g}"
         device = "cuda" if torch.cuda.is_available() else "cpu"
         row = self.rows.setdefault((section, quantity, against), {"source": source, device: 0.0, "allowed": allowed})
+        assert row["source"] == source, f"{quantity} has two sources: {row['source']}; {source}"
         row[device] = max(float(row[device]), difference)
         row["allowed"] = max(float(row["allowed"]), allowed)
 
@@ -49,13 +85,21 @@ class Numerics:
         """Merges the rows into `numerics.json`, and renders the table of `numerics.md` anew."""
         data = folder / "numerics.json"
         stored = json.loads(data.read_text()) if data.exists() else {}
-        for (section, quantity, against), row in self.rows.items():
-            key = f"{section} | {quantity} | {against}"
+        for names, row in self.rows.items():
+            key = SEPARATOR.join(names)
             stored[key] = stored.get(key, {}) | row
-        data.write_text(json.dumps(stored, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        stored = {key: dict(sorted(stored[key].items())) for key in sorted(stored, key=_place)}
+        data.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
         page = folder / "numerics.md"
         before, _, rest = page.read_text().partition(BEGIN)
         page.write_text(before + BEGIN + "\n" + table(stored) + END + rest.partition(END)[2])
+
+
+def _place(key: str) -> tuple[int, list[str | int], str]:
+    """Where a row stands: by section in their order, then by quantity and truth; 8b before 70b, whatever the case of letters."""
+    section, _, names = key.partition(SEPARATOR)
+    parts = re.split("([0-9]+)", names.casefold())  # every other part is a number
+    return SECTIONS.index(section), [int(part) if index % 2 else part for index, part in enumerate(parts)], names
 
 
 def table(stored: dict[str, dict[str, str | float]]) -> str:
@@ -64,7 +108,7 @@ def table(stored: dict[str, dict[str, str | float]]) -> str:
     titles = {"cpu": "largest difference", "cuda": "on a GPU"}
     text = ""
     for section in SECTIONS:
-        rows = [(key.split(" | "), row) for key, row in sorted(stored.items()) if key.startswith(f"{section} |")]
+        rows = [(key.split(SEPARATOR), stored[key]) for key in sorted(stored, key=_place) if key.startswith(section + SEPARATOR)]
         if not rows:
             continue
         text += f"\n### {section.capitalize()}\n\n| quantity | formula and source | checked against | "
@@ -76,7 +120,8 @@ def table(stored: dict[str, dict[str, str | float]]) -> str:
 
 
 def _number(value: str | float) -> str:
-    return "0" if float(value) == 0 else f"{float(value):.1e}"
+    number = float(value)
+    return f"{number:.2g}" if number == 0 or number >= 0.1 else f"{number:.1e}".replace(".0e", "e")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

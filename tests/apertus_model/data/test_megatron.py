@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apertus_model.data.megatron import TokenFile, TokenFileError, TokenFileWriter, token_dtype
+from tests.numerics import Numerics, largest_difference
 
 DOCUMENTS = [[1, 5, 6, 2], [1, 2], [1, 7, 8, 9, 10, 2]]
 
@@ -35,14 +36,21 @@ def test_what_is_written_is_read(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "token_size"), [("<u2", 2), ("<i4", 4)])
-def test_datatrove_writes_the_same_bytes(tmp_path: Path, dtype: str, token_size: int) -> None:
+def test_datatrove_writes_the_same_bytes(tmp_path: Path, dtype: str, token_size: int, numerics: Numerics) -> None:
     _write(tmp_path / "ours", dtype)
     theirs = MegatronTokenizedFile(str(tmp_path), "theirs", token_size=token_size)
     for document in DOCUMENTS:
         theirs.write(document)
     theirs.close()
-    for suffix in ("bin", "idx"):
-        assert (tmp_path / f"ours.{suffix}").read_bytes() == (tmp_path / f"theirs.{suffix}").read_bytes()
+    ours, others = ([(tmp_path / f"{name}.{suffix}").read_bytes() for suffix in ("bin", "idx")] for name in ("ours", "theirs"))
+    numerics(
+        "data",
+        "bytes of .bin and .idx, uint16 and int32",
+        source="Megatron-LM, IndexedDataset",
+        against="datatrove, MegatronTokenizedFile",
+        difference=largest_difference(ours, others),
+        allowed=0.0,
+    )
 
 
 def test_large_vocabularies_are_stored_in_32_bits() -> None:

@@ -14,6 +14,7 @@ from live_memory import LiveMemory
 
 from apertus_model.losses import cross_entropy as module
 from apertus_model.losses.cross_entropy import IGNORED, Vocabulary, cross_entropy, log_probabilities, total_weight
+from tests.numerics import Numerics, largest_difference
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -40,6 +41,10 @@ def all_at_once(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
     return torch.where(labels >= 0, log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0], 0.0)
 
 
+LOSS, LOG_P = "-sum w ln softmax(W h)[y] / sum w", "ln softmax(W h)[y]"
+TRUTH = "log-softmax of all logits in float64"
+
+
 def with_gradients(value: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
     return [value.detach(), *torch.autograd.grad(value, (hidden, weight))]
 
@@ -50,30 +55,54 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5), st.i
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, kept=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99), chunk=st.integers(1, 30), weighted=st.booleans())
 def test_loss_and_gradients_are_those_of_all_logits(
-    chunks_of: Callable[[int], None], shape: tuple[int, int, int, int], kept: float, seed: int, chunk: int, weighted: bool
+    chunks_of: Callable[[int], None],
+    numerics: Numerics,
+    shape: tuple[int, int, int, int],
+    kept: float,
+    seed: int,
+    chunk: int,
+    weighted: bool,
 ) -> None:
     chunks_of(chunk)
     hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
     used = weights.double() if weighted else torch.ones_like(weights.double())
     expected = -3 * (all_at_once(hidden, weight, labels) * used).sum() / 7
     found = 3 * cross_entropy(hidden, weight, labels, torch.tensor(7.0), weights if weighted else None)
-    for a, b in zip(with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    numerics(
+        "losses",
+        "cross-entropy by chunks, with gradients, float64, relative above 1",
+        source=LOSS,
+        against=f"{TRUTH}, hypothesis over shapes, chunks, weights and labels left out",
+        difference=largest_difference(with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), relative_above=1.0),
+        allowed=1e-13,
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, kept=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99), chunk=st.integers(1, 30))
 def test_log_probabilities_and_gradients_of_any_function_of_them_are_those_of_all_logits(
-    chunks_of: Callable[[int], None], shape: tuple[int, int, int, int], kept: float, seed: int, chunk: int
+    chunks_of: Callable[[int], None], numerics: Numerics, shape: tuple[int, int, int, int], kept: float, seed: int, chunk: int
 ) -> None:
     chunks_of(chunk)
     hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
     found, expected = log_probabilities(hidden, weight, labels), all_at_once(hidden, weight, labels)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     assert not found[labels < 0].any()
+    truth = {"source": LOG_P, "against": f"{TRUTH}, hypothesis over shapes, chunks and labels left out"}
+    numerics(
+        "losses",
+        "log-probabilities of labels by chunks, float64, relative above 1",
+        **truth,
+        difference=largest_difference(found, expected, relative_above=1.0),
+        allowed=1e-13,
+    )
     a, b = (with_gradients(((p - weights) ** 2).sum(), hidden, weight) for p in (found, expected))
-    for one, other in zip(a, b, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    numerics(
+        "losses",
+        "gradients of a sum of squares of log-probabilities by chunks, float64, relative above 1",
+        **truth,
+        difference=largest_difference(a, b, relative_above=1.0),
+        allowed=1e-12,
+    )
 
 
 PRECISIONS = [(torch.float32, 1e-6, 2e-6), (torch.bfloat16, 2e-3, 6e-3)]
@@ -83,7 +112,7 @@ PRECISIONS = [(torch.float32, 1e-6, 2e-6), (torch.bfloat16, 2e-3, 6e-3)]
 @pytest.mark.parametrize(("dtype", "loss_error", "gradient_error"), PRECISIONS)
 @pytest.mark.parametrize("chunk", [16, 512])
 def test_rounding_is_that_of_the_parameters_whatever_the_number_of_chunks(
-    chunks_of: Callable[[int], None], dtype: torch.dtype, loss_error: float, gradient_error: float, chunk: int
+    chunks_of: Callable[[int], None], numerics: Numerics, dtype: torch.dtype, loss_error: float, gradient_error: float, chunk: int
 ) -> None:
     """32 chunks are as exact as one: a sum of the weight's gradient in bfloat16 would be several times worse (see below)."""
     chunks_of(chunk)
@@ -93,9 +122,18 @@ def test_rounding_is_that_of_the_parameters_whatever_the_number_of_chunks(
     expected = with_gradients(-all_at_once(hidden, weight, labels).sum() / 512, hidden, weight)
     exact = [value.double() for value in exact_gradients(hidden, weight, labels)]
     assert (loss.dtype, states.dtype, words.dtype) == (torch.float32, dtype, dtype)
-    assert loss.item() == pytest.approx(expected[0].item(), rel=loss_error)
-    for value, truth in zip((states, words), exact, strict=True):
-        assert ((value.double() - truth).norm() / truth.norm()).item() < gradient_error
+    errors = {"loss": largest_difference(loss, expected[0], relative_above=0.0)}
+    for name, value, truth in (("gradient by h", states, exact[0]), ("gradient by W", words, exact[1])):
+        errors[f"{name} (norms)"] = ((value.double() - truth).norm() / truth.norm()).item()
+    for name, error in errors.items():
+        numerics(
+            "losses",
+            f"cross-entropy in one chunk and in 32, {str(dtype).removeprefix('torch.')}, {name}, relative",
+            source=LOSS,
+            against=TRUTH,
+            difference=error,
+            allowed=loss_error if name == "loss" else gradient_error,
+        )
     if dtype == torch.bfloat16 and chunk == 16:
         summed = torch.zeros_like(weight)
         for part in range(0, 512, 16):
@@ -149,7 +187,7 @@ def test_weights_are_counted_where_labels_are_kept() -> None:
 
 
 def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_the_gradients(
-    tmp_path_factory: pytest.TempPathFactory, chunks_of: Callable[[int], None]
+    tmp_path_factory: pytest.TempPathFactory, chunks_of: Callable[[int], None], numerics: Numerics
 ) -> None:
     chunks_of(4)
     hidden, weight, labels, weights = problem((2, 9, 3, 7))
@@ -173,9 +211,16 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
     for index, (value, of_states, of_weight) in enumerate((plain, squared)):
         first, second = (result[index] for result in results)
         assert torch.equal(first[0], second[0])
-        torch.testing.assert_close(first[0], value, rtol=1e-13, atol=0)
-        torch.testing.assert_close(first[1] + second[1], of_states, rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(torch.cat([first[2], second[2]]), of_weight, rtol=1e-12, atol=1e-14)
+        found = [first[0], first[1] + second[1], torch.cat([first[2], second[2]])]
+        numerics(
+            "losses",
+            f"{('cross-entropy', 'log-probabilities')[index]} of two processes that share the vocabulary, with gradients, float64, "
+            "relative above 1",
+            source=(LOSS, LOG_P)[index],
+            against="one process",
+            difference=largest_difference(found, [value, of_states, of_weight], relative_above=1.0),
+            allowed=1e-14,
+        )
 
 
 def measured(compute: Callable[[], torch.Tensor]) -> LiveMemory:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
+from tests.numerics import Numerics
 
 mp.dps = 50
 PUBLISHED = {0.1: 0.76974, 0.2: 0.67676, 1.0: 0.54132, 5.0: 0.50833}
@@ -42,9 +43,16 @@ BETAS = st.floats(-8, 8).map(lambda exponent: 10.0**exponent)
 @example(2.0)  # where one form of the formula follows the other
 @example(math.nextafter(2.0, 3))
 @example(0.1)
-def test_the_partition_function_is_the_formula_for_every_beta(beta: float) -> None:
+def test_the_partition_function_is_the_formula_for_every_beta(numerics: Numerics, beta: float) -> None:
     found = beta_log_partition(torch.tensor([beta], dtype=torch.float64)).item()
-    assert abs(found - exact_beta_log_z(beta)) <= 1e-14 * exact_beta_log_z(beta)
+    numerics(
+        "losses",
+        "beta ln Z(beta), beta from 1e-8 to 1e8, float64, relative",
+        source="Z = beta (exp(1 / beta) - 1), arXiv 2507.08068",
+        against="the formula in 50 digits, hypothesis over beta",
+        difference=float(abs(found / exact_beta_log_z(beta) - 1)),
+        allowed=1e-14,
+    )
 
 
 def test_the_partition_function_reaches_its_limits_for_the_smallest_and_the_largest_float() -> None:
@@ -61,23 +69,39 @@ LIMITS = st.one_of(st.none(), st.floats(0.01, 10))
 @given(
     ratio=RATIOS, quantile=st.floats(0, 1), length=LENGTHS, beta=st.floats(1e-3, 100), beta_max=st.one_of(st.none(), st.floats(0.01, 10))
 )
-def test_the_qrpo_loss_is_the_published_formula(ratio: float, quantile: float, length: int, beta: float, beta_max: float | None) -> None:
+def test_the_qrpo_loss_is_the_published_formula(
+    numerics: Numerics, ratio: float, quantile: float, length: int, beta: float, beta_max: float | None
+) -> None:
     own = mp.mpf(beta) / length if beta_max is None else min(mp.mpf(beta) / length, mp.mpf(beta_max))
     expected = (quantile - exact_beta_log_z(float(own)) - own * mp.mpf(ratio)) ** 2
     betas = sequence_beta(torch.tensor([length]), beta=beta, length_normalised=True, beta_max=beta_max)
     found = qrpo_residual(torch.tensor([ratio], dtype=torch.float64), torch.tensor([quantile], dtype=torch.float64), betas).square().item()
     scale = 1 + abs(float(own) * ratio)  # of the terms, which may cancel
-    assert abs(found - expected) <= 1e-14 * scale**2
+    numerics(
+        "losses",
+        "QRPO loss, float64, relative to (1 + beta abs(r))^2",
+        source="(q - beta ln Z(beta) - beta r)^2, arXiv 2507.08068",
+        against="the formula in 50 digits, hypothesis over r, q, beta, lengths and limits",
+        difference=float(abs(found - expected)) / scale**2,
+        allowed=1e-14,
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(margin=st.floats(-1000, 1000), smoothing=st.floats(0, 0.5))
-def test_the_dpo_loss_is_the_published_formula_for_every_margin(margin: float, smoothing: float) -> None:
+def test_the_dpo_loss_is_the_published_formula_for_every_margin(numerics: Numerics, margin: float, smoothing: float) -> None:
     m, e = mp.mpf(margin), mp.mpf(smoothing)
     with mp.workdps(1000):  # 1 - sigmoid of a large margin
         expected = -(1 - e) * mp.log(1 / (1 + mp.exp(-m))) - e * mp.log(1 - 1 / (1 + mp.exp(-m)))
     found = dpo(torch.tensor([margin], dtype=torch.float64), smoothing).item()
-    assert abs(found - expected) <= 1e-15 + 1e-14 * expected
+    numerics(
+        "losses",
+        "DPO loss with label smoothing 0 to 0.5, float64, relative above 0.1",
+        source="-(1 - e) ln sigmoid(m) - e ln sigmoid(-m), arXiv 2305.18290",
+        against="the formula in 1,000 digits, hypothesis over margins of -1,000 to 1,000 and smoothing",
+        difference=float(abs(found - expected) / max(expected, 0.1)),
+        allowed=1e-14,
+    )
 
 
 def test_beta_is_divided_by_the_length_and_limited() -> None:

@@ -20,6 +20,7 @@ from apertus_model.trainer.checkpoint import load_tensors, writer
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
 from specs.stages.import_model import ImportModelPart
+from tests.numerics import Numerics, largest_difference
 
 SPEC = ModelSpec(dim=32, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=256)
 SHARD = 15_000  # bytes: several shards, also in bfloat16
@@ -68,10 +69,17 @@ def weight_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("model*")}
 
 
-def test_a_folder_goes_to_a_checkpoint_and_back_to_the_same_files(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_goes_to_a_checkpoint_and_back_to_the_same_files(folder: Path, tmp_path: Path, numerics: Numerics) -> None:
     back = exported(imported(str(folder), tmp_path / "checkpoint"), tmp_path / "back", folder.name)
     assert len(weight_files(folder)) > 5
-    assert weight_files(back) == weight_files(folder)
+    numerics(
+        "model",
+        f"bytes of shards and index, {folder.name}, from Hugging Face to a checkpoint and back",
+        source="safetensors, transformers",
+        against="the files of save_pretrained",
+        difference=largest_difference(weight_files(back), weight_files(folder)),
+        allowed=0.0,
+    )
 
 
 def test_a_remote_folder_is_read_like_a_local_one(folder: Path, tmp_path: Path) -> None:
@@ -88,16 +96,23 @@ def trained_checkpoint(target: Path, **more: torch.Tensor) -> dict[str, torch.Te
     return state
 
 
-def test_a_checkpoint_goes_to_a_folder_and_back_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_goes_to_a_folder_and_back_to_the_same_weights(tmp_path: Path, numerics: Numerics) -> None:
     trained = trained_checkpoint(tmp_path / "trained")
     imported(str(exported(tmp_path / "trained", tmp_path / "model", "float32")), tmp_path / "again")
     again = {name: torch.empty_like(weight) for name, weight in trained.items()}
     load_tensors(again, str(tmp_path / "again"))
-    assert all(torch.equal(again[name], weight) for name, weight in trained.items())
+    numerics(
+        "model",
+        "weights from a checkpoint to Hugging Face and back",
+        source="names of ApertusForCausalLM, transformers",
+        against="the checkpoint",
+        difference=largest_difference(again, trained),
+        allowed=0.0,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_adapter_is_merged_into_its_weight_and_rounded_once(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_an_adapter_is_merged_into_its_weight_and_rounded_once(tmp_path: Path, dtype: torch.dtype, numerics: Numerics) -> None:
     name = "layers.1.attention.wo"
     a, b = torch.randn(2, 32), torch.randn(32, 2)
     adapter = {f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b, f"{name}.lora_scale": torch.tensor(0.5)}
@@ -106,7 +121,14 @@ def test_an_adapter_is_merged_into_its_weight_and_rounded_once(tmp_path: Path, d
     product = b[:, 0, None].double() * a[None, 0].double() + b[:, 1, None].double() * a[None, 1].double()
     merged = (trained[f"{name}.weight"].double() + 0.5 * product).float().to(dtype)
     weights = FolderWeights(str(tmp_path / "model"), SPEC, tmp_path)
-    assert torch.equal(weights[f"{name}.weight"], merged)
+    numerics(
+        "model",
+        f"weight with its adapter, merged at export, {str(dtype).removeprefix('torch.')}",
+        source="W + s B A, arXiv 2106.09685",
+        against="the sum written out in float64, rounded once",
+        difference=largest_difference(weights[f"{name}.weight"], merged),
+        allowed=0.0,
+    )
     assert torch.equal(weights["layers.2.attention.wo.weight"], trained["layers.2.attention.wo.weight"].to(dtype))
 
 

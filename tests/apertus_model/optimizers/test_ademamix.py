@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from apertus_model.optimizers import ademamix
 from apertus_model.optimizers.ademamix import MOMENTS, AdEMAMix, scheduled_alpha, scheduled_beta3
 from apertus_model.optimizers.rounding import round_stochastically, rounding_seed
+from tests.numerics import Numerics, largest_difference
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,9 @@ def gradients(step: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("foreach", "dtype", "tolerance"), [(True, torch.float64, 1e-12), (False, torch.float64, 1e-12), (True, torch.float32, 1e-5)]
 )
-def test_follows_the_formula_in_float64_over_a_thousand_steps(foreach: bool, dtype: torch.dtype, tolerance: float) -> None:
+def test_follows_the_formula_in_float64_over_a_thousand_steps(
+    foreach: bool, dtype: torch.dtype, tolerance: float, numerics: Numerics
+) -> None:
     b1, b2, b3, alpha, warm_a, warm_b = 0.9, 0.99, 0.999, 5.0, 400, 600
     weight = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(99))
     parameter = torch.nn.Parameter(weight.to(dtype))
@@ -65,10 +68,17 @@ def test_follows_the_formula_in_float64_over_a_thousand_steps(foreach: bool, dty
         optimizer.param_groups[0]["lr"] = lr
         parameter.grad = g.to(dtype)
         optimizer.step()
-    assert (parameter.detach() - weight).abs().max() < tolerance
+    numerics(
+        "optimizers",
+        f"ademamix, weights after 1,000 steps, {str(dtype).removeprefix('torch.')}",
+        source="arXiv 2409.03137, algorithm 1 and its schedulers",
+        against="the formula in float64, warm-ups of 400 and 600 steps",
+        difference=largest_difference(parameter, weight),
+        allowed=tolerance,
+    )
 
 
-def test_without_the_slow_average_it_is_adamw_bit_by_bit() -> None:
+def test_without_the_slow_average_it_is_adamw_bit_by_bit(numerics: Numerics) -> None:
     start = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     a = AdEMAMix([ours], lr=3e-3, betas=(0.9, 0.99, 0.999), alpha=0.0, weight_decay=0.1)
@@ -77,7 +87,14 @@ def test_without_the_slow_average_it_is_adamw_bit_by_bit() -> None:
         ours.grad = theirs.grad = gradients(t).float()
         a.step()
         b.step()
-    assert torch.equal(ours, theirs)
+    numerics(
+        "optimizers",
+        "ademamix with alpha 0, weights after 50 steps",
+        source="arXiv 1711.05101",
+        against="torch.optim.AdamW, foreach",
+        difference=largest_difference(ours, theirs),
+        allowed=0.0,
+    )
 
 
 def test_many_parameters_at_once_give_the_same_bits_as_one_by_one() -> None:
@@ -163,7 +180,7 @@ def test_training_with_bfloat16_moments_ends_where_it_ends_with_float32(monkeypa
 SHAPES = [(7, 6), (6,), (3, 8), (1,)]
 
 
-def test_sharded_parameters_get_the_bits_of_whole_ones(tmp_path: Path) -> None:
+def test_sharded_parameters_get_the_bits_of_whole_ones(tmp_path: Path, numerics: Numerics) -> None:
     def trained(state_dtype: torch.dtype, placements: list[Shard | Replicate] | None, shape: tuple[int, ...]) -> list[torch.Tensor]:
         mesh = init_device_mesh("cpu", shape) if placements else None
         generator = torch.Generator().manual_seed(0)
@@ -184,20 +201,28 @@ def test_sharded_parameters_get_the_bits_of_whole_ones(tmp_path: Path) -> None:
         tensors += [optimizer.state[parameter][name] for parameter in parameters for name in MOMENTS]
         return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
-    def work(rank: int) -> bool:
+    def work(rank: int) -> float:
         dist.init_process_group("gloo")
+        differences = []
         layouts = [((2,), [Shard(0)]), ((2,), [Shard(1)]), ((2, 1), [Replicate(), Shard(0)])]
         for dtype in (torch.float32, torch.bfloat16):
             whole = trained(dtype, None, ())
             for shape, placements in layouts:
-                found = trained(dtype, placements, shape)
-                assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True)), (dtype, placements)
-        return True
+                differences.append(largest_difference(trained(dtype, placements, shape), whole))
+        assert len(differences) == 6
+        return max(differences)
 
-    assert in_processes(tmp_path, work, 2) == [True, True]
+    numerics(
+        "optimizers",
+        "ademamix on two processes (Shard(0), Shard(1), replicas), weights and moments after 10 steps, moments in float32 and bfloat16",
+        source="arXiv 2409.03137",
+        against="whole matrices in one process",
+        difference=max(in_processes(tmp_path, work, 2)),
+        allowed=0.0,
+    )
 
 
-def test_the_kernel_computes_what_foreach_does() -> None:
+def test_the_kernel_computes_what_foreach_does(numerics: Numerics) -> None:
     script = Path(__file__).with_name("kernel_against_foreach.py")
     run = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}
@@ -207,9 +232,16 @@ def test_the_kernel_computes_what_foreach_does() -> None:
     assert found.pop("cut") is True
     assert len(found) == 4
     for kind, largest in found.items():
-        # Of bfloat16, both round the same float32 value but for its last bit, and here no last bit decided.
-        assert largest["weight"] <= (0 if kind.startswith("bfloat16") else 5e-7), kind
-        assert max(largest[name] for name in MOMENTS) <= (0 if kind.endswith("bfloat16") else 5e-7), kind
+        weights, moments = kind.split()
+        for what, dtype, names in (("weights", weights, ["weight"]), ("moments", moments, MOMENTS)):
+            numerics(
+                "optimizers",
+                f"ademamix by the Triton kernel (interpreted), {what} in {dtype} after 8 steps",
+                source="arXiv 2409.03137",
+                against="the foreach path",
+                difference=max(largest[name] for name in names),
+                allowed=0.0 if dtype == "bfloat16" else 5e-7,  # both round the same value but for its last bit, which decided nowhere here
+            )
 
 
 @pytest.mark.slow

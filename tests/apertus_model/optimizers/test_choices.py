@@ -18,6 +18,7 @@ from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
 from specs.schedule import Schedule
+from tests.numerics import Numerics, largest_difference
 
 RATES = {"lion": 1e-3, "signum": 1e-3, "muon": 2e-2, "prodigy": 1.0}
 VARIANTS = {"ademamix in bfloat16": {"name": "ademamix", "state_dtype": "bfloat16"}}
@@ -107,11 +108,20 @@ def test_it_trains(choice: str, one_process: Runs) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_going_on_from_a_checkpoint_gives_the_same_bits(choice: str, processes: int, request: pytest.FixtureRequest) -> None:
+def test_going_on_from_a_checkpoint_gives_the_same_bits(
+    choice: str, processes: int, request: pytest.FixtureRequest, numerics: Numerics
+) -> None:
     whole, rest = request.getfixturevalue("one_process" if processes == 1 else "two_processes")[choice]
-    assert losses(rest) == losses(whole)[HALF:]
-    assert same(rest.weights, whole.weights)
-    assert same(rest.optimizer, whole.optimizer)
+    found, expected = ([losses(run)[-HALF:], run.weights, run.optimizer] for run in (rest, whole))
+    assert len(losses(rest)) == STEPS - HALF
+    numerics(
+        "optimizers",
+        f"every optimizer, losses, weights and state {STEPS - HALF} steps after a checkpoint, {processes} process{'es' * (processes > 1)}",
+        source="this engine",
+        against="a run that did not stop",
+        difference=largest_difference(found, expected),
+        allowed=0.0,
+    )
 
 
 # Largest difference of a weight between one and two processes after six steps, where it is not that of a few roundings: Muon's iteration
@@ -121,19 +131,33 @@ ALIKE = {"muon": 3e-2, "d-muon": 3e-2, "soap": 2e-1, "ademamix in bfloat16": 5e-
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_two_processes_train_as_one_does(choice: str, one_process: Runs, two_processes: Runs) -> None:
+def test_two_processes_train_as_one_does(choice: str, one_process: Runs, two_processes: Runs, numerics: Numerics) -> None:
     one, two = one_process[choice][0], two_processes[choice][0]
     assert losses(two) == pytest.approx(losses(one), abs=0.05 if choice in ALIKE else 1e-5)
-    assert difference(two.weights, one.weights) < ALIKE.get(choice, 2e-4)
+    numerics(
+        "optimizers",
+        f"{choice}, weights after {STEPS} steps on two processes",
+        source=PUBLISHED[VARIANTS.get(choice, {"name": choice})["name"]].source.split(":")[0],
+        against="one process",
+        difference=difference(two.weights, one.weights),
+        allowed=ALIKE.get(choice, 2e-4),
+    )
 
 
 @pytest.mark.parametrize("name", ["muon", "d-muon"])
-def test_muon_on_shards_is_muon_on_whole_matrices(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_on_shards_is_muon_on_whole_matrices(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: Numerics) -> None:
     """With its iteration in float32, so that rounding does not hide a mistake."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     one = train(tmp_path / "one", run_of(name, 1, end_step=4))[0]
     two = train(tmp_path / "two", run_of(name, 2, end_step=4), processes=2)[0]
-    assert difference(one.weights, two.weights) < 1e-4
+    numerics(
+        "optimizers",
+        f"{name} with its iteration in float32, weights after 4 steps on two processes",
+        source=PUBLISHED[name].source.split(":")[0],
+        against="one process",
+        difference=difference(one.weights, two.weights),
+        allowed=1e-4,
+    )
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import torch
 
 from apertus_model.optimizers import library
 from apertus_model.optimizers.muon import Muon
-from specs.optimizer import OptimizerSpec
+from specs.optimizer import PUBLISHED, OptimizerSpec
+from tests.numerics import Numerics, largest_difference
 
 SHAPE, STEPS, LR, DECAY = (6, 4), 12, 3e-2, 0.1
 Tensor = torch.Tensor
@@ -110,33 +111,54 @@ FORMULAS: dict[str, tuple[Callable[..., Any], dict[str, Any], Callable[[], Itera
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_the_library_follows_the_published_update(name: str) -> None:
+def test_the_library_follows_the_published_update(name: str, numerics: Numerics) -> None:
     make, settings, formula = FORMULAS[name]
     found, _ = trained(make, **settings)
     *_, expected = formula()
     # MARS of the library adds 1e-15 inside of the root, and eps before the bias correction, where its authors add it afterwards.
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if name == "mars" else 1e-9)
+    numerics(
+        "optimizers",
+        f"{name}, weights after {STEPS} steps, float64",
+        source=PUBLISHED[name].source,
+        against="the published update in float64",
+        difference=largest_difference(found, expected),
+        allowed=1e-5 if name == "mars" else 1e-9,
+    )
 
 
-def test_prodigy_follows_the_published_update() -> None:
+def test_prodigy_follows_the_published_update(numerics: Numerics) -> None:
     found, optimizer = trained(library.prodigy, lr=1.0, betas=(0.9, 0.999), eps=1e-8)
     *_, expected = prodigy()
     assert optimizer.param_groups[0]["d"] > 1e-6  # the estimate has begun to grow
-    torch.testing.assert_close(found - start(), expected - start(), rtol=1e-5, atol=1e-12)  # its sums are float32
+    numerics(
+        "optimizers",
+        f"prodigy, way of the weights in {STEPS} steps, float64 with sums in float32, relative above 1e-7",
+        source="arXiv 2306.06101, konstmish/prodigy",
+        against="the published update in float64",
+        difference=largest_difference(found - start(), expected - start(), relative_above=1e-7),
+        allowed=1e-5,
+    )
 
 
-def test_schedule_free_trains_one_point_and_averages_another() -> None:
+def test_schedule_free_trains_one_point_and_averages_another(numerics: Numerics) -> None:
     found, optimizer = trained(library.schedule_free_adamw, betas=(0.9, 0.999), eps=1e-8)
     *_, (average, training) = schedule_free()
-    torch.testing.assert_close(found, training, rtol=1e-9, atol=1e-9)
     (weight,) = optimizer.param_groups[0]["params"]
+    found = found.clone()  # of the weight, which changes here
     kept = optimizer.to_average()
-    torch.testing.assert_close(weight.detach(), average, rtol=1e-9, atol=1e-9)
+    numerics(
+        "optimizers",
+        f"schedule-free-adamw, trained weights and their average after {STEPS} steps, float64",
+        source=PUBLISHED["schedule-free-adamw"].source,
+        against="the published update in float64",
+        difference=largest_difference([found, weight], [training, average]),
+        allowed=1e-9,
+    )
     optimizer.from_average(kept)
     assert torch.equal(weight.detach(), found)
 
 
-def test_soap_without_rotation_is_adam_one_step_late() -> None:
+def test_soap_without_rotation_is_adam_one_step_late(numerics: Numerics) -> None:
     """A matrix whose dimensions are too large to be preconditioned has no eigenbases: what is left is Adam from the second gradient on."""
     found, _ = trained(library.soap, betas=(0.9, 0.95), eps=1e-8, max_precondition_dim=1)
     w, m, v = start(), *(torch.zeros(SHAPE, dtype=torch.float64) for _ in range(2))
@@ -145,10 +167,17 @@ def test_soap_without_rotation_is_adam_one_step_late() -> None:
         m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
         w = w - LR * m / (1 - 0.9**t) / (v.sqrt() + 1e-8) * (1 - 0.95**t) ** 0.5
         w = w - LR * DECAY * w
-    torch.testing.assert_close(found, w, rtol=1e-9, atol=1e-9)
+    numerics(
+        "optimizers",
+        f"soap without eigenbases, weights after {STEPS} steps, float64",
+        source=PUBLISHED["soap"].source,
+        against="Adam from the second gradient on, in float64",
+        difference=largest_difference(found, w),
+        allowed=1e-9,
+    )
 
 
-def test_soap_first_rotates_into_the_eigenvectors_of_the_first_gradient() -> None:
+def test_soap_first_rotates_into_the_eigenvectors_of_the_first_gradient(numerics: Numerics) -> None:
     weight = torch.nn.Parameter(start()[:4])
     optimizer = library.soap([{"params": [weight], "lr": LR, "weight_decay": 0.0, "betas": (0.95, 0.95), "eps": 0.0}])
     first, second = gradient(1)[:4], gradient(2)[:4]
@@ -157,7 +186,14 @@ def test_soap_first_rotates_into_the_eigenvectors_of_the_first_gradient() -> Non
         optimizer.step()
     left, right = (torch.linalg.eigh(product)[1] for product in (first @ first.T, first.T @ first))
     step = left @ torch.sign(left.T @ second @ right) @ right.T  # Adam's first step has the size of the rate
-    torch.testing.assert_close(weight.detach(), start()[:4] - LR * step, rtol=0, atol=1e-7)
+    numerics(
+        "optimizers",
+        "soap, weights after its first step in eigenbases, float64",
+        source=PUBLISHED["soap"].source,
+        against="the step in the eigenvectors of torch.linalg.eigh, float64",
+        difference=largest_difference(weight, start()[:4] - LR * step),
+        allowed=1e-7,
+    )
 
 
 def test_muon_makes_the_singular_values_of_an_average_gradient_about_one() -> None:
@@ -174,7 +210,7 @@ def test_muon_makes_the_singular_values_of_an_average_gradient_about_one() -> No
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_muon_is_torchs_bit_by_bit(adjust: str) -> None:
+def test_muon_is_torchs_bit_by_bit(adjust: str, numerics: Numerics) -> None:
     results = []
     for kind in (Muon, torch.optim.Muon):
         weight = torch.nn.Parameter(start().float())
@@ -183,7 +219,14 @@ def test_muon_is_torchs_bit_by_bit(adjust: str) -> None:
             weight.grad = gradient(step).float()
             optimizer.step()
         results.append(weight.detach())
-    assert torch.equal(*results)
+    numerics(
+        "optimizers",
+        f"muon, weights after {STEPS} steps",
+        source="kellerjordan.github.io/posts/muon; arXiv 2502.16982 for match_rms_adamw",
+        against="torch.optim.Muon, both adjustments of the rate",
+        difference=largest_difference(*results),
+        allowed=0.0,
+    )
 
 
 @pytest.mark.parametrize("name", ["adopt", "lion", "signum", "soap", "prodigy", "schedule_free_adamw", "mars"])
@@ -208,7 +251,6 @@ def test_the_library_is_not_imported_before_it_is_asked_for() -> None:
 
 def test_every_name_of_the_spec_has_an_optimizer() -> None:
     from apertus_model.trainer.optimizer import OPTIMIZERS, optimizer_config
-    from specs.optimizer import PUBLISHED
 
     for name in PUBLISHED:
         groups = optimizer_config(OptimizerSpec(name=name, lr=1e-3).resolved({})).param_groups
