@@ -74,5 +74,7 @@ def goldfish_mask(labels: ArrayLike, k: int, h: int) -> NDArray[np.bool_]:
         raise ValueError(f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {values.shape}")
     mask = np.zeros(values.shape, dtype=np.bool_)
     if values.shape[-1] >= h:
-        mask[..., h - 1 :] = _dropping(k)[window_products(values, h) % TABLE_SIZE]
+        products = window_products(values, h)
+        # The floor-mod, in numpy faster this way than by `%`.
+        mask[..., h - 1 :] = _dropping(k)[products - products // TABLE_SIZE * TABLE_SIZE]
     return mask

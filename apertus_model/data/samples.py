@@ -2,7 +2,7 @@
 
 Invariants:
 - Sample i of (recipe, token files, sequence length, seed, Goldfish parameters) is the same bytes in every process, on any number of
-  ranks, before and after a restart. There is no state but the memory maps.
+  ranks, before and after a restart. There is no state but open files.
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers tokens [w L, w L + L]: L + 1
   tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch.
 - Positions restart at 0 behind each end-of-document token, and at the start of a window.
@@ -12,8 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -21,15 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.goldfish import goldfish_mask
-from apertus_model.data.megatron import TokenFile
 from apertus_model.data.order import Draw, MixtureOrder
+from apertus_model.data.shards import TokenShard
 from infra.store.inputs import SourceError
+from infra.store.ranges import LocalFile
 from specs.stages.training import Goldfish
 
 IGNORED = -100
+MANY_DOCUMENTS = 16
+"""In a window: from here on a document at a time is slower than all at once."""
 TokenPath = Path | str | tuple[Path, Path]
 """A token file: the common path of `.bin` and `.idx` without suffix, or the two paths."""
-TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath]
+TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath] | list[TokenShard]
 
 
 class Sample(NamedTuple):
@@ -46,36 +51,38 @@ class Sample(NamedTuple):
 
 
 class TokenStream:
-    """The token files of one split of one source, one after the other.
+    """The token files of one split of one source, one after the other; each is opened and checked when it is first read.
 
-    Raises ValueError without files, and what TokenFile raises.
+    Raises ValueError without files, FileNotFoundError for one that is missing, and what TokenShard raises.
     """
 
     def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
-        shards = paths if isinstance(paths, list) else [paths]
-        if not shards:
+        self._shards: list[TokenShard] = []
+        for path in paths if isinstance(paths, list) else [paths]:
+            # The shards of a split have tokens of one type: the header of the first tells it.
+            dtype = self._shards[0].dtype if self._shards else None
+            self._shards.append(path if isinstance(path, TokenShard) else TokenShard(*_files(path), dtype, vocab_size))
+        if not self._shards:
             raise ValueError("a token stream needs at least one token file")
-        pairs = [shard if isinstance(shard, tuple) else (shard, None) for shard in shards]
-        self._files = [TokenFile(path, index, vocab_size=vocab_size) for path, index in pairs]
-        self._starts = np.cumsum([0, *(file.tokens.size for file in self._files)])
+        self._starts = list(accumulate((shard.tokens for shard in self._shards), initial=0))
+        self.remote = any(shard.remote for shard in self._shards)
 
     def __len__(self) -> int:
         """Tokens of all files together."""
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Tokens [start, stop): (stop - start,), int64."""
+        if stop > len(self):
+            raise IndexError(f"tokens {start} to {stop} were asked for; the stream has {len(self)}")
         tokens = np.empty(stop - start, dtype=np.int64)
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        done = 0
-        for file, offset in zip(self._files[first:], self._starts[first:-1], strict=True):
-            if done == tokens.size:
-                break
-            piece = file.read(start + done - int(offset), stop - int(offset))
+        number, done = bisect_right(self._starts, start) - 1, 0
+        while done < tokens.size:
+            shard, offset = self._shards[number], self._starts[number]
+            piece = shard.read(start + done - offset, min(stop - offset, shard.tokens))
             tokens[done : done + piece.size] = piece
             done += piece.size
-        if done < tokens.size:
-            raise IndexError(f"tokens {start} to {stop} were asked for; the stream has {len(self)}")
+            number += 1
         return tokens
 
     def windows(self, sequence_length: int) -> int:
@@ -86,7 +93,7 @@ class TokenStream:
 class MixtureSamples:
     """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
 
-    Built by `open`. Picklable and safe to share between forked workers: reading has no state.
+    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: reading may wait for a network.
     """
 
     def __init__(self, streams: Sequence[TokenStream], order: MixtureOrder, sequence_length: int, eos_id: int, goldfish: Goldfish | None):
@@ -95,6 +102,7 @@ class MixtureSamples:
         self._sequence_length = sequence_length
         self._eos_id = eos_id
         self._goldfish = goldfish
+        self.remote = any(stream.remote for stream in streams)
 
     @classmethod
     def open(
@@ -111,7 +119,7 @@ class MixtureSamples:
         Args:
             recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
             bins: for each source of the recipe, in its order, the token file of its training split, or the list of its shards
-                (`apertus_model.data.corpora.split_files` gives it).
+                (`apertus_model.data.corpora.split_shards` gives it).
             sequence_length: labels per sample.
             seed: of the order; the recipe's by default.
             goldfish: parameters of the Goldfish loss; None masks nothing.
@@ -206,22 +214,33 @@ def validation_samples(recipe: dict[str, Any], bins: Sequence[TokenPaths], *, se
     return ValidationSamples([TokenStream(paths, recipe["vocab_size"]) for paths in bins], sequence_length, recipe["eos_id"])
 
 
+def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
+    """The `.bin` and the `.idx`."""
+    if isinstance(path, tuple):
+        return LocalFile(path[0]), LocalFile(path[1])
+    prefix = str(path).removesuffix(".bin")
+    return LocalFile(f"{prefix}.bin"), LocalFile(f"{prefix}.idx")
+
+
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
     """(L + 1,) tokens -> a sample of L."""
     inputs, labels = tokens[:-1], tokens[1:].copy()
     if goldfish is not None:
-        labels[goldfish_mask(tokens[1:], goldfish.k, goldfish.h)] = IGNORED
-    ends = inputs == eos_id
+        np.copyto(labels, IGNORED, where=goldfish_mask(labels, goldfish.k, goldfish.h))
+    ends = np.flatnonzero(inputs == eos_id)
     labels[ends] = IGNORED
-    return Sample(inputs.copy(), labels, positions_within_documents(ends), source)
+    return Sample(inputs, labels, positions_within_documents(ends, inputs.size), source)
 
 
-def positions_within_documents(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Distance of each token from the start of its document: (L,), bool (token is an end of document) -> (L,), int64.
+def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Distance of each token from the start of its document, int64 of shape (length,), by the places of the end-of-document tokens.
 
-    Example: [F F T F T T F] -> [0 1 2 0 1 0 0].
+    Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0].
     """
-    index = np.arange(ends.size, dtype=np.int64)
-    starts = np.zeros_like(index)
-    starts[1:] = np.where(ends[:-1], index[1:], 0)
-    return index - np.maximum.accumulate(starts)
+    positions = np.arange(length, dtype=np.int64)
+    starts = np.append(ends, length - 1) + 1
+    if starts.size <= MANY_DOCUMENTS:
+        for start, end in pairwise(starts.tolist()):
+            positions[start:end] -= start
+        return positions
+    return positions - np.repeat(np.append(0, starts[:-1]), np.diff(starts, prepend=0))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from apertus_model.data.corpora import split_files
+from apertus_model.data.corpora import split_shards
 from apertus_model.data.samples import MixtureSamples, validation_samples
 from apertus_model.trainer.loader import SampleLike, Samples
 from infra.store import Artifact, Store
+from infra.store.ranges import BlockCache
 from specs.job import Job
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.sft import SftSegment
@@ -49,11 +50,12 @@ class MixtureData:
     def __init__(self, store: Store, job: Job, segment: Segment) -> None:
         recipe = Artifact(store, job.inputs["mixture"].path or "").json("recipe.json")
         corpora = [Artifact(store, source["path"]) for source in recipe["sources"]]
+        blocks = BlockCache(job.scratch)
         self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
         self.samples: CountedSamples = MixtureSamples.open(
             recipe,
-            [split_files(corpus, "train") for corpus in corpora],
+            [split_shards(corpus, "train", blocks) for corpus in corpora],
             sequence_length=segment.sequence_length,
             goldfish=segment.goldfish,
         )
@@ -61,7 +63,7 @@ class MixtureData:
         if segment.validation.interval:
             heldout = validation_samples(
                 recipe,
-                [split_files(corpus, "validation") for corpus in corpora],
+                [split_shards(corpus, "validation", blocks) for corpus in corpora],
                 sequence_length=segment.sequence_length,
             )
             for index, name in enumerate(self.names):
