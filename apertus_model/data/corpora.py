@@ -1,4 +1,7 @@
-"""The files of a corpus artifact, for those who train or evaluate on it."""
+"""The files of a corpus artifact, for those who train or evaluate on it.
+
+Invariant: what is opened for training costs the same for a kilobyte and a terabyte; what is copied from elsewhere is bounded.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,35 @@ from pathlib import Path
 from typing import Literal
 
 from apertus_model.data.megatron import token_dtype
+from apertus_model.data.shards import TokenShard
 from infra.store import Artifact
+from infra.store.ranges import BlockCache, StoredFile
 
 Split = Literal["train", "validation"]
+
+WHOLE_SPLIT_BYTES = 256 * 2**20
+"""A split of a store elsewhere is copied whole, and checked by its digests, up to this size; a larger one is read in blocks."""
 
 
 def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
     """Local `.bin` and `.idx` of each shard of a split, in order, content checked."""
-    return [shard.files() for shard in split_shards(corpus, split)]
+    shards = corpus.manifest["facts"][split]
+    return [(corpus.local(f"{shard}.bin"), corpus.local(f"{shard}.idx")) for shard in shards]
 
 
-class CorpusShard:
-    """A shard that is opened when it is first read: until then the manifest is all that is known of it.
+def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None) -> list[TokenShard]:
+    """The shards of a split for reading windows: nothing is read or copied before a shard is used, however large the split is. What
+    `MixtureSamples.open` takes for one source.
 
-    Attributes:
-        tokens: how many it holds, by the size that the manifest states.
+    Args:
+        cache: of the blocks of a split that lies elsewhere and is not small; None copies it whole.
     """
-
-    def __init__(self, corpus: Artifact, name: str) -> None:
-        self.tokens = int(corpus.manifest["files"][f"{name}.bin"]["size"]) // token_dtype(corpus.manifest["facts"]["vocab_size"]).itemsize
-        self._corpus = corpus
-        self._name = name
-
-    def files(self) -> tuple[Path, Path]:
-        """Local `.bin` and `.idx`, content checked."""
-        return self._corpus.local(f"{self._name}.bin"), self._corpus.local(f"{self._name}.idx")
-
-
-def split_shards(corpus: Artifact, split: Split) -> list[CorpusShard]:
-    """The shards of a split, in order, none of them opened. What `MixtureSamples.open` takes for one source."""
-    return [CorpusShard(corpus, name) for name in corpus.manifest["facts"][split]]
+    facts, files = corpus.manifest["facts"], corpus.manifest["files"]
+    pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]
+    small = sum(files[name]["size"] for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES
+    blocks = None if small else cache
+    vocab_size = facts["vocab_size"]
+    return [
+        TokenShard(StoredFile(corpus, data, blocks), StoredFile(corpus, index, blocks), token_dtype(vocab_size), vocab_size)
+        for data, index in pairs
+    ]

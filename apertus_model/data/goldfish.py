@@ -103,7 +103,9 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
     if values.ndim not in (1, 2):
         raise ValueError(f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {tuple(values.shape)}")
     if values.shape[-1] >= h:
-        mask[..., h - 1 :] = dropping[window_products(values, h) % TABLE_SIZE]
+        products = window_products(values, h)
+        floored = products // TABLE_SIZE if isinstance(products, np.ndarray) else products.div(TABLE_SIZE, rounding_mode="floor")
+        mask[..., h - 1 :] = dropping[products - floored * TABLE_SIZE]  # the floor-mod; in numpy faster this way than by `%`
     if positions is not None:
         mask &= positions >= h - 1
     return mask

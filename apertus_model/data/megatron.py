@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -29,6 +29,7 @@ from specs.errors import StageError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
+HEADER_BYTES = _HEADER.size
 # Megatron's dtype codes; writing uses 4 and 8 only.
 _DTYPES: dict[int, np.dtype] = {
     1: np.dtype("u1"), 2: np.dtype("i1"), 3: np.dtype("<i2"), 4: np.dtype("<i4"), 5: np.dtype("<i8"), 8: np.dtype("<u2"),
@@ -45,6 +46,69 @@ class TokenFileError(StageError):
 def token_dtype(vocab_size: int) -> np.dtype:
     """The type that Megatron stores ids of such a vocabulary in: uint16 below 65,500, int32 from there on."""
     return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
+
+
+class IndexHeader(NamedTuple):
+    """What the first `HEADER_BYTES` of an `.idx` say: type of a token, number of sequences, and of document borders (documents + 1)."""
+
+    dtype: np.dtype
+    sequences: int
+    borders: int
+
+    @property
+    def pointers_at(self) -> int:
+        """First byte of the byte pointers."""
+        return HEADER_BYTES + 4 * self.sequences
+
+    @property
+    def documents_at(self) -> int:
+        """First byte of the document indices."""
+        return self.pointers_at + 8 * self.sequences
+
+    @property
+    def end(self) -> int:
+        """Bytes of the whole index."""
+        return self.documents_at + 8 * self.borders
+
+
+def read_header(header: bytes, index: Path | str) -> IndexHeader:
+    """The first bytes of an `.idx`, called `index` in an error. TokenFileError when they are too few, or no header of ours."""
+    if len(header) < HEADER_BYTES:
+        raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {HEADER_BYTES}")
+    magic, version, code, sequences, borders = _HEADER.unpack(header)
+    if magic != MAGIC:
+        raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is no Megatron index")
+    if version != VERSION or code not in _DTYPES:
+        raise TokenFileError(f"{index} has version {version} and dtype code {code}; known are version 1 and codes {sorted(_DTYPES)}")
+    return IndexHeader(_DTYPES[code], sequences, borders)
+
+
+def check_index(read: Callable[[int, int], bytes], index_bytes: int, data_bytes: int, index: Path | str, data: Path | str) -> IndexHeader:
+    """Compares the header and the first and last entries of an `.idx` with the lengths of both files.
+
+    Args:
+        read: bytes [start, stop) of the index.
+        index, data: what the two files are called in an error.
+
+    Raises:
+        TokenFileError: when they do not fit together.
+    """
+    header = read_header(read(0, min(HEADER_BYTES, index_bytes)), index)
+    count, borders = header.sequences, header.borders
+    if index_bytes != header.end:
+        raise TokenFileError(f"{index} has {index_bytes} bytes; {count} sequences and {borders} document borders take {header.end}")
+
+    def entry(width: int, start: int) -> int:
+        return int.from_bytes(read(start, start + width), "little", signed=True)
+
+    end = entry(8, header.documents_at - 8) + entry(4, header.pointers_at - 4) * header.dtype.itemsize if count else 0
+    if end != data_bytes or (count and entry(8, header.pointers_at) != 0):
+        raise TokenFileError(f"{data} has {data_bytes} bytes; by {Path(index).name} its {count} sequences end at byte {end}")
+    if not borders or entry(8, header.documents_at) != 0 or entry(8, header.end - 8) != count:
+        raise TokenFileError(f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}")
+    if borders > count + 1:
+        raise TokenFileError(f"{index} has {borders - 1} documents and only {count} sequences; every document has one at least")
+    return header
 
 
 class TokenFile:
@@ -72,28 +136,11 @@ class TokenFile:
         self.vocab_size = vocab_size
         index_bytes, data_bytes = index.stat().st_size, data.stat().st_size
         with index.open("rb") as file:
-            header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {_HEADER.size}")
-        magic, version, code, count, borders = _HEADER.unpack(header)
-        if magic != MAGIC:
-            raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is no Megatron index")
-        if version != VERSION or code not in _DTYPES:
-            raise TokenFileError(f"{index} has version {version} and dtype code {code}; known are version 1 and codes {sorted(_DTYPES)}")
-        expected = _HEADER.size + 12 * count + 8 * borders
-        if index_bytes != expected:
-            raise TokenFileError(f"{index} has {index_bytes} bytes; {count} sequences and {borders} document borders take {expected}")
-        self.dtype = _DTYPES[code]
-        self.sizes: NDArray[np.int32] = _map(index, "<i4", _HEADER.size, count)
-        self._pointers: NDArray[np.int64] = _map(index, "<i8", _HEADER.size + 4 * count, count)
-        self.document_indices: NDArray[np.int64] = _map(index, "<i8", _HEADER.size + 12 * count, borders)
-        end = int(self._pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if count else 0
-        if end != data_bytes or (count and self._pointers[0] != 0):
-            raise TokenFileError(f"{data} has {data_bytes} bytes; by {index.name} its {count} sequences end at byte {end}")
-        if not borders or self.document_indices[0] != 0 or self.document_indices[-1] != count:
-            raise TokenFileError(f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}")
-        if borders > count + 1:
-            raise TokenFileError(f"{index} has {borders - 1} documents and only {count} sequences; every document has one at least")
+            header = check_index(lambda start, stop: _read_at(file, start, stop), index_bytes, data_bytes, index, data)
+        self.dtype = header.dtype
+        self.sizes: NDArray[np.int32] = _map(index, "<i4", HEADER_BYTES, header.sequences)
+        self._pointers: NDArray[np.int64] = _map(index, "<i8", header.pointers_at, header.sequences)
+        self.document_indices: NDArray[np.int64] = _map(index, "<i8", header.documents_at, header.borders)
         self.tokens: NDArray[np.integer] = _map(data, self.dtype, 0, data_bytes // self.dtype.itemsize)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,12 +169,10 @@ class TokenFile:
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
         """Tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id outside of the vocabulary."""
         tokens = self.tokens[start:stop]
-        if self.vocab_size is not None and tokens.size:
-            worst = tokens.min() if tokens.min() < 0 else tokens.max()
-            if not 0 <= worst < self.vocab_size:
-                raise TokenFileError(
-                    f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {self.vocab_size}"
-                )
+        if self.vocab_size is not None and (worst := id_outside(tokens, self.vocab_size)) is not None:
+            raise TokenFileError(
+                f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {self.vocab_size}"
+            )
         return tokens
 
     def verify(self) -> None:
@@ -206,6 +251,20 @@ class TokenFileWriter:
             self.close()
         else:
             self._file.close()
+
+
+def id_outside(tokens: NDArray[np.integer], vocab_size: int) -> int | None:
+    """An id in `tokens` that is negative, or `vocab_size` or more; None when there is none."""
+    # Seen as unsigned, a negative id is larger than any of its type: one pass instead of two.
+    limit = min(vocab_size, int(np.iinfo(tokens.dtype).max) + 1)
+    if not tokens.size or tokens.view(f"<u{tokens.itemsize}").max() < limit:
+        return None
+    return int(tokens.min() if tokens.min() < 0 else tokens.max())
+
+
+def _read_at(file: BinaryIO, start: int, stop: int) -> bytes:
+    file.seek(start)
+    return file.read(stop - start)
 
 
 def _with_suffix(prefix: Path, suffix: str) -> Path:

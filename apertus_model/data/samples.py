@@ -2,7 +2,7 @@
 
 Invariants:
 - Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in every process, on any number
-  of ranks, before and after a restart. There is no state, and no file stays open.
+  of ranks, before and after a restart. There is no state but open files, and few of those.
 - Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a sample first lies in it.
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers tokens [w L, w L + L]: L + 1
   tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch. With best-fit
@@ -14,27 +14,29 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
-import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.corpora import CorpusShard
 from apertus_model.data.goldfish import goldfish_mask
-from apertus_model.data.megatron import TokenFile, TokenFileError
 from apertus_model.data.order import Draw, MixtureOrder
+from apertus_model.data.shards import TokenShard
 from infra.store.inputs import SourceError
+from infra.store.ranges import LocalFile
 from specs.stages.training import Goldfish
 
 IGNORED = -100
+MANY_DOCUMENTS = 16
+"""In a window: from here on a document at a time is slower than all at once."""
 TokenPath = Path | str | tuple[Path, Path]
 """A token file: the common path of `.bin` and `.idx` without suffix, or the two paths."""
-TokenPaths = TokenPath | Sequence[TokenPath | CorpusShard]
+TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath] | list[TokenShard]
 
 
 class Sample(NamedTuple):
@@ -51,97 +53,43 @@ class Sample(NamedTuple):
 
 
 class TokenStream:
-    """The token files of one split of one source, one after the other. Shards of an artifact are opened when they are first read.
+    """The token files of one split of one source, one after the other; each is opened and checked when it is first read.
 
-    Raises ValueError without files, and what TokenFile raises.
+    Raises ValueError without files, FileNotFoundError for one that is missing, and what TokenShard raises.
     """
 
     def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
-        several = not isinstance(paths, (str, Path, tuple))
-        given: Sequence[Any] = paths if several else [paths]  # type: ignore[assignment]  # told apart here
-        self._shards = [shard if isinstance(shard, CorpusShard) else _Files(shard) for shard in given]
+        self._shards: list[TokenShard] = []
+        for path in paths if isinstance(paths, list) else [paths]:
+            # The shards of a split have tokens of one type: the header of the first tells it.
+            dtype = self._shards[0].dtype if self._shards else None
+            self._shards.append(path if isinstance(path, TokenShard) else TokenShard(*_files(path), dtype, vocab_size))
         if not self._shards:
             raise ValueError("a token stream needs at least one token file")
-        self._vocab_size = vocab_size
-        sizes = [shard.tokens if isinstance(shard, CorpusShard) else _checked(shard).size for shard in self._shards]
-        self._starts = np.cumsum([0, *sizes])
+        self._starts = list(accumulate((shard.tokens for shard in self._shards), initial=0))
+        self.remote = any(shard.remote for shard in self._shards)
 
     def __len__(self) -> int:
         """Tokens of all files together."""
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens [start, stop): (stop - start,), int64. Raises IndexError beyond the end."""
+        """Tokens [start, stop): (stop - start,), int64."""
         if stop > len(self):
             raise IndexError(f"tokens {start} to {stop} were asked for; the stream has {len(self)}")
         tokens = np.empty(stop - start, dtype=np.int64)
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        done = 0
+        number, done = bisect_right(self._starts, start) - 1, 0
         while done < tokens.size:
-            offset = int(self._starts[shard])
-            piece = self._shard(shard).read(start + done - offset, stop - offset, self._vocab_size)
+            shard, offset = self._shards[number], self._starts[number]
+            piece = shard.read(start + done - offset, min(stop - offset, shard.tokens))
             tokens[done : done + piece.size] = piece
             done += piece.size
-            shard += 1
+            number += 1
         return tokens
-
-    def _shard(self, number: int) -> _Shard:
-        """A shard, checked when it is first met. TokenFileError when it does not hold as many tokens as the manifest of its corpus says."""
-        shard = _checked(self._shards[number])
-        size = int(self._starts[number + 1] - self._starts[number])
-        if shard.size != size:
-            raise TokenFileError(
-                f"{shard.path} holds {shard.size} tokens of type {shard.dtype}; by the manifest of its corpus it has {size}"
-            )
-        return shard
 
     def windows(self, sequence_length: int) -> int:
         """How many whole windows of `sequence_length` labels there are."""
         return max(0, (len(self) - 1) // sequence_length)
-
-
-class _Files:
-    """A token file outside of an artifact."""
-
-    def __init__(self, path: TokenPath) -> None:
-        self._path = path
-
-    def files(self) -> tuple[Path | str, Path | None]:
-        return self._path if isinstance(self._path, tuple) else (self._path, None)
-
-
-class _Shard(NamedTuple):
-    """A token file that was checked. Nothing of it stays open: a map or a descriptor for each of thousands would be more than a process may
-    have, and to open a file costs less than what is done with a sequence of it."""
-
-    path: Path
-    dtype: np.dtype
-    size: int
-
-    def read(self, start: int, stop: int, vocab_size: int | None) -> NDArray[np.integer]:
-        """Tokens [start, stop), fewer at the end of the file. TokenFileError for an id outside of the vocabulary."""
-        count = min(stop, self.size) - start
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            data = os.pread(descriptor, count * self.dtype.itemsize, start * self.dtype.itemsize)
-        finally:
-            os.close(descriptor)
-        tokens = np.frombuffer(data[: len(data) // self.dtype.itemsize * self.dtype.itemsize], dtype=self.dtype)
-        if tokens.size != count:
-            raise TokenFileError(f"{self.path} ended at token {start + tokens.size}; it had {self.size} when it was opened")
-        if vocab_size is not None and count:
-            worst = lowest if (lowest := tokens.min()) < 0 else tokens.max()
-            if not 0 <= worst < vocab_size:
-                raise TokenFileError(
-                    f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {vocab_size}"
-                )
-        return tokens
-
-
-@functools.lru_cache(maxsize=2**16)
-def _checked(shard: CorpusShard | _Files) -> _Shard:
-    file = TokenFile(*shard.files())
-    return _Shard(file.path, file.dtype, file.tokens.size)
 
 
 class Sequences(Protocol):
@@ -173,12 +121,13 @@ class Windows:
 class MixtureSamples:
     """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
 
-    Built by `open`. Picklable and safe to share between forked workers: reading has no state.
+    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: reading may wait for a network.
     """
 
-    def __init__(self, sources: Sequence[Sequences], order: MixtureOrder) -> None:
+    def __init__(self, sources: Sequence[Sequences], order: MixtureOrder, *, remote: bool = False) -> None:
         self._sources = list(sources)
         self.order = order
+        self.remote = remote
 
     @classmethod
     def open(
@@ -236,7 +185,7 @@ class MixtureSamples:
             keys=[source["fingerprint"] for source in sources],
             starts=[before.get(source["fingerprint"], 0) for source in sources],
         )
-        return cls(sequences, order)
+        return cls(sequences, order, remote=any(stream.remote for stream in streams))
 
     def __getitem__(self, i: int) -> Sample:
         """Sample i, i >= 0. Raises IndexError for a negative index."""
@@ -319,23 +268,35 @@ def validation_samples(recipe: dict[str, Any], bins: Sequence[TokenPaths], *, se
     return ValidationSamples([TokenStream(paths, recipe["vocab_size"]) for paths in bins], sequence_length, recipe["eos_id"])
 
 
+def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
+    """The `.bin` and the `.idx`."""
+    if isinstance(path, tuple):
+        return LocalFile(path[0]), LocalFile(path[1])
+    prefix = str(path).removesuffix(".bin")
+    return LocalFile(f"{prefix}.bin"), LocalFile(f"{prefix}.idx")
+
+
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
     """(L + 1,) tokens -> a sample of L."""
     inputs, labels = tokens[:-1], tokens[1:].copy()
-    ends = inputs == eos_id
-    positions = positions_within_documents(ends)
+    ends = np.flatnonzero(inputs == eos_id)
+    positions = positions_within_documents(ends, inputs.size)
     if goldfish is not None:
-        labels[goldfish_mask(tokens[1:], goldfish.k, goldfish.h, positions if goldfish.within_documents else None)] = IGNORED
+        masked = goldfish_mask(labels, goldfish.k, goldfish.h, positions if goldfish.within_documents else None)
+        np.copyto(labels, IGNORED, where=masked)
     labels[ends] = IGNORED
-    return Sample(inputs.copy(), labels, positions, source)
+    return Sample(inputs, labels, positions, source)
 
 
-def positions_within_documents(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Distance of each token from the start of its document: (L,), bool (token is an end of document) -> (L,), int64.
+def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Distance of each token from the start of its document, int64 of shape (length,), by the places of the end-of-document tokens.
 
-    Example: [F F T F T T F] -> [0 1 2 0 1 0 0].
+    Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0].
     """
-    index = np.arange(ends.size, dtype=np.int64)
-    starts = np.zeros_like(index)
-    starts[1:] = np.where(ends[:-1], index[1:], 0)
-    return index - np.maximum.accumulate(starts)
+    positions = np.arange(length, dtype=np.int64)
+    starts = np.append(ends, length - 1) + 1
+    if starts.size <= MANY_DOCUMENTS:
+        for start, end in pairwise(starts.tolist()):
+            positions[start:end] -= start
+        return positions
+    return positions - np.repeat(np.append(0, starts[:-1]), np.diff(starts, prepend=0))

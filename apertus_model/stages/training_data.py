@@ -15,6 +15,7 @@ from apertus_model.data.corpora import split_shards
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
 from infra.store import Artifact, Store
+from infra.store.ranges import BlockCache
 from specs.base import canonical_json, flatten
 from specs.errors import StageError
 from specs.job import InputRef
@@ -52,13 +53,13 @@ class TrainingData(Protocol):
     identity: dict[str, Any]
 
 
-def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
-    """The data of a segment, from its inputs by role."""
+def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | None = None) -> TrainingData:
+    """The data of a segment, from its inputs by role. `scratch`: where blocks of a corpus that lies elsewhere are kept."""
     if isinstance(segment, SftSegment):
         return ConversationData(store, inputs, segment)
     if isinstance(segment, PreferenceSegment):
         return PreferenceData(store, inputs, segment)
-    return MixtureData(store, inputs, segment)
+    return MixtureData(store, inputs, segment, scratch)
 
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
@@ -83,7 +84,8 @@ def _content(artifact: Artifact) -> str:
 class MixtureData:
     """Windows, or packed rows, over the documents of a mixture."""
 
-    def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
+    def __init__(self, store: Store, inputs: Inputs, segment: Segment, scratch: str | None) -> None:
+        blocks = BlockCache(scratch)
         recipe = _recipe(store, inputs["mixture"])
         corpora = [Artifact(store, source["path"]) for source in recipe["sources"]]
         self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
@@ -93,7 +95,7 @@ class MixtureData:
         ]
         samples = MixtureSamples.open(
             recipe,
-            [split_shards(corpus, "train") for corpus in corpora],
+            [split_shards(corpus, "train", blocks) for corpus in corpora],
             sequence_length=segment.sequence_length,
             goldfish=segment.goldfish,
             packed=[packed_tables(artifact) for artifact in packed] or None,
@@ -119,7 +121,7 @@ class MixtureData:
         if segment.validation.interval:
             heldout = validation_samples(
                 recipe,
-                [split_shards(corpus, "validation") for corpus in corpora],
+                [split_shards(corpus, "validation", blocks) for corpus in corpora],
                 sequence_length=segment.sequence_length,
             )
             for index, name in enumerate(self.names):

@@ -2,16 +2,23 @@
 
 Invariant: step s trains on the samples `first_sample(s) .. first_sample(s) + global_batch_size - 1`, whatever the number of
 ranks and of accumulation steps. The ranks take turns by micro-batch, so the union over ranks and accumulation steps is that
-block, in order. There is no state to save.
+block, in order. There is no state to save: batches that were computed ahead are forgotten.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
+
+from apertus_model.trainer.prefetch import computed_ahead
+
+PREFETCH = 8
+"""Micro-batches read ahead. In as many threads where samples come over a network: eight answers of 20 ms at a time make 1.6 million tokens
+a second in sequences of 4,096. Otherwise in one, idle while there are enough: a sequence takes it a tenth of a millisecond."""
 
 
 class SampleLike(Protocol):
@@ -26,7 +33,8 @@ class SampleLike(Protocol):
 
 
 class Samples(Protocol):
-    """A sequence of samples; `samples[i]` is a pure function of i."""
+    """A sequence of samples; `samples[i]` is a pure function of i, and several threads may ask at once. With a true attribute `remote` they
+    come over a network."""
 
     def __getitem__(self, index: int, /) -> SampleLike: ...
 
@@ -52,6 +60,7 @@ class SampleLoader(BaseDataLoader):
         first_sample: Callable[[int], int]
         global_batch_size: int
         fields: tuple[str, ...] = ()
+        prefetch: int = PREFETCH
 
     def __init__(
         self,
@@ -69,21 +78,39 @@ class SampleLoader(BaseDataLoader):
         self._micro_batch_size = local_batch_size
         self._ranks = dp_world_size
         self._rank = dp_rank
+        self._prefetch = config.prefetch
+        self._batches: Generator[Batch, None, None] | None = None
         self.seek(0)
 
     def seek(self, steps_done: int) -> None:
-        """Continue after `steps_done` steps of the stage; for iterators made from now on."""
+        """Continue after `steps_done` steps of the stage. Ends the iterator in use, with what it has read ahead."""
+        self.close()
         self._steps_done = steps_done
 
+    def close(self) -> None:
+        """Ends the iterator in use and its threads."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
     def __iter__(self) -> Iterator[Batch]:
-        step = self._steps_done
+        self.close()
+        calls = (functools.partial(self._batch, first) for first in self._first_samples(self._steps_done))
+        threads = self._prefetch if getattr(self._samples, "remote", False) else 1
+        self._batches = computed_ahead(calls, self._prefetch, threads)
+        return self._batches
+
+    def _first_samples(self, step: int) -> Iterator[int]:
+        """The first sample of each micro-batch of this rank."""
         turn = self._micro_batch_size * self._ranks
         while True:
             begin = self._first_sample(step)
             for offset in range(0, self._global_batch_size, turn):
-                first = begin + offset + self._rank * self._micro_batch_size
-                yield collate([self._samples[first + index] for index in range(self._micro_batch_size)], self._fields)
+                yield begin + offset + self._rank * self._micro_batch_size
             step += 1
+
+    def _batch(self, first: int) -> Batch:
+        return collate([self._samples[first + index] for index in range(self._micro_batch_size)], self._fields)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the position follows from the step."""

@@ -102,6 +102,11 @@ class ApertusTrainer(Trainer):
                 self.checkpointer.save(self.step, last_step=True)
         return finished
 
+    def close(self) -> None:
+        """Ends the threads that read ahead, and what torchtitan has open."""
+        self.dataloader.close()  # SampleLoader
+        super().close()
+
     def heldout_losses(self) -> dict[str, HeldOutLoss]:
         """Loss on the held-out sequences of each source. Collective."""
         batch_size = self.config.training.local_batch_size

@@ -3,6 +3,7 @@
 Runs use one thread per process, which also keeps OpenMP out of forked children.
 """
 
+import itertools
 import multiprocessing
 import os
 import socket
@@ -176,9 +177,10 @@ def train(
     def run(rank: int) -> Result:
         samples = data()
         result = Result()
+        steps = itertools.count()
 
-        def stop() -> bool:
-            return stop_at is not None and rank == processes - 1 and len(samples.asked) * processes >= stop_at * 4
+        def stop() -> bool:  # asked before each step
+            return stop_at is not None and rank == processes - 1 and next(steps) >= stop_at
 
         hooks = RunHooks(
             open_samples=lambda: samples,
@@ -200,7 +202,7 @@ def train(
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         result.learning_rates = [group["lr"] for group in groups]
         result.weight_decays = [group["weight_decay"] for group in groups]
-        result.asked = samples.asked
+        result.asked = sorted(samples.asked)  # several threads ask
         if inspect is not None:
             inspect(trainer)
         trainer.close()

@@ -30,7 +30,8 @@ def test_counts_follow_the_weights_within_the_stated_bounds(
     for i in range(begin, begin + 2 * BLOCK + 3):
         for source, share in enumerate(order.shares):
             difference = abs(counts[source] - i * share)
-            worst = max(worst, difference / order.discrepancy(source))
+            assert difference <= order.discrepancy(source)  # which is 0 for a single source
+            worst = max(worst, difference / (order.discrepancy(source) or 1))
             if i % BLOCK == 0:
                 assert difference <= order.border_error(source)
         counts[order[i].source] += 1

@@ -58,8 +58,15 @@ def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_docu
 
 
 def test_positions_restart_behind_each_document() -> None:
-    ends = np.array([0, 0, 1, 0, 1, 1, 0], dtype=bool)
-    assert positions_within_documents(ends).tolist() == [0, 1, 2, 0, 1, 0, 0]
+    assert positions_within_documents(np.array([2, 4, 5]), 7).tolist() == [0, 1, 2, 0, 1, 0, 0]
+    random = np.random.default_rng(3)
+    for documents in (0, 1, 5, 14, 15, 16, 17, 40):
+        ends = np.sort(random.choice(50, documents, replace=False))
+        expected, position = [], 0
+        for place in range(50):
+            expected.append(position)
+            position = 0 if place in ends else position + 1
+        assert positions_within_documents(ends, 50).tolist() == expected
 
 
 def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
