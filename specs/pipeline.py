@@ -19,7 +19,7 @@ from specs.compose import compose, distinct, keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Parallel, Retries
-from specs.optimizer import refused_layout
+from specs.optimizer import refused_layout, refused_objective
 from specs.sources import CONVERSATIONAL, SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
@@ -290,6 +290,9 @@ def _check_layouts(pipeline: Pipeline, trajectories: Mapping[str, Trajectory]) -
         for leg in legs(pipeline, name):
             optimizer = trajectories[leg.name].optimizer.name if leg.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, launch.parallel or Parallel(), launch.world_size)):
+                yield Problem((*leg.path, "optimizer", "name"), reason)
+            objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
+            if optimizer and (reason := refused_objective(optimizer, objective)):
                 yield Problem((*leg.path, "optimizer", "name"), reason)
 
 

@@ -75,14 +75,17 @@ class SampleLoader(BaseDataLoader):
         """Continue after `steps_done` steps of the stage; for iterators made from now on."""
         self._steps_done = steps_done
 
+    def rows(self) -> list[range]:
+        """For each micro-batch of this rank, which rows of the step's batch it has."""
+        own, turn = self._rank * self._micro_batch_size, self._ranks * self._micro_batch_size
+        return [range(first, first + self._micro_batch_size) for first in range(own, self._global_batch_size, turn)]
+
     def __iter__(self) -> Iterator[Batch]:
         step = self._steps_done
-        turn = self._micro_batch_size * self._ranks
         while True:
             begin = self._first_sample(step)
-            for offset in range(0, self._global_batch_size, turn):
-                first = begin + offset + self._rank * self._micro_batch_size
-                yield collate([self._samples[first + index] for index in range(self._micro_batch_size)], self._fields)
+            for rows in self.rows():
+                yield collate([self._samples[begin + row] for row in rows], self._fields)
             step += 1
 
     def state_dict(self) -> dict[str, Any]:
