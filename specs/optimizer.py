@@ -21,7 +21,7 @@ from specs.launch import Parallel
 from specs.units import Budget
 
 Name = Literal[
-    "ademamix", "adamw", "adopt", "lion", "signum", "muon", "d-muon", "soap", "prodigy", "schedule-free-adamw", "mars"
+    "ademamix", "adamw", "adopt", "lion", "signum", "muon", "d-muon", "soap", "prodigy", "schedule-free-adamw", "mars", "sophia"
 ]  # fmt: skip
 
 
@@ -67,13 +67,11 @@ PUBLISHED: dict[str, Published] = {
         "arXiv 2405.15682, facebookresearch/schedule_free", betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
     ),
     "mars": _published("arXiv 2411.10438, AGI-Arena/MARS (MARS-AdamW)", betas=(0.95, 0.99), gamma=0.025, eps=1e-8, weight_decay=0.0),
+    "sophia": _published(
+        "arXiv 2305.14342, Liuhong99/Sophia (Sophia-G)",
+        betas=(0.965, 0.99), rho=0.04, hessian_interval=10, eps=1e-15, weight_decay=0.1,
+    ),
 }  # fmt: skip
-
-UNAVAILABLE = {
-    "sophia": "sophia is not available because its estimate of the Hessian takes a backward pass of its own: Hutchinson's goes through the "
-    "graph of the gradients, which FSDP2 does not keep, and Gauss-Newton-Bartlett needs labels drawn from the model, which the losses of "
-    f"most stages have no meaning for; use one of {', '.join(PUBLISHED)}"
-}
 
 _WHOLE = {
     "soap": "soap needs the eigenvectors of whole matrices, and pytorch_optimizer 4.1.0 has no way to find them from shards "
@@ -86,7 +84,9 @@ _WHOLE = {
 def refused_layout(name: str, parallel: Parallel, processes: int) -> str | None:
     """Why an optimizer cannot train in a layout, and what to do; None when it can.
 
-    dp_shard, tp and cp all shard weights; dp_replicate gives every group of processes a copy."""
+    dp_shard, tp, cp and pp all shard weights; dp_replicate gives every group of processes a copy."""
+    if name == "sophia" and parallel.pp > 1:
+        return f"sophia's second pass over a batch, with labels that the model draws, does not go through a pipeline (pp {parallel.pp})"
     shards = processes // parallel.dp_replicate
     if name not in _WHOLE or shards <= 1:
         return None
@@ -94,10 +94,14 @@ def refused_layout(name: str, parallel: Parallel, processes: int) -> str | None:
     return f"{_WHOLE[name]}; this layout makes {shards} shards of every weight: use {fix}"
 
 
-def _available(name: Any) -> Any:
-    if name in UNAVAILABLE:
-        raise ValueError(UNAVAILABLE[name])
-    return name
+def refused_objective(name: str, objective: str) -> str | None:
+    """Why an optimizer cannot minimise an objective (`Segment.objective`), and what to do; None when it can."""
+    if name != "sophia" or objective in ("cross-entropy", "weighted-cross-entropy"):
+        return None
+    return (
+        "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which means something for cross-entropy; "
+        f"the loss of {objective} is not a likelihood of labels: state optimizer.name and optimizer.lr of another one"
+    )
 
 
 def _steps(value: Any) -> Any:
@@ -120,9 +124,10 @@ class OptimizerSpec(Spec):
     matrices of the layers; embeddings, output layer, norms and xIELU scalars are AdamW's, with `betas`, `eps` and `adamw_lr_ratio`.
     `mars` leaves what is not a matrix to AdamW with betas (0.9, 0.95). With `schedule-free-adamw`, held-out loss and checkpoints are of the
     averaged weights, and training goes on from the others, which are part of its state; it needs no decay of the learning rate.
-    `soap` and `prodigy` need unsharded weights: one process, or `dp_replicate`."""
+    `soap` and `prodigy` need unsharded weights: one process, or `dp_replicate`. `sophia` (Sophia-G) takes a second pass over the batch of
+    every tenth step (`hessian_interval`), with labels that the model draws itself; it has no meaning for `qrpo` and `dpo`."""
 
-    name: Annotated[Name, BeforeValidator(_available)] | None = identity(None, neutral=None)
+    name: Name | None = identity(None, neutral=None)
     lr: float | None = identity(
         None,
         neutral=None,
@@ -147,6 +152,8 @@ class OptimizerSpec(Spec):
     precondition_frequency: int | None = identity(None, neutral=None, ge=1, description="steps between two eigenbases")
     d_coef: float | None = identity(None, neutral=None, gt=0, description="factor on the estimated distance")
     gamma: float | None = identity(None, neutral=None, ge=0, description="strength of the variance reduction")
+    rho: float | None = identity(None, neutral=None, gt=0, description="scale of the estimated Hessian: the larger, the less is clipped")
+    hessian_interval: int | None = identity(None, neutral=None, ge=1, description="steps from one estimate of the Hessian to the next")
     grad_clip: float | None = identity(None, neutral=None, gt=0, description="limit of the global gradient norm")
 
     def resolved(self, inherited: Mapping[str, Any], at: FieldPath = ("optimizer",)) -> OptimizerSpec:

@@ -20,7 +20,7 @@ from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Parallel, Retries
 from specs.layout import Misfit, misfits
-from specs.optimizer import refused_layout
+from specs.optimizer import refused_layout, refused_objective
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec, without_credentials
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
@@ -354,6 +354,9 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
         for leg in stage.legs(name):
             optimizer = trajectories[leg.name].optimizer.name if leg.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
+                yield Problem((*leg.path, "optimizer", "name"), reason)
+            objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
+            if optimizer and (reason := refused_objective(optimizer, objective)):
                 yield Problem((*leg.path, "optimizer", "name"), reason)
         for trajectory in (trajectories[leg.name] for leg in stage.legs(name) if leg.name in trajectories):
             for cut in trajectory.cuts:

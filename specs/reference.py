@@ -17,7 +17,7 @@ from specs.base import role_of
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, Validation
 from specs.model import ModelSpec, RopeScaling
-from specs.optimizer import PUBLISHED, UNAVAILABLE, OptimizerSpec
+from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.pipeline import Pipeline
 from specs.rewards import RewardSpec
 from specs.schedule import ScheduleSpec
@@ -100,9 +100,7 @@ def _optimizers() -> str:
     for name, published in PUBLISHED.items():
         fields = ", ".join(f"`{field}` {json.dumps(value)}" for field, value in published.defaults.items())
         lines.append(f"| `{name}` | {fields} | {published.source} |")
-    return "\n".join(
-        ["Defaults of a stage without a parent, or whose parent has another optimizer:", "", *lines, "", *UNAVAILABLE.values(), ""]
-    )
+    return "\n".join(["Defaults of a stage without a parent, or whose parent has another optimizer:", "", *lines, ""])
 
 
 def _section(title: str, model: type[BaseModel], leave_out: Container[str] = ()) -> str:

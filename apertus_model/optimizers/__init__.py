@@ -1,1 +1,1 @@
-"""Optimizers: AdEMAMix, which is ours, Muon of torch on shards, and those of `pytorch_optimizer`."""
+"""Optimizers: AdEMAMix and Sophia, which are ours, Muon of torch on shards, and those of `pytorch_optimizer`."""

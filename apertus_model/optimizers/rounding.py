@@ -9,7 +9,7 @@ import zlib
 
 import torch
 
-_MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's finaliser, as the kernel has them
+from apertus_model.hashing import hashed, signed
 
 
 def rounding_seed(name: str, step: int, moment: int) -> int:
@@ -20,7 +20,7 @@ def rounding_seed(name: str, step: int, moment: int) -> int:
         step: of that parameter, from 1.
         moment: which of its states.
     """
-    return _signed(zlib.crc32(f"{name}/{step}/{moment}".encode()))
+    return signed(zlib.crc32(f"{name}/{step}/{moment}".encode()))
 
 
 def round_stochastically(values: torch.Tensor, seed: int, offset: int = 0, row: int = 0) -> torch.Tensor:
@@ -36,31 +36,13 @@ def round_stochastically(values: torch.Tensor, seed: int, offset: int = 0, row: 
         bfloat16, of the same shape. Values that bfloat16 has are not changed.
     """
     bits = values.view(torch.int32)
-    rounded = (bits + (_hashed(_index(values.shape, offset, row, values.device), seed) & 0xFFFF)) & -0x10000
+    rounded = (bits + (hashed(_index(values.shape, offset, row, values.device), seed) & 0xFFFF)) & -0x10000
     return rounded.view(torch.float32).to(torch.bfloat16)
 
 
 def _index(shape: torch.Size, offset: int, row: int, device: torch.device) -> torch.Tensor:
     """Index in the whole tensor of each element, modulo 2^32."""
     if len(shape) != 2 or row in (0, shape[1]):
-        return torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape) + _signed(offset)
+        return torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape) + signed(offset)
     rows, columns = (torch.arange(size, dtype=torch.int32, device=device) for size in shape)
-    return rows[:, None] * row + columns + _signed(offset)
-
-
-def _hashed(index: torch.Tensor, seed: int) -> torch.Tensor:
-    """murmur3's finaliser of index + seed: 32 mixed bits. Consumes `index`."""
-    mixed = index.add_(seed)
-    for shift, multiplier in zip((16, 13), _MULTIPLIERS, strict=True):
-        mixed.bitwise_xor_(_shifted(mixed, shift)).mul_(_signed(multiplier))
-    return mixed.bitwise_xor_(_shifted(mixed, 16))
-
-
-def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right of 32 bits without sign."""
-    return (value >> bits) & ((1 << (32 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
+    return rows[:, None] * row + columns + signed(offset)

@@ -26,7 +26,7 @@ from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
-from specs.optimizer import refused_layout
+from specs.optimizer import refused_layout, refused_objective
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
@@ -74,11 +74,12 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         world_size: number of processes.
 
     Raises:
-        StageError: the optimizer cannot train in this layout.
+        StageError: the optimizer cannot train in this layout, or minimise this objective.
         ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run here.
     """
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
-    if reason := refused_layout(segment.optimizer.name, segment.parallel, world_size):
+    refused = refused_layout(segment.optimizer.name, segment.parallel, world_size)
+    if reason := refused or refused_objective(segment.optimizer.name, segment.objective):
         raise StageError(reason)
     micro_batch = micro_batch_size(segment, world_size=world_size)
     parallelism = parallelism_config(segment.parallel, micro_batch_size=micro_batch)

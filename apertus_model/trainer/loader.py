@@ -87,6 +87,11 @@ class SampleLoader(BaseDataLoader):
         self.close()
         self._steps_done = steps_done
 
+    def rows(self) -> list[range]:
+        """For each micro-batch of this rank, which rows of the step's batch it has."""
+        own, turn = self._rank * self._micro_batch_size, self._ranks * self._micro_batch_size
+        return [range(first, first + self._micro_batch_size) for first in range(own, self._global_batch_size, turn)]
+
     def close(self) -> None:
         """Ends the iterator in use and its threads."""
         if self._batches is not None:
@@ -102,11 +107,10 @@ class SampleLoader(BaseDataLoader):
 
     def _first_samples(self, step: int) -> Iterator[int]:
         """The first sample of each micro-batch of this rank."""
-        turn = self._micro_batch_size * self._ranks
         while True:
             begin = self._first_sample(step)
-            for offset in range(0, self._global_batch_size, turn):
-                yield begin + offset + self._rank * self._micro_batch_size
+            for rows in self.rows():
+                yield begin + rows.start
             step += 1
 
     def _batch(self, first: int) -> Batch:

@@ -20,6 +20,7 @@ from torchtitan.components.optimizer.utils import init_optim_state
 from apertus_model.optimizers import library
 from apertus_model.optimizers.ademamix import AdEMAMix
 from apertus_model.optimizers.muon import Muon
+from apertus_model.optimizers.sophia import Sophia
 from specs.optimizer import OptimizerSpec
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "prodigy": library.prodigy,
     "schedule-free-adamw": library.schedule_free_adamw,
     "mars": library.mars,
+    "sophia": Sophia,
 }
 NOT_DECAYED = r"norm\.weight$|\.alpha_[pn]$"
 NOT_HIDDEN = r"^(tok_embeddings|lm_head)\."  # matrices that are tables of tokens
@@ -91,6 +93,16 @@ class Optimizers(OptimizersContainer):
                     optimizer.set_counters({counter: state_dict[f"state.{name}.{counter}"].item() for counter in optimizer.COUNTERS})
                 if isinstance(optimizer, library.Averaging):
                     parameter.copy_(state_dict[f"state.{name}.y"])
+
+    def hessian_due(self) -> bool:
+        """Whether the next step wants a new estimate of the Hessian (Sophia): the same on all ranks."""
+        return any(isinstance(optimizer, Sophia) and optimizer.due for optimizer in self.optimizers)
+
+    def update_hessian(self) -> None:
+        """Takes the gradients, which `trainer.gauss_newton` has made, into the estimate of the Hessian."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Sophia):
+                optimizer.update_hessian()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -156,6 +168,8 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
         settings["d_coef"] = spec.d_coef
     elif spec.name == "mars":
         settings |= {"gamma": spec.gamma, "weight_decay_1d": spec.weight_decay}
+    elif spec.name == "sophia":
+        settings |= {"rho": spec.rho, "hessian_interval": spec.hessian_interval}
     if spec.name in _LOOPS:
         settings["foreach"] = False
     return ParamGroupConfig(pattern=pattern, optimizer_name=spec.name, optimizer_kwargs=settings)

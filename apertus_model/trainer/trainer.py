@@ -22,6 +22,7 @@ from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
 
 from apertus_model.trainer.device import set_collective_timeout
+from apertus_model.trainer.gauss_newton import DrawnLabels, with_places
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import Batch, SampleLike
 from apertus_model.trainer.metrics import Row
@@ -67,6 +68,7 @@ class ApertusTrainer(Trainer):
         record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
 
     config: Config
+    _objective: Objective  # of the pass that runs
     _denominator: torch.Tensor  # of the current step, all ranks
     _columns: dict[str, torch.Tensor]  # name -> (sum, number) of the current step, this rank
 
@@ -130,7 +132,19 @@ class ApertusTrainer(Trainer):
         self._denominator = torch.stack(counts).sum().to(self.device)
         if self.parallel_dims.dp_enabled:
             dist.all_reduce(self._denominator, group=self.parallel_dims.get_mesh("batch").get_group())
+        if self.optimizers.hessian_due():  # Optimizers
+            self._estimate_hessian(batches)
+        self._objective = objective
         super().train_step(iter(batches))
+
+    def _estimate_hessian(self, batches: Sequence[Batch]) -> None:
+        """A pass over the step's batch with labels that the model draws itself; its gradients serve the estimate and nothing else."""
+        self._objective = DrawnLabels(self.step)
+        self.optimizers.zero_grad()
+        for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
+            tensors = {name: tensor.to(self.device) for name, tensor in with_places(inputs, labels, rows).items()}
+            self.forward_backward_step(input_dict=tensors, labels=labels.to(self.device), global_valid_tokens=self._denominator)
+        self.optimizers.update_hessian()  # train_step drops the gradients
 
     def forward_backward_step(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
@@ -140,7 +154,7 @@ class ApertusTrainer(Trainer):
         self.metrics_processor.trained_tokens = global_valid_tokens  # StepMetrics
         if self.parallel_dims.pp_enabled:
             return super().forward_backward_step(input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens)
-        objective = self.config.objective
+        objective = self._objective
         extras = {name: input_dict.pop(name) for name in objective.fields}
         inputs, labels, arguments = self.post_dataloading_process(input_dict, labels)
         group = None

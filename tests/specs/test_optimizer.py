@@ -8,7 +8,7 @@ from specs.errors import SpecError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
 from specs.pipeline import load
-from tests.recipes import write_recipe
+from tests.recipes import CHAT, write_recipe
 
 DEFAULTS = {  # of the papers and their authors' code, typed in from there
     "ademamix": {
@@ -25,6 +25,7 @@ DEFAULTS = {  # of the papers and their authors' code, typed in from there
     "prodigy": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "d_coef": 1},
     "schedule-free-adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0},
     "mars": {"betas": (0.95, 0.99), "gamma": 0.025, "eps": 1e-8, "weight_decay": 0},
+    "sophia": {"betas": (0.965, 0.99), "rho": 0.04, "hessian_interval": 10, "eps": 1e-15, "weight_decay": 0.1},
 }  # fmt: skip
 
 
@@ -99,9 +100,16 @@ def test_fields_that_are_not_read_enter_no_fingerprint() -> None:
     assert OptimizerSpec(lr=1e-4, state_dtype="bfloat16").resolved({}).identity_fields()["state_dtype"] == "bfloat16"
 
 
-def test_sophia_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"stages\.pretrain\.optimizer\.name: sophia is not available because its estimate of the Hessian"):
-        load(write_recipe(tmp_path), ["stages.pretrain.optimizer.name=sophia"])
+@pytest.mark.parametrize("stage", ["qrpo", "dpo"])
+def test_sophia_is_refused_for_losses_that_are_no_likelihood(stage: str, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, CHAT)
+    sophia = "{name: sophia, lr: 1e-4}"
+    assert load(recipe, [f"stages.sft.optimizer={sophia}", "stages.qrpo.optimizer.name=adamw", "stages.dpo.optimizer.name=adamw"])
+    with pytest.raises(SpecError, match=rf"stages\.{stage}\.optimizer\.name: sophia .* the loss of {stage} is not a likelihood") as raised:
+        load(recipe, [f"stages.{stage}.optimizer={sophia}"])
+    assert len(raised.value.problems) == 1
+    with pytest.raises(SpecError, match="the loss of qrpo is not a likelihood"):
+        load(recipe, [f"stages.sft.optimizer={sophia}"])  # which qrpo and dpo inherit
 
 
 @pytest.mark.parametrize(
@@ -144,3 +152,8 @@ def test_states_are_not_carried_into_another_optimizer(tmp_path: Path) -> None:
     ):
         load(recipe, [other])
     assert load(recipe, [other, "stages.cooldown.carry=[weights, data]"])
+
+
+def test_sophia_is_not_for_pipelines() -> None:
+    assert "does not go through a pipeline (pp 2)" in (refused_layout("sophia", Parallel(pp=2), 2) or "")
+    assert refused_layout("sophia", Parallel(tp=2), 2) is None

@@ -20,7 +20,7 @@ from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
 from specs.schedule import Schedule
 from tests.numerics import Numerics, largest_difference
 
-RATES = {"lion": 1e-3, "signum": 1e-3, "muon": 2e-2, "prodigy": 1.0}
+RATES = {"lion": 1e-3, "signum": 1e-3, "sophia": 3e-3, "muon": 2e-2, "prodigy": 1.0}
 VARIANTS = {"ademamix in bfloat16": {"name": "ademamix", "state_dtype": "bfloat16"}}
 CHOICES = [*PUBLISHED, *VARIANTS]
 STEPS, HALF = 6, 3
@@ -28,7 +28,7 @@ STEPS, HALF = 6, 3
 
 def optimizer(choice: str, **changes: Any) -> OptimizerSpec:
     fields = VARIANTS.get(choice, {"name": choice})
-    short = {"alpha_warmup": 10, "beta3_warmup": 10} if fields["name"] == "ademamix" else {}
+    short = {"ademamix": {"alpha_warmup": 10, "beta3_warmup": 10}, "sophia": {"hessian_interval": 2}}.get(fields["name"], {})
     return OptimizerSpec(**{**fields, "lr": RATES.get(choice, 1e-2), **short, **changes}).resolved({})
 
 
@@ -209,6 +209,7 @@ def test_what_a_new_stage_states_wins_over_what_the_state_remembers(choice: str)
     published = PUBLISHED[name].defaults
     betas = {"betas": (0.5, 0.6, 0.7)[: len(published["betas"])]} if "betas" in published else {}
     others = {"momentum": 0.4, "gamma": 0.3, "precondition_frequency": 3, "adamw_lr_ratio": 0.2, "eps": 1e-3, "d_coef": 2.0, "alpha": 1.5}
+    others |= {"rho": 0.2, "hessian_interval": 4}
     stated = optimizer(choice, lr=7e-4, weight_decay=0.37, **betas, **{k: v for k, v in others.items() if k in published})
     _, child = new(stated)
     fresh = settings(child)
