@@ -18,6 +18,7 @@ from apertus_model.model.attention import BACKENDS, AttentionBackendError, docum
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.trainer.device import has_gpu
 from specs.model import ModelSpec
+from tests.numerics import Numerics, largest_difference
 
 SPEC = ModelSpec(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=128, vocab_size=128, init_std=0.3)
 DEVICE = "cuda" if has_gpu() else "cpu"
@@ -112,13 +113,20 @@ def in_float64(*tensors: torch.Tensor) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("backend", RUNS)
-def test_a_backend_computes_attention_within_documents(backend: str, name: str) -> None:
+def test_a_backend_computes_attention_within_documents(backend: str, name: str, numerics: Numerics) -> None:
     for heads, kv_heads, scale in ((4, 2, None), (4, 4, 0.7), (4, 1, 0.1)):
         tensors = inputs(heads, kv_heads)
         with torch.no_grad():
             found = attend(backend, ROWS[name], *tensors, scale)
         expected = reference(*in_float64(*tensors), ROWS[name], scale or 1 / math.sqrt(16))
-        assert np.abs(found.cpu().double().numpy() - expected).max() < TOLERANCE[backend]
+        numerics(
+            "model",
+            f"attention by {backend}",
+            source="softmax(s q k) v over earlier places of the same document, grouped heads",
+            against="loops in float64",
+            difference=float(np.abs(found.cpu().double().numpy() - expected).max()),
+            allowed=TOLERANCE[backend],
+        )
 
 
 @pytest.mark.slow
@@ -133,7 +141,7 @@ def test_the_compiled_flex_kernel_computes_the_same_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("backend", TRAINS)
-def test_the_gradient_of_a_backend_is_that_of_the_formula(backend: str) -> None:
+def test_the_gradient_of_a_backend_is_that_of_the_formula(backend: str, numerics: Numerics) -> None:
     rows = ROWS["many documents"]
     tensors = [tensor.requires_grad_() for tensor in inputs(4, 2)]
     weights = torch.randn(2, 24, 4, 16, generator=torch.Generator().manual_seed(5)).to(DEVICE)
@@ -146,9 +154,14 @@ def test_the_gradient_of_a_backend_is_that_of_the_formula(backend: str) -> None:
     probabilities = scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)
     out = torch.einsum("bnij,bjnh->binh", probabilities, v.repeat_interleave(2, dim=2))
     (out * weights.cpu().double()).sum().backward()
-    for tensor, exact in zip(tensors, (q, k, v), strict=True):
-        difference = (tensor.grad.cpu().double() - exact.grad).abs().max().item()
-        assert difference < 10 * TOLERANCE[backend], difference
+    numerics(
+        "model",
+        f"gradient of attention by {backend}",
+        source="softmax(s q k) v over earlier places of the same document, grouped heads",
+        against="autograd through the formula in float64",
+        difference=largest_difference([tensor.grad.cpu() for tensor in tensors], [exact.grad for exact in (q, k, v)]),
+        allowed=10 * TOLERANCE[backend],
+    )
 
 
 LENGTHS = [1, 6, 1, 1, 9, 4, 2]  # the last is a filled-up rest

@@ -21,6 +21,7 @@ from apertus_model.trainer.heldout import Evaluator
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from specs.stages.sft import Lora
+from tests.numerics import Numerics
 
 DEEP = MODEL.model_copy(update={"n_layers": 6})
 STEPS = 4
@@ -131,31 +132,37 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return folder, run(folder, spec_of(checkpoint={"interval": 2}))
 
 
-def check(folder: Path, name: str, reference: Result, **changes: Any) -> Differences:
+def check(folder: Path, name: str, reference: Result, numerics: Numerics, **changes: Any) -> Differences:
     processes, parallel = ALL[name]
     result = run(folder, spec_of(parallel=parallel, **changes), processes)
     found = Differences.between(result, reference)
-    assert found.loss < 2e-6, found
-    assert found.heldout < 2e-6, found
-    assert found.grad_norm < 1e-5, found
-    assert found.weights < 1e-5, found
+    against = "one process that takes the whole batch; FSDP, HSDP, TP, SP, CP, PP and combinations (docs/parallelism.md)"
+    for quantity, seen, allowed in (
+        ("loss of each of 4 steps, in nats", found.loss, 2e-6),
+        ("held-out loss, in nats", found.heldout, 2e-6),
+        ("norm of the gradients before clipping, relative", found.grad_norm, 1e-5),
+        ("weights after 4 steps of AdEMAMix", found.weights, 1e-5),
+    ):
+        numerics("parallelism", quantity, source="test_layouts.py", against=against, difference=seen, allowed=allowed)
     return found
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_gives_the_losses_and_the_weights_of_one_process(tmp_path: Path, alone: tuple[Path, Result], name: str) -> None:
+def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
+    tmp_path: Path, alone: tuple[Path, Result], name: str, numerics: Numerics
+) -> None:
     reference = alone[1]
     assert all(row["grad_norm"] > spec_of().optimizer.grad_clip for row in reference.rows)  # clipping is at work, over all stages
-    check(tmp_path, name, reference, micro_batch_size=2)
+    check(tmp_path, name, reference, numerics, micro_batch_size=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 @pytest.mark.parametrize("name", ALL)
 def test_every_layout_gives_the_losses_and_the_weights_of_one_process(
-    tmp_path: Path, alone: tuple[Path, Result], name: str, micro_batch_size: int | None
+    tmp_path: Path, alone: tuple[Path, Result], name: str, micro_batch_size: int | None, numerics: Numerics
 ) -> None:
-    print(name, check(tmp_path, name, alone[1], micro_batch_size=micro_batch_size))
+    print(name, check(tmp_path, name, alone[1], numerics, micro_batch_size=micro_batch_size))
 
 
 @pytest.mark.parametrize("name", ["HSDP", "TP with SP", "CP", "PP interleaved"])
