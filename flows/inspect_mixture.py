@@ -66,15 +66,21 @@ def _stage(plan: Plan, segment: Node) -> str:
 
 def show(console: Console, found: dict[str, Any]) -> None:
     title = f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first {found['samples']:,} samples"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("source", "weight", "asked", "realised", "off by", "bound", "tokens", "passes, at the end of"):
-        table.add_column(heading, justify="left" if heading in ("source", "passes, at the end of") else "right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("source", "weight", "asked", "realised", "off by", "bound", "tokens"):
+        table.add_column(heading, justify="left" if heading == "source" else "right", no_wrap=True)
+    uses = Table(title="passes over the sources at the end of a stage", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("source", "stage", "passes", "allowed"):
+        uses.add_column(heading, justify="right" if heading in ("passes", "allowed") else "left", no_wrap=True)
     for row in sorted(found["sources"], key=lambda row: -row["share"]):
-        passes = "; ".join(f"{use['stage']} {use['passes']:.2f} of {use['allowed']:g}" for use in row["uses"]) or "-"
         table.add_row(
             *(escape(row["source"]), str(row["weight"]), f"{row['share']:.4%}", f"{row['realised']:.4%}", f"{row['off_by']:+.2f}"),
-            *(f"{row['bound']:.1f}", f"{row['tokens']:,}", escape(passes)),
+            *(f"{row['bound']:.1f}", f"{row['tokens']:,}"),
         )
+        for use in row["uses"]:
+            uses.add_row(escape(row["source"]), escape(use["stage"]), f"{use['passes']:.2f}", f"{use['allowed']:g}")
     console.print(table)
     console.print("off by, bound: in samples; the bound holds for any number of samples.", style="dim")
+    if uses.row_count:
+        console.print(uses)
     console.print(f"first samples: {escape(', '.join(found['first']))}", soft_wrap=True)
