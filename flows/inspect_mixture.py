@@ -69,7 +69,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("source", "weight", "asked", "realised", "off by", "bound", "tokens"):
         table.add_column(heading, justify="left" if heading == "source" else "right", no_wrap=True)
-    uses = Table(title="passes over the sources at the end of a stage", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    uses = Table(title="passes, at the end of a stage", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("source", "stage", "passes", "allowed"):
         uses.add_column(heading, justify="right" if heading in ("passes", "allowed") else "left", no_wrap=True)
     for row in sorted(found["sources"], key=lambda row: -row["share"]):

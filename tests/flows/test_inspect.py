@@ -74,7 +74,7 @@ def test_a_mixture_shows_asked_and_realised_shares_within_the_bound(built: Plan)
     assert source["bound"] == 0
     assert {use["stage"] for use in source["uses"]} >= {"pretrain", "cooldown"}
     assert "corpus/notes" in text
-    assert "passes over the sources at the end of a stage" in text and "cooldown" in text
+    assert "passes, at the end of a stage" in text and "cooldown" in text
 
 
 def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
