@@ -74,6 +74,36 @@ def test_logits_of_mini_equal_those_of_transformers(scaled: bool, numerics: Nume
         )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flavour", ["0.5b", "1.5b", "3b"])
+def test_logits_of_whole_flavours_equal_those_of_transformers(flavour: str, numerics: Numerics) -> None:
+    """Both models have the same tensors: 1.8, 6 and 14.5 GB."""
+    from transformers import ApertusForCausalLM
+
+    tokens = torch.randint(0, 131_072, (1, 48), generator=torch.Generator().manual_seed(1))
+    spec = ModelSpec(flavour=flavour)
+    ours = model_config(spec, sequence_length=48, attention="sdpa").build()
+    weights = ours.state_dict()
+    for index, (name, weight) in enumerate(weights.items()):
+        weight.copy_(random_weights({name: weight.shape}, seed=index)[name])
+    with torch.device("meta"):
+        theirs = ApertusForCausalLM(their_config(spec)).eval()
+    theirs.load_state_dict(to_hugging_face(weights), strict=True, assign=True)
+    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config=theirs.config)  # a buffer that no weight fills
+    with torch.no_grad():
+        found, logits = ours(tokens), theirs(tokens).logits
+    assert logits.abs().max().item() > 2
+    numerics(
+        "model",
+        f"logits of {flavour}",
+        source="arXiv 2509.14233, section 2.1",
+        against="ApertusForCausalLM of transformers, random weights",
+        difference=largest_difference(found, logits),
+        allowed=2e-5,
+    )
+
+
 def test_a_piece_at_a_time_gives_the_logits_of_the_whole_on_both_sides(numerics: Numerics) -> None:
     from transformers import ApertusForCausalLM
 
