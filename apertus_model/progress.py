@@ -31,3 +31,20 @@ class Progress:
     def _write(self, row: dict[str, object]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(row) + "\n")
+
+
+class TaskProgress:
+    """How many of the tasks of a stage are done. `waiting`: those that another machine runs, and those it has queued."""
+
+    def __init__(self, progress: Progress, tasks: int, pending: int) -> None:
+        self._progress = progress
+        self._tasks = tasks
+        self._done = tasks - pending
+        progress.update(self._done, tasks, "tasks")
+
+    def one_more(self) -> None:
+        self._done += 1
+        self._progress.update(self._done, self._tasks, "tasks")
+
+    def waiting(self, running: int, queued: int) -> None:
+        self._progress.update(self._done, self._tasks, "tasks", running=running, queued=queued)

@@ -8,10 +8,12 @@ Invariant: a stage never outlives its launcher by more than the grace period, wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 GRACE_SECONDS = 90.0
@@ -22,6 +24,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._cooperative = False
         self.reason = ""
 
     @property
@@ -32,6 +35,19 @@ class StopSignal:
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until it is requested, or for so long; whether it is."""
+        return self._event.wait(seconds)
+
+    @contextlib.contextmanager
+    def cooperating(self) -> Iterator[None]:
+        """In it the stage looks at `requested` and ends by itself, within the grace period, since it has something to end elsewhere."""
+        before, self._cooperative = self._cooperative, True
+        try:
+            yield
+        finally:
+            self._cooperative = before
 
     def watch(self, *, cooperative: bool) -> None:
         """Begins to listen. `cooperative`: the stage looks at `requested` and ends by itself, within the grace period; otherwise its

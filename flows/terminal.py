@@ -277,6 +277,8 @@ def describe(row: dict[str, Any]) -> str:
     for name in ("loss", "validation_loss"):
         if (value := metrics.pop(name, None)) is not None:
             text += f"  {name.replace('_', ' ')} {value:.3f}"
+    if (queued := metrics.pop("queued", None)) is not None:
+        text += f"  {metrics.pop('running'):g} running, {queued:g} queued"
     return text
 
 

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import numpy as np
 
 from apertus_model.data.conversation_tasks import AllConversations, ConversationTasks, WrittenSplit
 from apertus_model.data.conversations import SHARD_SUFFIXES
-from apertus_model.data.workers import run_tasks
-from apertus_model.progress import Progress
+from apertus_model.data.executors import execute
+from apertus_model.progress import Progress, TaskProgress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError
 from infra.store.inputs import SourceError, list_source
@@ -47,14 +48,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
     keys = [f"conversations-{start:08d}-{stop_:08d}" for start, stop_ in spans]
     pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
-    done = len(keys) - len(pending)
-    progress.update(done, len(keys), "tasks")
-    for rank, result in run_tasks(work, pending, Launch.model_validate(job.launch).workers or 2):
-        attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
-        for path in result.files.values():
-            path.unlink()
-        done += 1
-        progress.update(done, len(keys), "tasks")
+    advance = TaskProgress(progress, len(keys), len(pending))
+    with contextlib.closing(execute(work, pending, Launch.model_validate(job.launch), stop, advance)) as results:
+        for rank, result in results:
+            attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
+            for path in result.files.values():
+                path.unlink()
+            advance.one_more()
 
     counts: Counter[str] = Counter()
     tasks = []

@@ -5,13 +5,15 @@ spec asks for memorisation probes.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage redoes only the tasks that
-  were not committed. The bytes of the artifact depend neither on the split into tasks nor on the number of workers.
+  were not committed. The bytes of the artifact depend neither on the split into tasks, nor on the number of workers, nor on where they
+  run.
 - Every document and every token is accounted for: read = dropped + kept, kept = training + held out + probes.
 - What a comparison with all other documents decides (duplicates) is decided here, after the tasks, from what they noted.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +22,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
+from apertus_model.data.executors import execute
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
-from apertus_model.data.workers import run_tasks
-from apertus_model.progress import Progress
+from apertus_model.progress import Progress, TaskProgress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError
 from infra.store.inputs import SourceError, list_source
@@ -56,15 +58,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
     keys = [f"documents-{start:08d}-{stop_:08d}" for start, stop_ in spans]
     pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
-    workers = Launch.model_validate(job.launch).workers or 2
-    done = len(keys) - len(pending)
-    progress.update(done, len(keys), "tasks")
-    for rank, result in run_tasks(work, pending, workers):
-        attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
-        for path in result.files.values():
-            path.unlink()
-        done += 1
-        progress.update(done, len(keys), "tasks")
+    advance = TaskProgress(progress, len(keys), len(pending))
+    with contextlib.closing(execute(work, pending, Launch.model_validate(job.launch), stop, advance)) as results:
+        for rank, result in results:
+            attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
+            for path in result.files.values():
+                path.unlink()
+            advance.one_more()
 
     units = [_open_unit(attempt, key, _committed(attempt, key)) for key in keys]
     selected = Selected.open([unit.files for unit in units], part.process.filters)

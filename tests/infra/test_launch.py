@@ -138,6 +138,21 @@ time.sleep(60)
     assert (tmp_path / "noticed").exists() == cooperative
 
 
+def test_a_stage_that_has_something_to_end_elsewhere_ends_by_itself(tmp_path: Path) -> None:
+    program = """
+from apertus_model.stop import StopSignal
+stop = StopSignal(); stop.watch(cooperative=False)
+with stop.cooperating():
+    print("up", flush=True)
+    stop.wait(60)
+    print("ended it", flush=True)
+"""
+    process = Script(tmp_path, program)
+    threading.Thread(target=_when, args=(lambda: "up" in process.lines, lambda: process.stop("enough"))).start()
+    ended = process.go()
+    assert (ended.code, process.lines) == (0, ["up", "ended it"])
+
+
 def _when(condition: Any, then: Any, timeout: float = 20) -> bool:
     deadline = time.monotonic() + timeout
     while not condition():

@@ -26,7 +26,17 @@ class Bench:
         self.store = Store.open(url or str(folder / "store"))
         self.store.initialise()
 
-    def job(self, kind: str, fingerprint: str, spec: dict[str, Any], inputs: dict[str, Artifact], *, attempt: str, workers: int) -> Job:
+    def job(
+        self,
+        kind: str,
+        fingerprint: str,
+        spec: dict[str, Any],
+        inputs: dict[str, Artifact],
+        *,
+        attempt: str,
+        workers: int,
+        launch: dict[str, Any] | None = None,
+    ) -> Job:
         references = {
             role: InputRef(kind=artifact.path.split("/")[0], fingerprint=artifact.path.split("/")[1], path=artifact.path)
             for role, artifact in inputs.items()
@@ -39,7 +49,7 @@ class Bench:
             spec=spec,
             identity=spec,
             inputs=references,
-            launch={"workers": workers},
+            launch={"workers": workers, **(launch or {})},
             store=self.store.url,
             path=f"{kind}/{fingerprint}",
             attempt=attempt,
@@ -57,10 +67,12 @@ class Bench:
         attempt: str = "first",
         workers: int = 1,
         attempt_class: type[Attempt] = Attempt,
+        launch: dict[str, Any] | None = None,
+        stop: StopSignal | None = None,
     ) -> Artifact:
-        job = self.job(kind, fingerprint, spec, inputs or {}, attempt=attempt, workers=workers)
+        job = self.job(kind, fingerprint, spec, inputs or {}, attempt=attempt, workers=workers, launch=launch)
         stage = importlib.import_module(f"apertus_model.stages.{kind}")
-        stage.run(job, attempt_class(job), Progress(job.progress), StopSignal())
+        stage.run(job, attempt_class(job), Progress(job.progress), stop or StopSignal())
         return Artifact(self.store, job.path)
 
 
