@@ -1,15 +1,20 @@
-"""Where the tasks of a stage run: in processes of this machine, or as a Slurm job array. What they write is the same."""
+"""Where the tasks of a stage run: in processes of this machine, or as a Slurm job array. What they write is the same.
+
+Invariant: a finished task is a unit of the store at once, and a task whose unit is there does not run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from apertus_model.data.slurm import run_array
 from apertus_model.data.workers import Tasks, run_tasks
-from apertus_model.progress import TaskProgress
+from apertus_model.progress import Progress, TaskProgress
 from apertus_model.stop import StopSignal
+from infra.store import Attempt
 from specs.launch import Launch, Slurm
 
 if TYPE_CHECKING:
@@ -25,6 +30,20 @@ class Finished(Protocol):
 
     @property
     def counts(self) -> dict[str, Any]: ...
+
+
+def commit_tasks(
+    work: CorpusTasks | ConversationTasks, keys: list[str], attempt: Attempt, launch: Launch, stop: StopSignal, progress: Progress
+) -> None:
+    """Runs the tasks that are not units of the store yet, and commits each as one when it is done. `keys`: of the units, by rank."""
+    pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
+    advance = TaskProgress(progress, len(keys), len(pending))
+    with contextlib.closing(execute(work, pending, launch, stop, advance)) as results:
+        for rank, result in results:
+            attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
+            for path in result.files.values():
+                path.unlink()
+            advance.one_more()
 
 
 def execute(

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ import numpy as np
 
 from apertus_model.data.conversation_tasks import AllConversations, ConversationTasks, WrittenSplit
 from apertus_model.data.conversations import SHARD_SUFFIXES
-from apertus_model.data.executors import execute
-from apertus_model.progress import Progress, TaskProgress
+from apertus_model.data.executors import commit_tasks
+from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError
 from infra.store.inputs import SourceError, list_source
@@ -47,14 +46,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     work = ConversationTasks(part.source, files, tokenizer.local("tokenizer.json"), facts["vocab_size"], part.seed, folder)
 
     keys = [f"conversations-{start:08d}-{stop_:08d}" for start, stop_ in spans]
-    pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
-    advance = TaskProgress(progress, len(keys), len(pending))
-    with contextlib.closing(execute(work, pending, Launch.model_validate(job.launch), stop, advance)) as results:
-        for rank, result in results:
-            attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
-            for path in result.files.values():
-                path.unlink()
-            advance.one_more()
+    commit_tasks(work, keys, attempt, Launch.model_validate(job.launch), stop, progress)
 
     counts: Counter[str] = Counter()
     tasks = []

@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +21,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
-from apertus_model.data.executors import execute
+from apertus_model.data.executors import commit_tasks
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
-from apertus_model.progress import Progress, TaskProgress
+from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError
 from infra.store.inputs import SourceError, list_source
@@ -57,14 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
 
     keys = [f"documents-{start:08d}-{stop_:08d}" for start, stop_ in spans]
-    pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
-    advance = TaskProgress(progress, len(keys), len(pending))
-    with contextlib.closing(execute(work, pending, Launch.model_validate(job.launch), stop, advance)) as results:
-        for rank, result in results:
-            attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
-            for path in result.files.values():
-                path.unlink()
-            advance.one_more()
+    commit_tasks(work, keys, attempt, Launch.model_validate(job.launch), stop, progress)
 
     units = [_open_unit(attempt, key, _committed(attempt, key)) for key in keys]
     selected = Selected.open([unit.files for unit in units], part.process.filters)
