@@ -51,8 +51,15 @@ def _take(loader: SampleLoader, batches: int) -> list[int]:
     return [index for _ in range(batches) for index in next(iterator)[1][:, 0].tolist()]
 
 
-def _threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+def _join() -> bool:
+    """Whether every thread ends."""
+    for thread in _threads():
+        thread.join(timeout=20)
+    return not _threads()
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3, 8])
@@ -90,7 +97,7 @@ def test_no_thread_outlives_the_loader() -> None:
     _take(loader, 3)
     assert _threads()
     loader.close()
-    assert not _threads()
+    assert _join()
     loader.close()
 
 
@@ -100,13 +107,25 @@ def test_an_error_comes_where_its_batch_was_due_and_says_where_it_happened() -> 
     with pytest.raises(KeyError, match="sample 105") as error:
         next(batches)
     assert "__getitem__" in [frame.name for frame in traceback.extract_tb(error.value.__traceback__)]
-    assert not _threads()
+    assert _join()
 
 
 def test_reads_wait_side_by_side() -> None:
     both = threading.Barrier(2, timeout=20)
     results = computed_ahead([partial(both.wait) for _ in range(2)], ahead=2, threads=2)
     assert sorted(results) == [0, 1]
+
+
+def test_closing_waits_for_no_thread() -> None:
+    """The garbage collector may close the generator in a thread that holds what the end of another one needs."""
+    begun, go_on = threading.Event(), threading.Event()
+    results = computed_ahead([partial(int, 0), partial(begun.set), partial(go_on.wait, 20)], ahead=2)
+    assert next(results) == 0
+    assert begun.wait(20)
+    results.close()
+    assert _threads(), "the last call still waits"
+    go_on.set()
+    assert _join()
 
 
 def test_no_more_is_held_than_asked_for() -> None:
