@@ -151,6 +151,7 @@ class Runner:
         resume = self.sound_checkpoint(node, step.resume_step)
         attempt = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
         return Job(
+            pipeline=self.plan.pipeline.name,
             node=node.name,
             kind=node.kind,
             version=node.version,
@@ -166,6 +167,7 @@ class Runner:
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
             resume_checkpoint=Artifact(self.plan.store, node.path).checkpoint(resume).folder if resume is not None else None,
+            tracking=self.plan.pipeline.tracking.located(),
             launched_at=time.time(),
         )
 

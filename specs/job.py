@@ -25,6 +25,7 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    pipeline: str = ""  # name of the recipe; for people
     node: str  # "pretrain/2"; for people
     kind: str
     version: int
@@ -40,4 +41,5 @@ class Job(BaseModel):
     progress: str  # local JSONL file the stage appends its progress to
     resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to go on from
     resume_checkpoint: str | None = None  # its folder in the store
+    tracking: dict[str, Any] = {}  # `specs.tracking.Tracking`, with absolute folders
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
