@@ -69,9 +69,9 @@ def test_rewards_lie_between_0_and_1(answer: str, completion: str, finished: boo
 
 @settings(max_examples=200)
 @given(sentences, sentences)
-def test_the_documented_answer_is_worth_1_and_another_one_less(answer: str, other: str) -> None:
+def test_the_documented_answer_is_worth_1_and_one_of_other_words_less(answer: str, other: str) -> None:
     assert grounded_answer(_scored(answer, answer)) == pytest.approx(1.0, abs=1e-12)
-    if other != answer:
+    if sorted(other.split()) != sorted(answer.split()):  # the same words in another order may have all runs of three characters in common
         assert grounded_answer(_scored(other, answer)) < 1 - 1e-6
 
 
