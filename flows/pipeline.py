@@ -29,6 +29,7 @@ from flows.selection import select
 from flows.terminal import describe
 from infra.store import Store
 from specs.pipeline import load
+from specs.profile import load_profile
 
 STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
 ENDLESS = 10**6  # threads of the task runner; the walk itself limits what runs at the same time
@@ -96,7 +97,7 @@ class Session:
         self.plan = plan
         self.chosen = chosen
         self.observer = _Logged(observer)
-        self.runner = Runner(plan, self.observer)
+        self.runner = Runner(plan, self.observer, load_profile(os.environ.get("APERTUS_PROFILE")))
         self.worker = os.getppid() if runtime.deployment.id is not None else None
 
     def needs(self, name: str) -> set[str]:

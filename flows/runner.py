@@ -17,13 +17,15 @@ from typing import Any, Protocol
 from flows.graph import Node
 from flows.nearest import Records
 from flows.plan import Plan, Step, decide
-from infra.launch import Ended, Process, make_scratch
+from infra.launchers import Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
+from specs.profile import Profile
 
+REQUEUES_WITHOUT_PROGRESS = 3
 DISTRIBUTED = {*CHECKPOINTS, "evaluate", "log_probabilities"}  # kinds that run on the training engine, under torchrun
 
 
@@ -56,11 +58,13 @@ class Observer(Protocol):
 class Runner:
     """Runs the parts of one plan. Safe to call from several threads; `stop` may come from any."""
 
-    def __init__(self, plan: Plan, observer: Observer) -> None:
+    def __init__(self, plan: Plan, observer: Observer, profile: Profile | None = None) -> None:
         self.plan = plan
+        self.profile = profile or Profile()
         self.observer = observer
         self.stopping = ""
-        self._processes: set[Process] = set()
+        self._processes: set[Launched] = set()
+        self._dead_nodes: set[str] = set()
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -103,10 +107,36 @@ class Runner:
         return step
 
     def _attempt(self, node: Node, step: Step) -> None:
-        scratch = make_scratch(node.name)
+        """Attempts after one another while a cluster ends them before the stage does, each from what the one before it has committed."""
+        without_progress = 0
+        while True:
+            before = self._committed(node)
+            ended, log = self._launch(node, step)
+            if not ended.requeue or self.stopping or Artifact(self.plan.store, node.path, node.end_step).complete:
+                return self._judge(node, ended, log)
+            self._dead_nodes |= {*ended.dead_nodes}
+            without_progress = without_progress + 1 if self._committed(node) == before else 0
+            if without_progress == REQUEUES_WITHOUT_PROGRESS:
+                raise StageFailed(
+                    f"{node.name}: {without_progress} jobs after one another ended before anything was committed, the last because "
+                    f"{ended.requeue}. Fix: a longer time limit, or more frequent checkpoints (log: {log})",
+                    again=False,
+                )
+            excluded = f"; without the nodes {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
+            self.observer.note(node.name, f"submitted again, since {ended.requeue}{excluded}")
+            step = decide(node, self.plan)
+
+    def _committed(self, node: Node) -> tuple[list[str], list[str]]:
+        """What a next attempt would not do again."""
+        return tuple(self.plan.store.names(f"{node.path}/{folder}") for folder in ("checkpoints", "units"))  # type: ignore[return-value]
+
+    def _launch(self, node: Node, step: Step) -> tuple[Ended, str]:
+        """One attempt: how it ended, and where its log is."""
+        scratch = make_scratch(node.name, self.profile.scratch)
         try:
             job = self._job(node, step, scratch)
-            process = Process(job, node.launch, distributed=node.kind in DISTRIBUTED)
+            distributed = node.kind in DISTRIBUTED
+            process = launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
             with self._lock:
                 self._processes.add(process)
                 stopping = self.stopping
@@ -120,7 +150,7 @@ class Runner:
             finally:
                 with self._lock:
                     self._processes.discard(process)
-            self._judge(node, ended, self._keep_log(job, scratch))
+            return ended, self._keep_log(job, scratch)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -167,6 +197,7 @@ class Runner:
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
             resume_checkpoint=Artifact(self.plan.store, node.path).checkpoint(resume).folder if resume is not None else None,
+            profile=_dump(self.profile),
             tracking=self.plan.pipeline.tracking.located(),
             launched_at=time.time(),
         )
