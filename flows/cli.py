@@ -59,7 +59,7 @@ def _mistakes_are_messages() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _plan(spec: str, store: str | None, overrides: list[str] | None) -> Plan:
+def _plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
     pipeline = load(spec, overrides or [])
     opened = Store.open(store or pipeline.store)
 
@@ -67,14 +67,20 @@ def _plan(spec: str, store: str | None, overrides: list[str] | None) -> Plan:
         if listing.bytes > 2**28:
             errors.print(f"reading source {name} for its digest: {len(listing.files)} files, {terminal.amount(listing.bytes)}B")
 
-    return make(pipeline, opened, reading)
+    return make(pipeline, opened, reading, ask_network=ask_network)
 
 
 @app.command()
-def plan(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def plan(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    check_sources: Annotated[bool, typer.Option("--check-sources", help="ask remote urls too whether what is declared is there")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Say what a run would do with every stage, and why. Changes nothing."""
     with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
+        made = _plan(spec, store, overrides, check_sources)
         if as_json:
             _print_json(made.to_json())
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from flows import supply
+from flows import absent, supply
 from flows.graph import Graph, Node
 from flows.nearest import Records, difference
 from flows.parts import build
@@ -25,7 +25,8 @@ Action = Literal["reuse", "resume", "run"]
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory."""
+    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory; `absent`: what it hangs on
+    that is declared and not at hand, so that it cannot run and its fingerprint is provisional."""
 
     node: Node
     action: Action
@@ -33,6 +34,7 @@ class Step:
     stored: bool
     resume_step: int | None = None
     gate_failures: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class Step:
             "flops": self.node.flops,
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
+            "declared": list(self.absent),
         }
 
 
@@ -83,6 +86,7 @@ class Plan:
             "totals": totals,
             "notes": self.graph.notes,
         }
+        document["declared"] = {name: found.to_json() for name, found in self.graph.absent.items()}
         document["supply"] = [demand.to_json() for demand in self.demands]
         return document
 
@@ -102,21 +106,33 @@ def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         "path": parts[-1]["path"],
         **{key: sum(part[key] for part in parts) for key in ("tokens", "steps", "flops")},
         "gate_failures": [failure for part in parts for failure in part["gate_failures"]],
+        "declared": list(dict.fromkeys(name for part in parts for name in part["declared"])),
         "parts": parts,
     }
 
 
-def make(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None) -> Plan:
-    """Plans a checked pipeline. SpecError when it cannot be run: a source that is missing, data that do not suffice, a parent that was not
-    kept, a protected stage that would be rerun."""
+def make(
+    pipeline: Pipeline,
+    store: Store,
+    on_read: Callable[[str, Listing], None] = lambda name, listing: None,
+    *,
+    ask_network: bool = True,
+) -> Plan:
+    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as absent, unasked. SpecError when it cannot be
+    run: a source that is missing and not declared, data that do not suffice, a parent that was not kept, a protected stage that would be
+    rerun."""
     try:
-        plan = Plan(pipeline, store, build(pipeline, store, on_read))
+        plan = Plan(pipeline, store, build(pipeline, store, on_read, ask_network))
     except SpecError as error:
         raise pipeline.located(error) from None
     records = Records(store, pipeline.name)
+    waiting = plan.graph.waits_for()
     for node in plan.graph.nodes.values():
-        plan.steps[node.name] = decide(node, plan, records)
-    plan.graph.notes += _packing_notes(plan)
+        if missing := waiting[node.name]:
+            plan.steps[node.name] = Step(node, "run", absent.reason(plan.graph, node), False, absent=missing)
+        else:
+            plan.steps[node.name] = decide(node, plan, records)
+    plan.graph.notes += [*absent.notes(plan, supply.available), *_packing_notes(plan)]
     plan.demands = supply.demands(plan.graph, pipeline, store)
     problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
     if problems:
@@ -192,7 +208,7 @@ def _lost_parents(plan: Plan) -> list[Problem]:
 def _protected(plan: Plan, records: Records) -> list[Problem]:
     problems = []
     for step in plan.steps.values():
-        if step.action == "reuse" or not plan.pipeline.stages[step.node.stage].protect:
+        if step.action == "reuse" or step.absent or not plan.pipeline.stages[step.node.stage].protect:
             continue
         before = records.last(step.node.name)
         if before is not None and before.path != step.node.path and before.complete:

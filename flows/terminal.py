@@ -42,7 +42,7 @@ def plan_table(plan: Plan) -> Table:
     rows = []
     for name, step in plan.steps.items():
         colour = "red" if step.gate_failures else COLOURS[step.action]
-        action = "gate failed" if step.gate_failures else step.action
+        action = "gate failed" if step.gate_failures else "declared" if step.absent else step.action
         numbers = (amount(step.node.steps), amount(step.node.tokens), amount(step.node.flops))
         rows.append([name, f"[{colour}]{action}[/]", *numbers, escape(step.reason)])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
@@ -53,7 +53,7 @@ def supply_table(plan: Plan) -> Table:
     """What training asks of the sources. Passes count everything from new weights on."""
     rows = []
     for demand in plan.demands:
-        held = f"{'' if demand.exact else '<= '}{amount(demand.held)}"
+        held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
         passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
         rows.append([escape(demand.stage), escape(demand.source), amount(demand.tokens), held, passes])
     return _table("what training draws", "", ("stage", "source", "tokens", "held", "passes in all"), rows, overflow="fold")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, T
 from specs.base import Spec, execution, reference
 from specs.compose import compose, distinct, keywords
 from specs.document import Document
+from specs.elsewhere import Elsewhere
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Launch, Parallel, Retries
 from specs.layout import Misfit, misfits
@@ -64,6 +65,7 @@ class Pipeline(Spec):
     retries: Retries = execution(default_factory=Retries)
     concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
+    elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")
     stages: dict[Name, AnyStage] = reference(min_length=1)
 
     @field_validator("store")
@@ -212,6 +214,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 if talks != isinstance(stage, ConversationsStage):
                     wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
                     yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
+                elif isinstance(stage, CorpusStage) and found.declared is not None and found.declared.tokens is None:
+                    message = f"source '{source}' declares no tokens, which the plan of a corpus counts with"
+                    yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
                 elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
                     yield Problem(where, f"source '{source}' is tokens already; a tokenizer is trained on text", "name another source.")
                 elif found.format in TOKENISED and isinstance(stage, CorpusStage) and (fields := needs_text(stage.sources[source])):
