@@ -7,7 +7,7 @@ state of a part depends on its fingerprint alone, so nothing is rerun because of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from flows import supply
@@ -16,6 +16,7 @@ from flows.nearest import Records, difference
 from flows.parts import build
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
+from infra.store.lease import holder_of
 from specs.errors import Problem, SpecError
 from specs.pipeline import Pipeline
 from specs.stages.evaluate import EvaluateStage
@@ -33,6 +34,7 @@ class Step:
     stored: bool
     resume_step: int | None = None
     gate_failures: tuple[str, ...] = ()
+    holder: str = ""  # who seems to work at it now
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class Step:
             "flops": self.node.flops,
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
+            "holder": self.holder,
         }
 
 
@@ -115,7 +118,9 @@ def make(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], Non
         raise pipeline.located(error) from None
     records = Records(store, pipeline.name)
     for node in plan.graph.nodes.values():
-        plan.steps[node.name] = decide(node, plan, records)
+        step = decide(node, plan, records)
+        held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
+        plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
     plan.graph.notes += _packing_notes(plan)
     plan.demands = supply.demands(plan.graph, pipeline, store)
     problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]

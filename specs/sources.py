@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
+from specs.redaction import masked
 
 CONVERSATIONAL = ("chat", "function-questions")
 TOKENISED = ("megatron",)
@@ -138,7 +139,7 @@ def resolve_url(url: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """The url. ValueError, which does not repeat it, when it carries a user name or password."""
-    if re.search(r"://[^/]*@", url):
+    """The url. ValueError, which does not repeat it, when it carries a user name or password, or is signed."""
+    if masked(url) != url:
         raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
     return url
