@@ -26,6 +26,7 @@ from infra.store import Store, StoreError
 from infra.store.inputs import Listing
 from specs.errors import Problem, SpecError, StageError, nearest
 from specs.pipeline import load
+from specs.redaction import redacted
 from specs.schema import json_schema
 
 app = typer.Typer(
@@ -52,10 +53,10 @@ def _mistakes_are_messages() -> Iterator[None]:
         yield
     except SpecError as error:
         for problem in error.problems:
-            errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
+            errors.print(f"[red]error:[/] {escape(redacted(str(problem)))}", soft_wrap=True)
         raise typer.Exit(2) from None
     except (StoreError, StageError, OSError) as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        errors.print(f"[red]error:[/] {escape(redacted(str(error)))}", soft_wrap=True)
         raise typer.Exit(2) from None
 
 
@@ -133,7 +134,7 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
             run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
     except PipelineFailed as error:
         for line in str(error).splitlines():
-            errors.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
+            errors.print(f"[red]failed:[/] {escape(redacted(line))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         errors.print("interrupted; what was committed is kept, the same command goes on from there.")

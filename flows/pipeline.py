@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -27,6 +29,7 @@ from flows.selection import select
 from infra.store import Artifact, Store
 from specs.base import flatten
 from specs.pipeline import load
+from specs.redaction import without_secrets
 
 STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation"}
 ENDLESS = 10**6  # threads of the task runner; the walk itself limits what runs at the same time
@@ -111,11 +114,24 @@ def run_part(name: str, session: Session) -> Any:
     session.observer.loggers[name] = logger
     before = session.plan.steps[name]
     logger.info("%s: %s", before.action, before.reason)
-    step = session.runner.run(name)
-    _publish(step, session.plan)
+    with _secrets_kept():
+        step = session.runner.run(name)
+        _publish(step, session.plan)
     if before.action == "reuse":
         return Completed(name="Cached", message=f"finished before: {step.node.path}")
     return step.node.path
+
+
+@contextmanager
+def _secrets_kept() -> Iterator[None]:
+    """Prefect stores what an error says, with those that led to it: one that says something secret leaves as another."""
+    try:
+        yield
+    except Exception as error:
+        shown = without_secrets(error)
+        if shown is error:
+            raise
+        raise shown from None
 
 
 def _publish(step: Step, plan: Plan) -> None:
@@ -195,9 +211,10 @@ def pipeline(
     spec: str, overrides: list[str] | None = None, until: str | None = None, only: str | None = None, store: str | None = None
 ) -> None:
     """Runs a recipe. `spec`: path of the YAML file. `overrides`: as --set. `until`, `only`: a stage. `store`: wins over the recipe's."""
-    recipe = load(spec, overrides or [])
-    plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
-    run_plan(plan, _observer.get(_Silent()), until, only)
+    with _secrets_kept():
+        recipe = load(spec, overrides or [])
+        plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+        run_plan(plan, _observer.get(_Silent()), until, only)
 
 
 def run_here(observer: Observer, **parameters: Any) -> None:

@@ -7,7 +7,7 @@ state of a part depends on its fingerprint alone, so nothing is rerun because of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from flows import absent, supply
@@ -16,6 +16,7 @@ from flows.nearest import Records, difference
 from flows.parts import build
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
+from infra.store.lease import holder_of
 from specs.errors import Problem, SpecError
 from specs.pipeline import Pipeline
 from specs.stages.evaluate import EvaluateStage
@@ -35,6 +36,7 @@ class Step:
     resume_step: int | None = None
     gate_failures: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    holder: str = ""  # who seems to work at it now
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +52,7 @@ class Step:
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
             "declared": list(self.absent),
+            "holder": self.holder,
         }
 
 
@@ -130,8 +133,10 @@ def make(
     for node in plan.graph.nodes.values():
         if missing := waiting[node.name]:
             plan.steps[node.name] = Step(node, "run", absent.reason(plan.graph, node), False, absent=missing)
-        else:
-            plan.steps[node.name] = decide(node, plan, records)
+            continue
+        step = decide(node, plan, records)
+        held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
+        plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
     plan.graph.notes += [*absent.notes(plan, supply.available), *_packing_notes(plan)]
     plan.demands = supply.demands(plan.graph, pipeline, store)
     problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]

@@ -1,7 +1,8 @@
 """Runs one part: makes the job, starts its process, and judges the outcome by the store.
 
 Invariant: a part counts as finished when its manifest is in the store, whatever its process returned; a process that returned 0 without one
-has failed. Nothing is started while the runner is stopping.
+has failed. Nothing is started while the runner is stopping. Whoever works at a part holds its lease; a run that finds it held waits, and
+reuses what the holder has made, or takes over when the holder ends without a result.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flows.plan import Plan, Step, decide
 from infra.launch import Ended, Process, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
+from infra.store.lease import Lease, LeaseLost, Leases, Timing
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
@@ -56,10 +58,12 @@ class Observer(Protocol):
 class Runner:
     """Runs the parts of one plan. Safe to call from several threads; `stop` may come from any."""
 
-    def __init__(self, plan: Plan, observer: Observer) -> None:
+    def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None) -> None:
         self.plan = plan
         self.observer = observer
+        self.timing = timing or Timing()
         self.stopping = ""
+        self._stopped = threading.Event()
         self._processes: set[Process] = set()
         self._lock = threading.Lock()
 
@@ -75,6 +79,7 @@ class Runner:
         """Ends what is running, with a checkpoint where there is one to write; nothing is started any more."""
         with self._lock:
             self.stopping = self.stopping or reason
+            self._stopped.set()
             running = list(self._processes)
         for process in running:
             process.stop(reason)
@@ -82,19 +87,22 @@ class Runner:
     def run(self, name: str) -> Step:
         """Runs a part, or finds it finished. Its state afterwards. StageFailed, GateFailed or Interrupted otherwise."""
         node = self.plan.graph.nodes[name]
-        begun = time.monotonic()
-        step = decide(node, self.plan)
-        outcome = "reused" if step.action == "reuse" else "finished"
-        if step.action != "reuse":
-            if self.stopping:
-                raise Interrupted(f"{name} was not started: {self.stopping}")
-            self.observer.begin(step)
+        begun, outcome = time.monotonic(), "reused"
+        while (lease := self._turn(node)) is not None:
+            begun = time.monotonic()
             try:
-                self._attempt(node, step)
+                with lease:
+                    step = decide(node, self.plan)
+                    if step.action != "reuse":  # the holder before may have finished it since the last look
+                        self.observer.begin(step)
+                        self._attempt(node, step, lease)
+                        outcome = "finished"
+            except LeaseLost as error:
+                self.observer.note(name, f"{error}; the rest is left to it")
             except (StageFailed, Interrupted) as error:
                 self.observer.end(step, str(error).splitlines()[0], time.monotonic() - begun, None)
                 raise
-            step = decide(node, self.plan)
+        step = decide(node, self.plan)
         metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
@@ -102,35 +110,63 @@ class Runner:
         self.observer.end(step, outcome, time.monotonic() - begun, metrics)
         return step
 
-    def _attempt(self, node: Node, step: Step) -> None:
+    def _turn(self, node: Node) -> Lease | None:
+        """Waits until the part is finished, by whomever (None), or is this runner's to do. Interrupted when it is told to stop."""
+        artifact = Artifact(self.plan.store, node.path, node.end_step)
+        leases = Leases(self.plan.store, node.path, self.timing)
+        told = ""
+        while not artifact.complete:
+            if self.stopping:
+                raise Interrupted(f"{node.name} was not started: {self.stopping}")
+            seen = leases.look()
+            if seen.free and (lease := leases.claim(attempt_id(), seen)) is not None:
+                if seen.why:
+                    self.observer.note(node.name, f"taken over from {seen.holder}: {seen.why}")
+                return lease
+            why = f" ({seen.why})" if seen.why else ""
+            if not seen.free and told != (told := f"held by {seen.holder}{why}, waiting"):
+                self.observer.note(node.name, told)
+            self._stopped.wait(self.timing.look)
+        return None
+
+    def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
         scratch = make_scratch(node.name)
         try:
-            job = self._job(node, step, scratch)
-            process = Process(job, node.launch, distributed=node.kind in DISTRIBUTED)
+            job = self._job(node, step, scratch, lease)
+            process = self._process(job, node)
             with self._lock:
                 self._processes.add(process)
                 stopping = self.stopping
             if stopping:
                 process.stop(stopping)
+            lease.when_lost(process.stop)
             try:
-                ended = process.run(lambda text: self.observer.line(node.name, text), lambda row: self.observer.progress(node.name, row))
+                ended = process.run(
+                    lambda text: self.observer.line(node.name, text),
+                    lambda row: self.observer.progress(node.name, row),
+                    lease.stage_started,
+                )
             except BaseException:
                 process.stop("the launcher failed")
                 raise
             finally:
                 with self._lock:
                     self._processes.discard(process)
-            self._judge(node, ended, self._keep_log(job, scratch))
+            self._judge(node, ended, self._keep_log(job, scratch), lease)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _judge(self, node: Node, ended: Ended, log: str) -> None:
+    def _process(self, job: Job, node: Node) -> Process:
+        return Process(job, node.launch, distributed=node.kind in DISTRIBUTED)
+
+    def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
         if Artifact(self.plan.store, node.path, node.end_step).complete:
             return
         if ended.stopped and self.stopping:
             saved = Artifact(self.plan.store, node.path).checkpoint_steps() if node.end_step is not None else []
             kept = f"; checkpoints at steps {', '.join(map(str, saved))}" if saved else ""
             raise Interrupted(f"{node.name} was interrupted: {ended.stopped}{kept}")
+        lease.check()
         if ended.stopped:
             raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
         if ended.error:
@@ -146,10 +182,9 @@ class Runner:
         self.plan.store.upload(log, path)
         return self.plan.store.location(path)
 
-    def _job(self, node: Node, step: Step, scratch: Path) -> Job:
+    def _job(self, node: Node, step: Step, scratch: Path, lease: Lease) -> Job:
         inputs = {role: self._input(read) for role, read in node.inputs.items()}
-        resume = self.sound_checkpoint(node, step.resume_step)
-        attempt = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
+        resume = self.sound_checkpoint(node, step.resume_step, lease)
         return Job(
             node=node.name,
             kind=node.kind,
@@ -161,7 +196,8 @@ class Runner:
             launch=_dump(node.launch),
             store=self.plan.store.url,
             path=node.path,
-            attempt=attempt,
+            attempt=lease.holder.attempt,
+            lease=lease.generation,
             scratch=str(scratch),
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
@@ -181,7 +217,7 @@ class Runner:
             folder = checkpoint.folder
         return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
 
-    def sound_checkpoint(self, node: Node, step: int | None) -> int | None:
+    def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
         """The last checkpoint of the part's own trajectory, up to `step`, whose files are what its marker states.
 
         The marker of a damaged one is withdrawn, so that the step can be committed again."""
@@ -192,9 +228,15 @@ class Runner:
                 artifact.verify_checkpoint(artifact.checkpoint(candidate))
                 return candidate
             except StoreError as error:
+                if lease is not None:
+                    lease.check()
                 self.observer.note(node.name, f"checkpoint {candidate} is withdrawn, the one before it is used: {error}")
                 artifact.withdraw(candidate)
         return None
+
+
+def attempt_id() -> str:
+    return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
 
 
 def _dump(spec: Spec) -> dict[str, Any]:

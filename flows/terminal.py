@@ -67,7 +67,7 @@ def status_table(plan: Plan) -> Table:
         times = "+".join(f"{seconds[name]:.1f}" for name in ("startup", "compute", "storage") if name in seconds)
         colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(row["state"], "cyan")
         numbers = (amount(row["steps"]), amount(row["tokens"]))
-        result = escape(headline(row["metrics"] or {}))
+        result = escape(row["holder"] or headline(row["metrics"] or {}))
         rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
     headings = ("part", "state", "id", "steps", "tokens", "seconds*", "result")
     caption = f"* start-up + compute + storage; store: {plan.store.url}"
@@ -92,13 +92,14 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for name, step in plan.steps.items():
         manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest if step.action == "reuse" else None
-        state = "finished" if manifest else ("interrupted" if step.stored else "not run")
+        state = "finished" if manifest else "held" if step.holder else "interrupted" if step.stored else "not run"
         rows.append(
             {
                 "name": name,
                 "kind": step.node.kind,
                 "state": "gate failed" if step.gate_failures else state,
                 "reason": step.reason,
+                "holder": step.holder,
                 "fingerprint": step.node.fingerprint,
                 "path": step.node.path if step.stored else None,
                 "steps": step.node.steps,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
+from specs.redaction import masked
 from specs.units import Budget
 
 CONVERSATIONAL = ("chat", "function-questions")
@@ -158,7 +159,7 @@ def resolve_url(url: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """The url. ValueError, which does not repeat it, when it carries a user name or password."""
-    if re.search(r"://[^/]*@", url):
+    """The url. ValueError, which does not repeat it, when it carries a user name or password, or is signed."""
+    if masked(url) != url:
         raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
     return url
