@@ -20,11 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows import terminal
+from flows.nearest import Records
 from flows.plan import Plan, make
 from flows.selection import select
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
-from specs.errors import Problem, SpecError, StageError, nearest
+from specs.errors import SpecError, StageError
 from specs.pipeline import load
 from specs.redaction import redacted
 from specs.schema import json_schema
@@ -105,14 +106,20 @@ def run(
     overrides: SetOption = None,
     until: Annotated[str | None, typer.Option(help="run this stage and what it needs")] = None,
     only: Annotated[str | None, typer.Option(help="run this stage alone; what it reads must be finished")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")] = None,
 ) -> None:
     """Run what is not finished, in order. Run it again after any interruption: it goes on from what is stored."""
     with _mistakes_are_messages():
+        overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
         made = _plan(spec, store, overrides)
         chosen = select(made, until, only)
         pending = [step for step in made.pending if step.node.stage in chosen]
         parts = sum(step.node.stage in chosen for step in made.steps.values())
         if not pending:
+            records = Records(made.store, made.pipeline.name)
+            records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
+            for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
+                records.protect(node)
             console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
             terminal.outro(console, made, spec)
             return
@@ -154,29 +161,6 @@ def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption =
             _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
         else:
             console.print(terminal.status_table(made))
-
-
-@app.command()
-def lineage(
-    spec: SpecArgument,
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="a stage, or one part of it such as pretrain/2")],
-    store: StoreOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what a stage was made from, down to the source documents."""
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
-        names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
-        if not names:
-            raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)])
-        if not as_json:
-            for name in names:
-                console.print(terminal.lineage_tree(made, name))
-        elif len(names) == 1:
-            _print_json(terminal.lineage_json(made, names[0]))
-        else:
-            _print_json({"name": stage, "parts": [terminal.lineage_json(made, name) for name in names]})
 
 
 @app.command()
@@ -251,5 +235,9 @@ def main() -> None:
         sys.exit(1)
 
 
+from flows.commands import keeping, trace  # noqa: E402, F401  # they register their commands on `app`
+
 if __name__ == "__main__":
-    main()
+    from flows.cli import main as entry  # the app that the commands know, not this copy of it
+
+    entry()

@@ -103,6 +103,8 @@ class Runner:
                 self.observer.end(step, str(error).splitlines()[0], time.monotonic() - begun, None)
                 raise
         step = decide(node, self.plan)
+        if step.action == "reuse" and self.plan.pipeline.stages[node.stage].protect:
+            Records(self.plan.store, self.plan.pipeline.name).protect(node)
         metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)

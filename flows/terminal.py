@@ -17,9 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
-from flows.graph import Node
 from flows.plan import Plan, Step
 from infra.store import Artifact, StoreError
 
@@ -123,58 +121,6 @@ def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out."""
     found = [f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
     return ", ".join(found[:SHOWN])
-
-
-def lineage_tree(plan: Plan, name: str) -> Tree:
-    """What a part was made from, down to the documents."""
-    return _branch(plan, plan.graph.nodes[name], "", Tree(_label(plan, plan.graph.nodes[name], "")), set())
-
-
-def _branch(plan: Plan, node: Node, role: str, tree: Tree, shown: set[str]) -> Tree:
-    shown.add(node.name)
-    for input_role, read in node.inputs.items():
-        at = f"@step={read.step}" if read.step is not None else ""
-        if read.node is None:
-            facts = ", ".join(filter(None, plan.graph.facts_of(plan.pipeline, read.name).values())) or read.name
-            listing = plan.graph.listings.get(read.name)
-            size = f", {len(listing.files)} files, {amount(listing.bytes)}B" if listing else ""
-            tree.add(f"[dim]{input_role}:[/] {escape(read.name)} [dim]{read.fingerprint[:8]}[/] {escape(facts)}{size}")
-        elif read.node in shown:
-            tree.add(f"[dim]{input_role}:[/] {escape(read.node)}{at} [dim](above)[/]")
-        else:
-            child = plan.graph.nodes[read.node]
-            _branch(plan, child, input_role, tree.add(_label(plan, child, input_role, at)), shown)
-    return tree
-
-
-def _label(plan: Plan, node: Node, role: str, at: str = "") -> str:
-    step = plan.steps[node.name]
-    prefix = f"[dim]{role}:[/] " if role else ""
-    numbers = f", {node.steps} steps, {amount(node.tokens)} tokens" if node.steps else ""
-    action = f"[{COLOURS[step.action]}]{step.action}[/]"
-    return f"{prefix}[bold]{escape(node.name)}[/]{at} [dim]{node.fingerprint[:8]}[/] {node.kind}, {action}{numbers}"
-
-
-def lineage_json(plan: Plan, name: str) -> dict[str, Any]:
-    node = plan.graph.nodes[name]
-    inputs = {}
-    for role, read in node.inputs.items():
-        if read.node is None:
-            source = plan.pipeline.sources.get(read.name)
-            facts = source.model_dump(mode="json") if source else plan.graph.facts_of(plan.pipeline, read.name)
-            inputs[role] = {"name": read.name, "kind": "external", "fingerprint": read.fingerprint, "source": facts}
-        else:
-            inputs[role] = lineage_json(plan, read.node) | {"step": read.step}
-    step = plan.steps[name]
-    return {
-        "name": name,
-        "kind": node.kind,
-        "fingerprint": node.fingerprint,
-        "path": node.path if step.stored else None,
-        "action": step.action,
-        "spec": node.identity,
-        "inputs": inputs,
-    }
 
 
 class _TimeLeft(TimeRemainingColumn):

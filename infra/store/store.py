@@ -4,6 +4,8 @@ Layout, below the store's URL:
 
     format.json                                the version of this layout
     inputs/<key>.json                          digests of documents outside the store, by listing (`infra.store.inputs`)
+    inputs/<digest>.files.jsonl                the files behind such a digest, with size and SHA-256 each
+    protected/<kind>-<fingerprint>[-<step>].json   a protected stage had finished there
     runs/<pipeline>/<time>-<id>.json           which artifacts a run of a spec referred to
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
     <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
