@@ -71,7 +71,9 @@ class TransformersGenerator:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
         self._model.to(self._device).eval()
         self._decoder = Decoder(folder, end_of_turn_id)
         self._sampling, self._pad_id = sampling, pad_id
@@ -127,7 +129,9 @@ class VllmGenerator:
             ignore_eos=True,
             detokenize=False,
         )
-        self._model = LLM(model=str(folder), dtype="bfloat16", enable_prefix_caching=True)
+        self._model = LLM(
+            model=str(folder), dtype="bfloat16", enable_prefix_caching=True, trust_remote_code=False, load_format="safetensors"
+        )
 
     def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]

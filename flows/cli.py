@@ -21,13 +21,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows import terminal
+from flows.nearest import Records
 from flows.plan import Plan, make
 from flows.selection import select
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
-from specs.errors import Problem, SpecError, StageError, nearest
+from specs.errors import SpecError, StageError
 from specs.pipeline import load
 from specs.profile import load_profile
+from specs.redaction import redacted
 from specs.schema import json_schema
 
 app = typer.Typer(
@@ -54,14 +56,14 @@ def _mistakes_are_messages() -> Iterator[None]:
         yield
     except SpecError as error:
         for problem in error.problems:
-            errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
+            errors.print(f"[red]error:[/] {escape(redacted(str(problem)))}", soft_wrap=True)
         raise typer.Exit(2) from None
     except (StoreError, StageError, OSError) as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        errors.print(f"[red]error:[/] {escape(redacted(str(error)))}", soft_wrap=True)
         raise typer.Exit(2) from None
 
 
-def _plan(spec: str, store: str | None, overrides: list[str] | None) -> Plan:
+def _plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
     pipeline = load(spec, overrides or [])
     opened = Store.open(store or pipeline.store)
 
@@ -69,14 +71,20 @@ def _plan(spec: str, store: str | None, overrides: list[str] | None) -> Plan:
         if listing.bytes > 2**28:
             errors.print(f"reading source {name} for its digest: {len(listing.files)} files, {terminal.amount(listing.bytes)}B")
 
-    return make(pipeline, opened, reading)
+    return make(pipeline, opened, reading, ask_network=ask_network)
 
 
 @app.command()
-def plan(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def plan(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    check_sources: Annotated[bool, typer.Option("--check-sources", help="ask remote urls too whether what is declared is there")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Say what a run would do with every stage, and why. Changes nothing."""
     with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
+        made = _plan(spec, store, overrides, check_sources)
         if as_json:
             _print_json(made.to_json())
             return
@@ -100,6 +108,7 @@ def run(
     overrides: SetOption = None,
     until: Annotated[str | None, typer.Option(help="run this stage and what it needs")] = None,
     only: Annotated[str | None, typer.Option(help="run this stage alone; what it reads must be finished")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -111,11 +120,16 @@ def run(
     with _mistakes_are_messages():
         load_profile(profile)
         os.environ["APERTUS_PROFILE"] = profile or ""
+        overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
         made = _plan(spec, store, overrides)
         chosen = select(made, until, only)
         pending = [step for step in made.pending if step.node.stage in chosen]
         parts = sum(step.node.stage in chosen for step in made.steps.values())
         if not pending:
+            records = Records(made.store, made.pipeline.name)
+            records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
+            for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
+                records.protect(node)
             console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
             terminal.outro(console, made, spec)
             return
@@ -137,7 +151,7 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
             run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
     except PipelineFailed as error:
         for line in str(error).splitlines():
-            errors.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
+            errors.print(f"[red]failed:[/] {escape(redacted(line))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         errors.print("interrupted; what was committed is kept, the same command goes on from there.")
@@ -157,29 +171,6 @@ def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption =
             _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
         else:
             console.print(terminal.status_table(made))
-
-
-@app.command()
-def lineage(
-    spec: SpecArgument,
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="a stage, or one part of it such as pretrain/2")],
-    store: StoreOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what a stage was made from, down to the source documents."""
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
-        names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
-        if not names:
-            raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)])
-        if not as_json:
-            for name in names:
-                console.print(terminal.lineage_tree(made, name))
-        elif len(names) == 1:
-            _print_json(terminal.lineage_json(made, names[0]))
-        else:
-            _print_json({"name": stage, "parts": [terminal.lineage_json(made, name) for name in names]})
 
 
 @app.command()
@@ -254,5 +245,9 @@ def main() -> None:
         sys.exit(1)
 
 
+from flows.commands import keeping, trace  # noqa: E402, F401  # they register their commands on `app`
+
 if __name__ == "__main__":
-    main()
+    from flows.cli import main as entry  # the app that the commands know, not this copy of it
+
+    entry()

@@ -7,8 +7,10 @@ lie or run, do not enter it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from flows.absent import Absent
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import Spec, fingerprint
@@ -57,7 +59,7 @@ class Node:
     def identity(self) -> dict[str, Any]:
         return self.part.identity_fields()
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.kind, self.version, self.identity, {role: read.hashed for role, read in self.inputs.items()})
 
@@ -83,6 +85,7 @@ class Graph:
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by leg
     best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
+    absent: dict[str, Absent] = field(default_factory=dict)  # what is declared and not at hand, by its name
 
     def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
         """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""
@@ -90,6 +93,14 @@ class Graph:
             return {"url": source.url, "format": source.format, "language": source.language, "license": source.license}
         model = self.models.get(name.removesuffix(TOKENIZER))
         return model.facts if model is not None else {}
+
+    def waits_for(self) -> dict[str, tuple[str, ...]]:
+        """For each part, what it reads, itself or through others, that is not at hand."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, node in self.nodes.items():  # inputs first
+            read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
+            found[name] = tuple(dict.fromkeys(absent for names in read for absent in names if absent in self.absent))
+        return found
 
     def of(self, stage: str) -> list[Node]:
         """The parts of a stage, in order."""

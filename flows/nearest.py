@@ -16,6 +16,7 @@ from typing import Any
 
 from flows.graph import Graph, Node
 from infra.store import Artifact, Store, StoreError
+from infra.store.contents import protected_mark
 from infra.store.store import to_json
 from specs.base import flatten
 
@@ -56,12 +57,30 @@ class Records:
         entry = self._last.get(name)
         return Record(self.store, entry["path"], entry["step"]) if entry else None
 
+    def protect(self, node: Node) -> None:
+        """Notes, outside the artifact, that a part of a protected stage has finished, so that its loss is noticed."""
+        document = {"name": node.name, "path": node.path, "step": node.end_step}
+        self.store.write_once(protected_mark(node.path, node.end_step), to_json(document))
+
+    def had_finished(self, path: str, step: int | None) -> bool:
+        """Whether `protect` was told of an artifact."""
+        return self.store.exists(protected_mark(path, step))
+
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
         """Records that a run refers to these parts; `spec` is the recipe as resolved."""
         parts = {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         document = {"parts": parts, "spec": spec}
-        self.store.write_once(f"{self.folder}/{stamp}-{uuid.uuid4().hex[:8]}.json", to_json(document))
+        self.store.write_once(f"{self.folder}/{self.stamp()}.json", to_json(document))
+
+    def keep(self, graph: Graph, spec: dict[str, Any]) -> None:
+        """Records a run in which nothing was left to do, unless its last record refers to the same parts."""
+        if self._last != {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}:
+            self.write(graph, spec)
+
+    @staticmethod
+    def stamp() -> str:
+        """Name of a new record: later ones sort behind earlier ones."""
+        return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}-{uuid.uuid4().hex[:8]}"
 
 
 def difference(node: Node, graph: Graph, records: Records) -> str:

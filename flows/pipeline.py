@@ -10,6 +10,8 @@ it and nothing else. Whatever ends the flow, its stages are told to stop, and it
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -30,6 +32,7 @@ from flows.terminal import describe
 from infra.store import Store
 from specs.pipeline import load
 from specs.profile import load_profile
+from specs.redaction import without_secrets
 
 STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
 ENDLESS = 10**6  # threads of the task runner; the walk itself limits what runs at the same time
@@ -97,7 +100,7 @@ class Session:
         self.plan = plan
         self.chosen = chosen
         self.observer = _Logged(observer)
-        self.runner = Runner(plan, self.observer, load_profile(os.environ.get("APERTUS_PROFILE")))
+        self.runner = Runner(plan, self.observer, profile=load_profile(os.environ.get("APERTUS_PROFILE")))
         self.worker = os.getppid() if runtime.deployment.id is not None else None
 
     def needs(self, name: str) -> set[str]:
@@ -128,11 +131,24 @@ def run_part(name: str, session: Session) -> Any:
     logger.info("%s: %s", before.action, before.reason)
     if before.action != "reuse":
         session.observer.bars[name] = ProgressBar(session.plan.pipeline.name, name)
-    step = session.runner.run(name)
-    publish_results(step, session.plan)
+    with _secrets_kept():
+        step = session.runner.run(name)
+        publish_results(step, session.plan)
     if before.action == "reuse":
         return Completed(name="Cached", message=f"finished before: {step.node.path}")
     return step.node.path
+
+
+@contextmanager
+def _secrets_kept() -> Iterator[None]:
+    """Prefect stores what an error says, with those that led to it: one that says something secret leaves as another."""
+    try:
+        yield
+    except Exception as error:
+        shown = without_secrets(error)
+        if shown is error:
+            raise
+        raise shown from None
 
 
 def walk(session: Session) -> None:
@@ -232,13 +248,14 @@ def pipeline(
         only: run this stage alone; what it reads must be finished.
         store: where checkpoints and artifacts lie.
     """
-    recipe = load(spec, overrides or [])
-    plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
-    try:
-        run_plan(plan, _observer.get(_Silent()), until, only)
-    except WorkerLost as error:
-        return Cancelled(message=str(error))
-    return None
+    with _secrets_kept():
+        recipe = load(spec, overrides or [])
+        plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+        try:
+            run_plan(plan, _observer.get(_Silent()), until, only)
+        except WorkerLost as error:
+            return Cancelled(message=str(error))
+        return None
 
 
 def run_here(observer: Observer, **parameters: Any) -> None:

@@ -7,25 +7,28 @@ state of a part depends on its fingerprint alone, so nothing is rerun because of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from flows import supply
-from flows.graph import Graph, Node
+from flows import absent, supply
+from flows.graph import Graph, Input, Node
 from flows.nearest import Records, difference
 from flows.parts import build
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
-from specs.errors import Problem, SpecError
-from specs.pipeline import Pipeline
+from infra.store.lease import holder_of
+from specs.errors import FieldPath, Problem, SpecError
+from specs.pipeline import Pipeline, checkpoints
 from specs.stages.evaluate import EvaluateStage
+from specs.trajectory import branch
 
 Action = Literal["reuse", "resume", "run"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory."""
+    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory; `absent`: what it hangs on
+    that is declared and not at hand, so that it cannot run and its fingerprint is provisional."""
 
     node: Node
     action: Action
@@ -33,6 +36,8 @@ class Step:
     stored: bool
     resume_step: int | None = None
     gate_failures: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    holder: str = ""  # who seems to work at it now
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +52,8 @@ class Step:
             "flops": self.node.flops,
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
+            "declared": list(self.absent),
+            "holder": self.holder,
         }
 
 
@@ -83,6 +90,7 @@ class Plan:
             "totals": totals,
             "notes": self.graph.notes,
         }
+        document["declared"] = {name: found.to_json() for name, found in self.graph.absent.items()}
         document["supply"] = [demand.to_json() for demand in self.demands]
         return document
 
@@ -102,21 +110,35 @@ def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         "path": parts[-1]["path"],
         **{key: sum(part[key] for part in parts) for key in ("tokens", "steps", "flops")},
         "gate_failures": [failure for part in parts for failure in part["gate_failures"]],
+        "declared": list(dict.fromkeys(name for part in parts for name in part["declared"])),
         "parts": parts,
     }
 
 
-def make(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None) -> Plan:
-    """Plans a checked pipeline. SpecError when it cannot be run: a source that is missing, data that do not suffice, a parent that was not
-    kept, a protected stage that would be rerun."""
+def make(
+    pipeline: Pipeline,
+    store: Store,
+    on_read: Callable[[str, Listing], None] = lambda name, listing: None,
+    *,
+    ask_network: bool = True,
+) -> Plan:
+    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as absent, unasked. SpecError when it cannot be
+    run: a source that is missing and not declared, data that do not suffice, a parent that was not kept, a protected stage that would be
+    rerun."""
     try:
-        plan = Plan(pipeline, store, build(pipeline, store, on_read))
+        plan = Plan(pipeline, store, build(pipeline, store, on_read, ask_network))
     except SpecError as error:
         raise pipeline.located(error) from None
     records = Records(store, pipeline.name)
+    waiting = plan.graph.waits_for()
     for node in plan.graph.nodes.values():
-        plan.steps[node.name] = decide(node, plan, records)
-    plan.graph.notes += _packing_notes(plan)
+        if missing := waiting[node.name]:
+            plan.steps[node.name] = Step(node, "run", absent.reason(plan.graph, node), False, absent=missing)
+            continue
+        step = decide(node, plan, records)
+        held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
+        plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
+    plan.graph.notes += [*absent.notes(plan, supply.available), *_packing_notes(plan)]
     plan.demands = supply.demands(plan.graph, pipeline, store)
     problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
     if problems:
@@ -176,26 +198,52 @@ def _packing_notes(plan: Plan) -> list[str]:
 
 
 def _lost_parents(plan: Plan) -> list[Problem]:
-    """Stages that start from a step which a finished parent did not keep."""
+    """Stages that start from a step that is not there and will not be: its trajectory has finished, or is past it, without keeping it."""
     problems = []
     for step in plan.steps.values():
         for read in step.node.inputs.values():
-            if step.action == "reuse" or read.step is None or read.node is None or plan.steps[read.node].action != "reuse":
+            if step.action == "reuse" or read.step is None or read.node is None:
                 continue
-            kept = Artifact(plan.store, plan.graph.nodes[read.node].path).checkpoint_steps()
-            if read.step not in kept:
-                message = f"step {read.step} of '{read.node}' was not kept; kept are {', '.join(map(str, kept)) or 'none'}"
-                problems.append(Problem(("stages", step.node.stage, "from"), message, "start from one of these, or rerun the parent."))
-    return problems
+            parent = plan.steps[read.node]
+            past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
+            if not past or read.step in kept_steps(plan, parent.node):
+                continue
+            kept = [kept for node in plan.graph.segments(parent.node.leg) or [parent.node] for kept in kept_steps(plan, node)]
+            message = f"step {read.step} of '{read.node}' was not kept; kept are {', '.join(map(str, kept)) or 'none'}"
+            problems.append(Problem(_where_named(plan, step.node, read), message, "start from one of these, or rerun the parent."))
+    return list(dict.fromkeys(problems))
+
+
+def kept_steps(plan: Plan, node: Node) -> list[int]:
+    """Steps of a part whose checkpoints are stored; its trajectory may have gone on behind its end."""
+    stored = Artifact(plan.store, node.path).checkpoint_steps()
+    return [step for step in stored if (node.start_step or 0) < step <= (node.end_step or 0)]
+
+
+def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
+    """Where the recipe names a checkpoint that a part reads."""
+    for path, ref in checkpoints(node.stage, plan.pipeline.stages[node.stage]):
+        start = branch(ref, plan.graph.trajectories, path, plan.graph.best)
+        if start.step == read.step and plan.graph.segments(start.leg)[start.segment].name == read.node:
+            return path
+    return ("stages", node.stage, "from")
 
 
 def _protected(plan: Plan, records: Records) -> list[Problem]:
-    problems = []
+    """Parts of protected stages that had finished, and would not be reused: changed themselves or by what they read, continued to another
+    end, or gone from the store."""
+    problems: dict[str, Problem] = {}  # the first of each stage: what follows in it follows from it
     for step in plan.steps.values():
-        if step.action == "reuse" or not plan.pipeline.stages[step.node.stage].protect:
+        node = step.node
+        if step.action == "reuse" or step.absent or node.stage in problems or not plan.pipeline.stages[node.stage].protect:
             continue
-        before = records.last(step.node.name)
-        if before is not None and before.path != step.node.path and before.complete:
-            message = f"is protected and would run again: {step.reason}"
-            problems.append(Problem(("stages", step.node.stage, "protect"), message, "undo the change, or remove protect: true."))
-    return problems
+        before, path = records.last(node.name), ("stages", node.stage, "protect")
+        if records.had_finished(node.path, node.end_step):
+            message = f"'{node.name}' is protected and had finished; {node.path} is not complete in the store any more"
+            fix = "bring it back from a copy (apertus cp), or remove protect: true to have it made again."
+            problems[node.stage] = Problem(path, message, fix)
+        elif before is not None and (before.complete or records.had_finished(before.path, before.step)):
+            why = step.reason if before.path != node.path else f"it ended at step {before.step}, and is to end at step {node.end_step}"
+            message = f"'{node.name}' is protected and would run again: {why}"
+            problems[node.stage] = Problem(path, message, "undo the change, or remove protect: true.")
+    return list(problems.values())

@@ -1,7 +1,8 @@
 """Runs one part: makes the job, starts its process, and judges the outcome by the store.
 
 Invariant: a part counts as finished when its manifest is in the store, whatever its process returned; a process that returned 0 without one
-has failed. Nothing is started while the runner is stopping.
+has failed. Nothing is started while the runner is stopping. Whoever works at a part holds its lease; a run that finds it held waits, and
+reuses what the holder has made, or takes over when the holder ends without a result.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from flows.plan import Plan, Step, decide
 from infra.launchers import Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
+from infra.store.lease import Lease, LeaseLost, Leases, Timing
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
 from specs.profile import Profile
 
-REQUEUES_WITHOUT_PROGRESS = 3
+JOBS_IN_VAIN = 3
 DISTRIBUTED = {*CHECKPOINTS, "evaluate", "log_probabilities"}  # kinds that run on the training engine, under torchrun
 
 
@@ -58,13 +60,16 @@ class Observer(Protocol):
 class Runner:
     """Runs the parts of one plan. Safe to call from several threads; `stop` may come from any."""
 
-    def __init__(self, plan: Plan, observer: Observer, profile: Profile | None = None) -> None:
+    def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None, profile: Profile | None = None) -> None:
         self.plan = plan
         self.profile = profile or Profile()
         self.observer = observer
+        self.timing = timing or Timing()
         self.stopping = ""
+        self._stopped = threading.Event()
         self._processes: set[Launched] = set()
         self._dead_nodes: set[str] = set()
+        self._in_vain: dict[str, int] = {}  # jobs of a part, one after another, that a cluster ended before anything was committed
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -79,6 +84,7 @@ class Runner:
         """Ends what is running, with a checkpoint where there is one to write; nothing is started any more."""
         with self._lock:
             self.stopping = self.stopping or reason
+            self._stopped.set()
             running = list(self._processes)
         for process in running:
             process.stop(reason)
@@ -86,19 +92,24 @@ class Runner:
     def run(self, name: str) -> Step:
         """Runs a part, or finds it finished. Its state afterwards. StageFailed, GateFailed or Interrupted otherwise."""
         node = self.plan.graph.nodes[name]
-        begun = time.monotonic()
-        step = decide(node, self.plan)
-        outcome = "reused" if step.action == "reuse" else "finished"
-        if step.action != "reuse":
-            if self.stopping:
-                raise Interrupted(f"{name} was not started: {self.stopping}")
-            self.observer.begin(step)
+        begun, outcome = time.monotonic(), "reused"
+        while (lease := self._turn(node)) is not None:
+            begun = time.monotonic()
             try:
-                self._attempt(node, step)
+                with lease:
+                    step = decide(node, self.plan)
+                    if step.action != "reuse":  # the holder before may have finished it since the last look
+                        self.observer.begin(step)
+                        self._attempt(node, step, lease)
+                        outcome = "finished"
+            except LeaseLost as error:
+                self.observer.note(name, f"{error}; the rest is left to it")
             except (StageFailed, Interrupted) as error:
                 self.observer.end(step, str(error).splitlines()[0], time.monotonic() - begun, None)
                 raise
-            step = decide(node, self.plan)
+        step = decide(node, self.plan)
+        if step.action == "reuse" and self.plan.pipeline.stages[node.stage].protect:
+            Records(self.plan.store, self.plan.pipeline.name).protect(node)
         metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
@@ -106,61 +117,91 @@ class Runner:
         self.observer.end(step, outcome, time.monotonic() - begun, metrics)
         return step
 
-    def _attempt(self, node: Node, step: Step) -> None:
-        """Attempts after one another while a cluster ends them before the stage does, each from what the one before it has committed."""
-        without_progress = 0
-        while True:
-            before = self._committed(node)
-            ended, log = self._launch(node, step)
-            if not ended.requeue or self.stopping or Artifact(self.plan.store, node.path, node.end_step).complete:
-                return self._judge(node, ended, log)
-            self._dead_nodes |= {*ended.dead_nodes}
-            without_progress = without_progress + 1 if self._committed(node) == before else 0
-            if without_progress == REQUEUES_WITHOUT_PROGRESS:
-                raise StageFailed(
-                    f"{node.name}: {without_progress} jobs after one another ended before anything was committed, the last because "
-                    f"{ended.requeue}. Fix: a longer time limit, or more frequent checkpoints (log: {log})",
-                    again=False,
-                )
-            excluded = f"; without the nodes {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
-            self.observer.note(node.name, f"submitted again, since {ended.requeue}{excluded}")
-            step = decide(node, self.plan)
+    def _turn(self, node: Node) -> Lease | None:
+        """Waits until the part is finished, by whomever (None), or is this runner's to do. Interrupted when it is told to stop."""
+        artifact = Artifact(self.plan.store, node.path, node.end_step)
+        leases = Leases(self.plan.store, node.path, self.timing)
+        told = ""
+        while not artifact.complete:
+            if self.stopping:
+                raise Interrupted(f"{node.name} was not started: {self.stopping}")
+            seen = leases.look()
+            if seen.free and (lease := leases.claim(attempt_id(), seen)) is not None:
+                if seen.why:
+                    self.observer.note(node.name, f"taken over from {seen.holder}: {seen.why}")
+                return lease
+            why = f" ({seen.why})" if seen.why else ""
+            if not seen.free and told != (told := f"held by {seen.holder}{why}, waiting"):
+                self.observer.note(node.name, told)
+            self._stopped.wait(self.timing.look)
+        return None
 
-    def _committed(self, node: Node) -> tuple[list[str], list[str]]:
-        """What a next attempt would not do again."""
-        return tuple(self.plan.store.names(f"{node.path}/{folder}") for folder in ("checkpoints", "units"))  # type: ignore[return-value]
-
-    def _launch(self, node: Node, step: Step) -> tuple[Ended, str]:
-        """One attempt: how it ended, and where its log is."""
+    def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
+        """One attempt. Returns when the part is finished, or a cluster ended the attempt before it was: the next one goes on from what is
+        committed."""
         scratch = make_scratch(node.name, self.profile.scratch)
+        before = self._committed(node)
         try:
-            job = self._job(node, step, scratch)
-            distributed = node.kind in DISTRIBUTED
-            process = launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
+            job = self._job(node, step, scratch, lease)
+            process = self._process(job, node)
             with self._lock:
                 self._processes.add(process)
                 stopping = self.stopping
             if stopping:
                 process.stop(stopping)
+            lease.when_lost(process.stop)
             try:
-                ended = process.run(lambda text: self.observer.line(node.name, text), lambda row: self.observer.progress(node.name, row))
+                ended = process.run(
+                    lambda text: self.observer.line(node.name, text),
+                    lambda row: self.observer.progress(node.name, row),
+                    lease.stage_started,
+                )
             except BaseException:
                 process.stop("the launcher failed")
                 raise
             finally:
                 with self._lock:
                     self._processes.discard(process)
-            return ended, self._keep_log(job, scratch)
+            log = self._keep_log(job, scratch)
+            if ended.requeue and not self.stopping:
+                self._submit_again(node, ended, before, log)
+            else:
+                self._judge(node, ended, log, lease)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _judge(self, node: Node, ended: Ended, log: str) -> None:
+    def _process(self, job: Job, node: Node) -> Launched:
+        distributed = node.kind in DISTRIBUTED
+        return launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
+
+    def _committed(self, node: Node) -> list[list[str]]:
+        """What a next attempt would not do again."""
+        return [self.plan.store.names(f"{node.path}/{folder}") for folder in ("checkpoints", "units")]
+
+    def _submit_again(self, node: Node, ended: Ended, before: list[list[str]], log: str) -> None:
+        """Notes that the next attempt follows. StageFailed when attempts get nowhere."""
+        if Artifact(self.plan.store, node.path, node.end_step).complete:
+            return
+        self._dead_nodes |= {*ended.dead_nodes}
+        in_vain = self._in_vain.get(node.name, 0) + 1 if self._committed(node) == before else 0
+        self._in_vain[node.name] = in_vain
+        if in_vain == JOBS_IN_VAIN:
+            raise StageFailed(
+                f"{node.name}: {in_vain} jobs, one after another, ended before anything was committed, the last since {ended.requeue}. "
+                f"Fix: a longer time limit, or more frequent checkpoints (log: {log})",
+                again=False,
+            )
+        without = f", without {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
+        self.observer.note(node.name, f"submitted again{without}, since {ended.requeue}")
+
+    def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
         if Artifact(self.plan.store, node.path, node.end_step).complete:
             return
         if ended.stopped and self.stopping:
             saved = Artifact(self.plan.store, node.path).checkpoint_steps() if node.end_step is not None else []
             kept = f"; checkpoints at steps {', '.join(map(str, saved))}" if saved else ""
             raise Interrupted(f"{node.name} was interrupted: {ended.stopped}{kept}")
+        lease.check()
         if ended.stopped:
             raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
         if ended.error:
@@ -176,10 +217,9 @@ class Runner:
         self.plan.store.upload(log, path)
         return self.plan.store.location(path)
 
-    def _job(self, node: Node, step: Step, scratch: Path) -> Job:
+    def _job(self, node: Node, step: Step, scratch: Path, lease: Lease) -> Job:
         inputs = {role: self._input(read) for role, read in node.inputs.items()}
-        resume = self.sound_checkpoint(node, step.resume_step)
-        attempt = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
+        resume = self.sound_checkpoint(node, step.resume_step, lease)
         return Job(
             pipeline=self.plan.pipeline.name,
             node=node.name,
@@ -192,7 +232,8 @@ class Runner:
             launch=_dump(node.launch),
             store=self.plan.store.url,
             path=node.path,
-            attempt=attempt,
+            attempt=lease.holder.attempt,
+            lease=lease.generation,
             scratch=str(scratch),
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
@@ -214,7 +255,7 @@ class Runner:
             folder = checkpoint.folder
         return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
 
-    def sound_checkpoint(self, node: Node, step: int | None) -> int | None:
+    def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
         """The last checkpoint of the part's own trajectory, up to `step`, whose files are what its marker states.
 
         The marker of a damaged one is withdrawn, so that the step can be committed again."""
@@ -225,9 +266,15 @@ class Runner:
                 artifact.verify_checkpoint(artifact.checkpoint(candidate))
                 return candidate
             except StoreError as error:
+                if lease is not None:
+                    lease.check()
                 self.observer.note(node.name, f"checkpoint {candidate} is withdrawn, the one before it is used: {error}")
                 artifact.withdraw(candidate)
         return None
+
+
+def attempt_id() -> str:
+    return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
 
 
 def _dump(spec: Spec) -> dict[str, Any]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from flows.absent import refuse
 from flows.plan import Plan
 from specs.errors import Problem, SpecError, nearest
 from specs.pipeline import needs
 
 
 def select(plan: Plan, until: str | None, only: str | None) -> set[str]:
-    """Names of the chosen stages. SpecError for one that is not there, or for `--only` with inputs that are not finished."""
+    """Names of the chosen stages. SpecError for one that is not there, for `--only` with inputs that are not finished, and for stages that
+    read what is declared and not at hand."""
+    chosen = _chosen(plan, until, only)
+    refuse(plan, chosen)
+    return chosen
+
+
+def _chosen(plan: Plan, until: str | None, only: str | None) -> set[str]:
     stages = plan.pipeline.stages
     for option, name in (("--until", until), ("--only", only)):
         if name is not None and name not in stages:

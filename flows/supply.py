@@ -4,7 +4,8 @@ A pass is a use of every training sequence of a source. Passes are counted over 
 through whatever mixtures and in whatever lengths; how many are allowed says the mixture that the stage draws from.
 
 Invariant: a corpus that is built is counted exactly. For one that is not, its files bound the tokens: each costs a byte at least, and each
-file can add a begin and an end of document; what is refused then is impossible in any case.
+file can add a begin and an end of document; what is refused then is impossible in any case. A corpus whose source is declared, and not
+at hand, is counted as declared.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Demand:
     """What a stage of training asks of one source.
 
     tokens: that the stage draws; passes: over the source on the whole way to its end, `allowed` of them; held: training tokens of the
-    source, at most where it is not built (`exact` is false); sequences: the windows or rows they come to; shortfall: tokens that
-    the source lacks under the limit.
+    source, at most where it is not built (`exact` is false), as declared where it is not at hand (`declared`); sequences: the windows
+    or rows they come to; shortfall: tokens that the source lacks under the limit.
     """
 
     stage: str
@@ -42,6 +43,7 @@ class Demand:
     allowed: float
     held: int
     exact: bool
+    declared: bool
     sequences: int
     sequence_length: int
     shortfall: float
@@ -72,7 +74,10 @@ def demands(graph: Graph, pipeline: Pipeline, store: Store) -> list[Demand]:
             limit = allowed[corpus.fingerprint]
             lacking = max(0.0, passes / limit - 1) * held if held else tokens
             shortfall = lacking if passes > limit else 0.0
-            demand = Demand(node.stage, mixture.name, corpus.name, tokens, passes, limit, held, exact, sequences, length, shortfall)
+            declared = corpus_is_declared(graph, graph.nodes[corpus.name])
+            demand = Demand(
+                *(node.stage, mixture.name, corpus.name, tokens, passes, limit, held, exact, declared), sequences, length, shortfall
+            )
             before = found.get((node.stage, corpus.name))
             if before is None or demand.passes / limit >= before.passes / before.allowed:
                 found[node.stage, corpus.name] = demand
@@ -84,7 +89,8 @@ def problems(found: list[Demand]) -> list[Problem]:
     refused = []
     for demand in found:
         if demand.passes > demand.allowed:
-            held = f"{'holds' if demand.exact else 'can hold at most'} {demand.held:,} training tokens"
+            known = "holds" if demand.exact else "is declared with" if demand.declared else "can hold at most"
+            held = f"{known} {demand.held:,} training tokens"
             message = (
                 f"'{demand.stage}' draws {demand.tokens:,.0f} tokens from '{demand.source}' through mixture '{demand.mixture}', which "
                 f"{held} ({demand.sequences:,} sequences of {demand.sequence_length}): with what was drawn before "
@@ -154,8 +160,18 @@ class _Supply:
         return drawn / sequences if sequences else float("inf")
 
 
+def corpus_is_declared(graph: Graph, node: Node) -> bool:
+    """Whether the documents of a part of a corpus are declared and not at hand."""
+    return node.inputs["documents"].name in graph.absent
+
+
 def available(graph: Graph, store: Store, node: Node) -> tuple[int, bool]:
     """Training tokens of a part of a corpus, and whether the number is exact."""
+    if corpus_is_declared(graph, node):
+        assert isinstance(node.part, CorpusPart)
+        size = graph.absent[node.inputs["documents"].name].size
+        assert size is not None and size.tokens is not None, "checked with the recipe"
+        return int(size.tokens.amount * (1 - node.part.process.holdout)), False
     artifact = Artifact(store, node.path)
     if artifact.complete:
         return int(artifact.manifest["metrics"]["train"]["tokens"]), True

@@ -17,9 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
-from flows.graph import Node
 from flows.plan import Plan, Step
 from infra.store import Artifact, StoreError
 
@@ -42,7 +40,7 @@ def plan_table(plan: Plan) -> Table:
     rows = []
     for name, step in plan.steps.items():
         colour = "red" if step.gate_failures else COLOURS[step.action]
-        action = "gate failed" if step.gate_failures else step.action
+        action = "gate failed" if step.gate_failures else "declared" if step.absent else step.action
         numbers = (amount(step.node.steps), amount(step.node.tokens), amount(step.node.flops))
         rows.append([name, f"[{colour}]{action}[/]", *numbers, escape(step.reason)])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
@@ -53,7 +51,7 @@ def supply_table(plan: Plan) -> Table:
     """What training asks of the sources. Passes count everything from new weights on."""
     rows = []
     for demand in plan.demands:
-        held = f"{'' if demand.exact else '<= '}{amount(demand.held)}"
+        held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
         passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
         rows.append([escape(demand.stage), escape(demand.source), amount(demand.tokens), held, passes])
     return _table("what training draws", "", ("stage", "source", "tokens", "held", "passes in all"), rows, overflow="fold")
@@ -67,7 +65,7 @@ def status_table(plan: Plan) -> Table:
         times = "+".join(f"{seconds[name]:.1f}" for name in ("startup", "compute", "storage") if name in seconds)
         colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(row["state"], "cyan")
         numbers = (amount(row["steps"]), amount(row["tokens"]))
-        result = escape(headline(row["metrics"] or {}))
+        result = escape(row["holder"] or headline(row["metrics"] or {}))
         rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
     headings = ("part", "state", "id", "steps", "tokens", "seconds*", "result")
     caption = f"* start-up + compute + storage; store: {plan.store.url}"
@@ -92,13 +90,14 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for name, step in plan.steps.items():
         manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest if step.action == "reuse" else None
-        state = "finished" if manifest else ("interrupted" if step.stored else "not run")
+        state = "finished" if manifest else "held" if step.holder else "interrupted" if step.stored else "not run"
         rows.append(
             {
                 "name": name,
                 "kind": step.node.kind,
                 "state": "gate failed" if step.gate_failures else state,
                 "reason": step.reason,
+                "holder": step.holder,
                 "fingerprint": step.node.fingerprint,
                 "path": step.node.path if step.stored else None,
                 "steps": step.node.steps,
@@ -122,58 +121,6 @@ def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out."""
     found = [f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
     return ", ".join(found[:SHOWN])
-
-
-def lineage_tree(plan: Plan, name: str) -> Tree:
-    """What a part was made from, down to the documents."""
-    return _branch(plan, plan.graph.nodes[name], "", Tree(_label(plan, plan.graph.nodes[name], "")), set())
-
-
-def _branch(plan: Plan, node: Node, role: str, tree: Tree, shown: set[str]) -> Tree:
-    shown.add(node.name)
-    for input_role, read in node.inputs.items():
-        at = f"@step={read.step}" if read.step is not None else ""
-        if read.node is None:
-            facts = ", ".join(filter(None, plan.graph.facts_of(plan.pipeline, read.name).values())) or read.name
-            listing = plan.graph.listings.get(read.name)
-            size = f", {len(listing.files)} files, {amount(listing.bytes)}B" if listing else ""
-            tree.add(f"[dim]{input_role}:[/] {escape(read.name)} [dim]{read.fingerprint[:8]}[/] {escape(facts)}{size}")
-        elif read.node in shown:
-            tree.add(f"[dim]{input_role}:[/] {escape(read.node)}{at} [dim](above)[/]")
-        else:
-            child = plan.graph.nodes[read.node]
-            _branch(plan, child, input_role, tree.add(_label(plan, child, input_role, at)), shown)
-    return tree
-
-
-def _label(plan: Plan, node: Node, role: str, at: str = "") -> str:
-    step = plan.steps[node.name]
-    prefix = f"[dim]{role}:[/] " if role else ""
-    numbers = f", {node.steps} steps, {amount(node.tokens)} tokens" if node.steps else ""
-    action = f"[{COLOURS[step.action]}]{step.action}[/]"
-    return f"{prefix}[bold]{escape(node.name)}[/]{at} [dim]{node.fingerprint[:8]}[/] {node.kind}, {action}{numbers}"
-
-
-def lineage_json(plan: Plan, name: str) -> dict[str, Any]:
-    node = plan.graph.nodes[name]
-    inputs = {}
-    for role, read in node.inputs.items():
-        if read.node is None:
-            source = plan.pipeline.sources.get(read.name)
-            facts = source.model_dump(mode="json") if source else plan.graph.facts_of(plan.pipeline, read.name)
-            inputs[role] = {"name": read.name, "kind": "external", "fingerprint": read.fingerprint, "source": facts}
-        else:
-            inputs[role] = lineage_json(plan, read.node) | {"step": read.step}
-    step = plan.steps[name]
-    return {
-        "name": name,
-        "kind": node.kind,
-        "fingerprint": node.fingerprint,
-        "path": node.path if step.stored else None,
-        "action": step.action,
-        "spec": node.identity,
-        "inputs": inputs,
-    }
 
 
 class _TimeLeft(TimeRemainingColumn):

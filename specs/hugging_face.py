@@ -47,6 +47,16 @@ class HuggingFaceError(StageError):
     """A Hugging Face model that cannot be read, or is not one that this program can compute. The message names what and the value."""
 
 
+def not_representable(spec: ModelSpec) -> str | None:
+    """Why a model has no form as `ApertusForCausalLM`; None when it has one."""
+    if spec.activation == "xielu":
+        return None
+    return (
+        f"its activation is {spec.activation}, and transformers' ApertusForCausalLM has a feed-forward without a gate; LlamaForCausalLM "
+        "has one, and no QK-norm"
+    )
+
+
 def hugging_face_config(
     spec: ModelSpec,
     *,
@@ -65,7 +75,12 @@ def hugging_face_config(
         eos_token_id: id of the end-of-document token.
         pad_token_id: id of the padding token, if there is one.
         dtype: dtype of the stored weights.
+
+    Raises:
+        HuggingFaceError: a model that `ApertusForCausalLM` cannot compute.
     """
+    if (obstacle := not_representable(spec)) is not None:
+        raise HuggingFaceError(obstacle)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling is not None:
         rope |= {"rope_type": "llama3"} | {theirs: getattr(spec.rope_scaling, ours) for theirs, ours in SCALING.items()}

@@ -40,6 +40,7 @@ class Job(BaseModel):
     store: str
     path: str  # artifact folder in the store
     attempt: str
+    lease: int | None = None  # generation of the lease that the attempt holds; None: nobody asks for one
     scratch: str  # local folder of this attempt
     progress: str  # local JSONL file the stage appends its progress to
     resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to go on from

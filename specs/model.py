@@ -6,7 +6,7 @@ Sources: Apertus report (arXiv 2509.14233) table 1 and appendix E; Llama-3-type 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -40,7 +40,8 @@ class RopeScaling(Spec):
 
 
 class ModelSpec(Spec):
-    """A decoder: GQA with QK-norm before RoPE, xIELU MLP, pre-norm RMSNorm, untied embeddings, no biases."""
+    """A decoder: GQA with QK-norm before RoPE, pre-norm RMSNorm, untied embeddings, no biases. `swiglu` is there to be compared with
+    (arXiv 2002.05202, as in Llama); `ApertusForCausalLM` has none, so such a model is neither exported nor sampled from."""
 
     flavour: str | None = execution(None, description=f"fills in the dimensions that are not given: {', '.join(FLAVOURS)}")
     dim: int = identity(gt=0)
@@ -52,6 +53,11 @@ class ModelSpec(Spec):
     vocab_size: int = identity(gt=0, multiple_of=128)
     rope_theta: float = identity(500_000.0, gt=0)
     rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
+    activation: Literal["xielu", "swiglu"] = identity(
+        "xielu",
+        neutral="xielu",
+        description="of the feed-forward; swiglu has a gate, so three matrices: 2/3 of the ffn_dim of xielu have as many parameters",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944, gt=0, description="standard deviation of the initial weights; output projections / sqrt(2 n_layers)"
@@ -75,15 +81,20 @@ class ModelSpec(Spec):
         return self
 
     @property
+    def ffn_matrices(self) -> int:
+        """Matrices of the feed-forward: up and down, and a gate with SwiGLU."""
+        return 3 if self.activation == "swiglu" else 2
+
+    @property
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
         attention = 2 * self.dim * self.n_heads * self.head_dim + 2 * self.dim * self.n_kv_heads * self.head_dim + 2 * self.head_dim
-        layer = attention + 2 * self.dim * self.ffn_dim + 2 + 2 * self.dim
+        layer = attention + self.ffn_matrices * self.dim * self.ffn_dim + 2 * (self.activation == "xielu") + 2 * self.dim
         return self.n_layers * layer + 2 * self.vocab_size * self.dim + self.dim
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores (report, appendix E)."""
         heads = self.n_heads * self.head_dim
-        projections = 2 * self.dim * heads + 2 * self.dim * self.n_kv_heads * self.head_dim + 2 * self.dim * self.ffn_dim
+        projections = 2 * self.dim * heads + 2 * self.dim * self.n_kv_heads * self.head_dim + self.ffn_matrices * self.dim * self.ffn_dim
         scores = 2 * heads * sequence_length
         return 3 * 2 * (self.n_layers * (projections + scores) + self.vocab_size * self.dim)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
+from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
 
 from specs.base import Spec, execution, reference
-from specs.compose import compose, distinct, keywords
+from specs.compose import compose, distinct
 from specs.document import Document
+from specs.elsewhere import Elsewhere
 from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.explain import explain, kind_of
 from specs.launch import Launch, Parallel, Retries
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_layout, refused_objective
@@ -44,15 +45,11 @@ TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, Tra
 CHECKPOINTS = (*TRAINING, "merge")  # kinds whose results are checkpoints
 
 
-def _kind_of(value: Any) -> str | None:
-    return value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-
-
 if TYPE_CHECKING:
     AnyStage = Stage
 else:
     _kinds = tuple(Annotated[stage, Tag(kind)] for kind, stage in STAGES.items())
-    AnyStage = Annotated[Union[_kinds], Discriminator(_kind_of)]  # noqa: UP007  # a union made from the registry
+    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # noqa: UP007  # a union made from the registry
 
 
 class Pipeline(Spec):
@@ -66,6 +63,7 @@ class Pipeline(Spec):
     tracking: Tracking = execution(default_factory=Tracking)
     concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
+    elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")
     stages: dict[Name, AnyStage] = reference(min_length=1)
 
     @field_validator("store")
@@ -99,7 +97,7 @@ def validate(document: Document) -> Pipeline:
     try:
         pipeline = Pipeline.model_validate(document.data)
     except ValidationError as error:
-        problems = [_explain(document, details) for details in error.errors()]
+        problems = [explain(Pipeline, document, details) for details in error.errors()]
         pipeline = _what_is_right(document.data)
     pipeline._document = document
     problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
@@ -214,6 +212,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 if talks != isinstance(stage, ConversationsStage):
                     wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
                     yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
+                elif isinstance(stage, CorpusStage) and found.declared is not None and found.declared.tokens is None:
+                    message = f"source '{source}' declares no tokens, which the plan of a corpus counts with"
+                    yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
                 elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
                     yield Problem(where, f"source '{source}' is tokens already; a tokenizer is trained on text", "name another source.")
                 elif found.format in TOKENISED and isinstance(stage, CorpusStage) and (fields := needs_text(stage.sources[source])):
@@ -240,6 +241,14 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
         if target.kind not in kinds:
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
             yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {wanted} is needed here")
+            continue
+        if ref.selector and kinds != CHECKPOINTS:
+            yield Problem(path, f"'{ref}' names a step, and '{ref.stage}' is a {target.kind}, which has none", f"write '{ref.target}'.")
+            continue
+        if ref.best is not None and isinstance(target, MergeStage):
+            yield Problem(
+                path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' is a merge, which has one result", f"write '{ref.stage}'."
+            )
             continue
         if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
             yield Problem(
@@ -376,66 +385,3 @@ def _needs_logits(stage: Stage) -> str:
     if isinstance(stage, SftStage) and stage.prompt_weight:
         return f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
     return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"
-
-
-# From Pydantic's errors to problems
-
-
-def _explain(document: Document, details: Any) -> Problem:
-    path = _in_document(document.data, tuple(details["loc"]))
-    kind, value = details["type"], details.get("input")
-    if kind == "extra_forbidden":
-        candidates = [*_field_names(Pipeline, path[:-1], document.data), *keywords(path[:-1])]
-        text = "the override matches nothing: " if document.overridden(path) else ""
-        return Problem(path, f"{text}there is no field '{path[-1]}' here", nearest(str(path[-1]), candidates), document.where(path))
-    if kind == "missing":
-        return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))
-    if kind == "union_tag_invalid" or kind == "union_tag_not_found":
-        tag = "kind" if path[:1] == ("stages",) and len(path) == 2 else "filter"
-        choices = list(STAGES) if tag == "kind" else ["length", "alphabetic", "repeated-lines"]
-        stated = value.get(tag) if isinstance(value, dict) else value
-        fix = nearest(str(stated), choices) if stated is not None else f"state {tag}: {', '.join(choices)}."
-        return Problem((*path, tag), f"{stated!r} is not a {tag}", fix, document.where((*path, tag)))
-    message = str(details["msg"]).removeprefix("Value error, ")
-    shown = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{value!r}: "
-    return Problem(path, f"{shown}{message[0].lower() + message[1:]}", "", document.where(path))
-
-
-def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:
-    """Pydantic's location without what it adds (tags of unions, names of validators): what of it can be followed in the document."""
-    path: list[str | int] = []
-    for index, part in enumerate(location):
-        if isinstance(data, dict) and part in data or isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-            path.append(part)
-        elif index == len(location) - 1 and isinstance(data, dict) and part not in STAGES and "[" not in str(part):
-            path.append(part)
-    return tuple(path)
-
-
-def _field_names(model: type[BaseModel], path: FieldPath, data: Any) -> list[str]:
-    """Names of the fields that may stand at `path`, found by following the models' annotations."""
-    current: list[type[BaseModel]] = [model]
-    for part in path:
-        annotations = [
-            field.annotation
-            for candidate in current
-            for name, field in candidate.model_fields.items()
-            if part in (name, field.alias) and field.annotation is not None
-        ]
-        data = data.get(part) if isinstance(data, dict) else (data[part] if isinstance(data, list) and isinstance(part, int) else None)
-        found = [candidate for annotation in annotations for candidate in _models(annotation)]
-        if annotations:
-            current = found
-        kind = _kind_of(data)
-        if isinstance(kind, str) and kind in STAGES and len(path) >= 2 and path[0] == "stages":
-            current = [STAGES[kind]] if part == path[1] else current
-    return [field.alias or name for candidate in current for name, field in candidate.model_fields.items()]
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Annotated, Union, UnionType, list, dict, tuple):
-        return [model for argument in get_args(annotation) for model in _models(argument)]
-    return []

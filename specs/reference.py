@@ -14,6 +14,7 @@ from pydantic import BaseModel, Discriminator
 from pydantic_core import PydanticUndefined
 
 from specs.base import role_of
+from specs.elsewhere import DeclaredModel, Elsewhere
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, SlurmTask, Validation
 from specs.model import ModelSpec, RopeScaling
@@ -21,7 +22,7 @@ from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.pipeline import Pipeline
 from specs.rewards import RewardSpec
 from specs.schedule import ScheduleSpec
-from specs.sources import SourceSpec
+from specs.sources import Declared, SourceSpec
 from specs.stages import STAGES
 from specs.stages.base import Stage, Weight
 from specs.stages.conversations import ConversationSource
@@ -76,7 +77,7 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 `stages.align.matrix.dpo.seed=3` or `stages.align-dpo.seed=3` (one variant).
 """
 NESTED: tuple[type[BaseModel], ...] = (
-    *(SourceSpec, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
+    *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
     *(Launch, Parallel, SlurmTask, Retries),

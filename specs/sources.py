@@ -14,6 +14,8 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
+from specs.redaction import masked
+from specs.units import Budget
 
 CONVERSATIONAL = ("chat", "function-questions")
 TOKENISED = ("megatron",)
@@ -40,6 +42,22 @@ ONLY_FOR = {
     "tokenizer": TOKENISED,
     "markers": TOKENISED,
 }
+
+
+class Declared(Spec):
+    """The size of a source that need not be at hand when a recipe is planned. The plan then counts with it and says so; running needs
+    the files. A declaration is compared with the files, and with the corpus, as soon as they are there."""
+
+    tokens: Budget | None = execution(None, description="that a corpus makes of it, after its filters: `4815B tokens`")
+    documents: int | None = execution(None, ge=1, description="or conversations")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Declared:
+        if self.tokens is None and self.documents is None:
+            raise ValueError("nothing is declared; state tokens or documents")
+        if self.tokens is not None and (self.tokens.unit != "tokens" or not self.tokens.amount):
+            raise ValueError(f"'{self.tokens}' is no size of a source; write for example 4815B tokens")
+        return self
 
 
 class SourceSpec(Spec):
@@ -87,6 +105,9 @@ class SourceSpec(Spec):
     limit: int | None = identity(None, neutral=None, ge=1, description="documents at most")
     language: str = execution("", description="recorded for the audit")
     license: str = execution("", description="recorded for the audit")
+    declared: Declared | None = execution(
+        None, description="its size: the recipe can then be planned where the files are not; `run` refuses until they are there"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +159,7 @@ def resolve_url(url: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """The url. ValueError, which does not repeat it, when it carries a user name or password."""
-    if re.search(r"://[^/]*@", url):
+    """The url. ValueError, which does not repeat it, when it carries a user name or password, or is signed."""
+    if masked(url) != url:
         raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
     return url

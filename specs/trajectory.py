@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 from specs.errors import FieldPath, Problem, SpecError
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
+from specs.pieces import annealed_pieces, batch_pieces, full_schedule, mixture_pieces, seen_within, whole_batches, whole_budget
 from specs.schedule import Schedule
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.training import Carry, Goldfish, Leg, MixtureTraining, Packing, Precision, Training, TrainingStage
-from specs.units import Budget, Reference
+from specs.units import Reference
 
 if TYPE_CHECKING:
     from specs.pipeline import Pipeline
@@ -250,13 +251,13 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Ma
         model, length, precision = leg.model, stage.sequence_length, stage.precision or Precision()
     optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
     assert optimizer.lr is not None
-    pieces = _batch_pieces(at, batches, length)
-    total, leftover = _budget(at, stage.budget, pieces, length)
-    mixtures = _annealed(at, _mixture_pieces(at, stage.data, pieces, length), annealed, pieces, length, total)
-    full = _schedule(at, stage, optimizer.lr, pieces, length)
+    pieces = batch_pieces(at, batches, length)
+    total, leftover = whole_budget(at, stage.budget, pieces, length)
+    mixtures = annealed_pieces(at, mixture_pieces(at, stage.data, pieces, length), annealed, pieces, length, total)
+    full = full_schedule(at, stage, optimizer.lr, pieces, length)
     borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if full.decay != "none" and stage.schedule.decay_over:  # a decay over the whole stage leaves nothing that could stand alone
-        borders.add(_floor(full.decay_start // length, pieces))
+        borders.add(whole_batches(full.decay_start // length, pieces))
     for begin in [*(b for b, _ in pieces), *(b for b, _ in mixtures)]:
         if begin >= total:
             message = f"a border at {begin * length:,} tokens lies behind the end of the stage at {total * length:,} tokens"
@@ -266,7 +267,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Ma
     for begin, end in pairwise(ordered):
         batch = next(value for border, value in reversed(pieces) if border <= begin)
         mixture = next(value for border, value in reversed(mixtures) if border <= begin)
-        cut_schedule = _within(full, begin * length, end * length)
+        cut_schedule = seen_within(full, begin * length, end * length)
         cuts.append(Cut(mixture, batch, begin, end, cuts[-1].end_step if cuts else 0, cut_schedule))
     return Trajectory(
         stage=leg.stage,
@@ -284,142 +285,3 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Ma
         context_length=max(length, found[start.leg].context_length) if start is not None else length,
         chat=leg.chat or (start is not None and found[start.leg].chat),
     )
-
-
-Pieces = list[tuple[int, int]]  # (first sample, batch), in order
-
-
-def _samples(budget: Budget, pieces: Pieces, length: int) -> int:
-    """A budget in samples, floored to a whole one. Steps are counted along the batches."""
-    if budget.unit == "tokens":
-        return budget.amount // length
-    if budget.unit == "samples":
-        return budget.amount
-    steps, position = budget.amount, pieces[0][0]
-    for (begin, batch), following in zip(pieces, [*pieces[1:], None], strict=True):
-        inside = (following[0] - begin) // batch if following else steps
-        if steps <= inside:
-            return begin + steps * batch
-        steps, position = steps - inside, following[0] if following else position
-    return position
-
-
-def _floor(sample: int, pieces: Pieces) -> int:
-    """The last border between whole batches at or before `sample`."""
-    begin, batch = [piece for piece in pieces if piece[0] <= sample][-1]
-    return begin + (sample - begin) // batch * batch
-
-
-def _begins(path: FieldPath, keys: list[str]) -> list[Budget]:
-    begins = []
-    for key in keys:
-        try:
-            begins.append(Budget.parse(key))
-        except ValueError as error:
-            raise SpecError([Problem((*path, key), str(error))]) from None
-    if not begins or begins[0].amount != 0:
-        raise SpecError([Problem(path, "the first piece must begin at 0", "write for example {0 tokens: ..., 7.038T tokens: ...}.")])
-    return begins
-
-
-def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
-    for key, before, after in zip(keys[1:], positions, positions[1:], strict=False):
-        if after <= before:
-            raise SpecError(
-                [Problem((*path, key), "does not lie at least one whole batch behind the border before it", "order the borders.")]
-            )
-
-
-def _batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:
-    path = (*at, "global_batch_size")
-    pieces: Pieces = []
-    for budget, batch in zip(_begins(path, list(batches)), batches.values(), strict=True):
-        if batch < 1:
-            raise SpecError([Problem(path, f"a batch of {batch} sequences is not possible", "use 1 or more.")])
-        pieces.append((_floor(_samples(budget, pieces, length), pieces) if pieces else 0, batch))
-    _increasing(path, list(batches), [begin for begin, _ in pieces])
-    return pieces
-
-
-def _mixture_pieces(at: FieldPath, mixtures: dict[str, str], pieces: Pieces, length: int) -> list[tuple[int, str]]:
-    path = (*at, "mixture")
-    begins = [_floor(_samples(budget, pieces, length), pieces) for budget in _begins(path, list(mixtures))]
-    _increasing(path, list(mixtures), begins)
-    return list(zip(begins, mixtures.values(), strict=True))
-
-
-def _annealed(
-    at: FieldPath, mixtures: list[tuple[int, str]], annealed: Mapping[str, Anneal], pieces: Pieces, length: int, total: int
-) -> list[tuple[int, str]]:
-    """Borders with those inside of annealed mixtures: piece k of n begins k/n of the way, floored to whole batches."""
-    path = (*at, "mixture")
-    borders: list[tuple[int, str]] = []
-    for (begin, name), following in zip(mixtures, [*mixtures[1:], None], strict=True):
-        anneal = annealed.get(name)
-        if anneal is None:
-            borders.append((begin, name))
-            continue
-        over, end = anneal.over, following[0] if following else total
-        if over.unit == "steps":
-            over = Budget(over.amount + _steps(begin, pieces), "steps")
-        finish = _samples(over, pieces, length) + (0 if over.unit == "steps" else begin)
-        if finish > end:
-            message = f"'{name}' is annealed over {anneal.over}, {(end - begin) * length:,} tokens are trained on it"
-            raise SpecError([Problem(path, message, "shorten anneal.over, or train longer on it.")])
-        starts = [_floor(begin + (finish - begin) * piece // anneal.pieces, pieces) for piece in range(anneal.pieces + 1)]
-        if any(after <= before for before, after in pairwise(starts)):
-            message = f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
-            raise SpecError([Problem(path, message, "state fewer anneal.pieces.")])
-        borders += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
-    return borders
-
-
-def _steps(sample: int, pieces: Pieces) -> int:
-    """Whole steps up to a border between batches."""
-    ends = [begin for begin, _ in pieces[1:]] + [sample]
-    return sum((min(end, sample) - begin) // batch for (begin, batch), end in zip(pieces, ends, strict=True) if begin < sample)
-
-
-def _budget(at: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:
-    """Samples of the stage in whole batches, and the tokens left over."""
-    exact = budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
-    total = _floor(exact // length, pieces)
-    if total <= 0:
-        smallest = pieces[0][1] * length
-        raise SpecError([Problem((*at, "budget"), f"{budget} is less than one step of {smallest:,} tokens", "raise it.")])
-    return total, exact - total * length
-
-
-def _schedule(at: FieldPath, stage: Training, peak: float, pieces: Pieces, length: int) -> Schedule:
-    spec = stage.schedule
-
-    def tokens(budget: Budget) -> int:
-        return budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
-
-    total, warmup = tokens(stage.budget), tokens(spec.warmup) if spec.warmup else 0
-    decaying = spec.decay != "none"
-    decay = (tokens(spec.decay_over) if spec.decay_over else total) if decaying else 0
-    if warmup + decay > total and decaying and spec.decay_over:
-        message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
-        raise SpecError([Problem((*at, "schedule"), message, "shorten one of them.")])
-    if decaying and not spec.decay_over:
-        decay = total - warmup
-    return Schedule(
-        peak=peak,
-        warmup_tokens=warmup,
-        warmup_from=spec.warmup_from if warmup else 0.0,
-        decay=spec.decay,
-        decay_start=total - decay if decaying else 0,
-        decay_tokens=decay,
-        final=spec.final if decaying else 1.0,
-    )
-
-
-def _within(full: Schedule, begin: int, end: int) -> Schedule:
-    """What of a schedule can be seen inside `[begin, end)` or, for the warm-up, lasts beyond it."""
-    seen: dict[str, object] = {"peak": full.peak}
-    if begin < full.warmup_tokens:
-        seen |= {"warmup_tokens": full.warmup_tokens, "warmup_from": full.warmup_from}
-    if full.decay != "none" and end > full.decay_start:
-        seen |= {name: getattr(full, name) for name in ("decay", "decay_start", "decay_tokens", "final")}
-    return Schedule.model_validate(seen)

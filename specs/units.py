@@ -103,7 +103,8 @@ class Duration(_FromText):
 @dataclass(frozen=True)
 class Reference(_FromText):
     """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`, `pretrain@tokens=7.0T`,
-    `sft@best:val_loss` (the kept checkpoint with the lowest held-out loss). Where a model is wanted, also one of Hugging Face:
+    `pretrain@last` (the same as `pretrain`), `sft@best:val_loss` or `sft@best:val_loss/<source>` (the kept checkpoint with the lowest
+    held-out loss). Where a model is wanted, also one of Hugging Face:
     `hf:<folder>`, `hf:<owner>/<name>` or `hf:<owner>/<name>@<revision>`, which is kept whole in `stage`."""
 
     stage: str
@@ -141,13 +142,22 @@ class Reference(_FromText):
         """What stands behind `hf:`; None for a reference to a stage."""
         return self.stage.removeprefix(HUGGING_FACE) if self.stage.startswith(HUGGING_FACE) else None
 
-    def __str__(self) -> str:
-        text = self.stage + (f"/{self.part}" if self.part else "")
+    @property
+    def target(self) -> str:
+        """What is named, without the step: `pretrain`, `long-context/1`."""
+        return self.stage + (f"/{self.part}" if self.part else "")
+
+    @property
+    def selector(self) -> str:
+        """What chooses the step: `step=1200`, `tokens=7000`, `best:val_loss`; "" for the last one."""
         if self.step is not None:
-            return f"{text}@step={self.step}"
+            return f"step={self.step}"
         if self.best is not None:
-            return f"{text}@best:{self.best}"
-        return f"{text}@tokens={self.tokens}" if self.tokens is not None else text
+            return f"best:{self.best}"
+        return f"tokens={self.tokens}" if self.tokens is not None else ""
+
+    def __str__(self) -> str:
+        return f"{self.target}@{self.selector}" if self.selector else self.target
 
 
 def _is_reference(text: str) -> str:

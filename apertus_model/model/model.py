@@ -1,7 +1,7 @@
 """The Apertus decoder as a torchtitan model, built from a `ModelSpec`.
 
     x = x + wo(attention(rope(norm(wq x)), rope(norm(wk x)), wv x))      grouped queries, QK-norm before RoPE
-    x = x + down_proj(xielu(up_proj x))                                   both on pre-normed x, no biases, untied embeddings
+    x = x + down_proj(xielu(up_proj x))  or SwiGLU                        both on pre-normed x, no biases, untied embeddings
 
 Invariant: the config is complete without a run: dimensions come from the spec, layout and length from the trainer's config
 (`update_from_config`), and initial weights only from `seed` (see `init`). Source: Apertus report (arXiv 2509.14233), section 2.1.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchtitan.models.common import Embedding, Linear, RMSNorm
@@ -51,6 +52,26 @@ class ApertusFeedForward(Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the feed-forward block position by position."""
         return self.down_proj(self.act(self.up_proj(x)))
+
+
+class GatedFeedForward(Module):
+    """SwiGLU (arXiv 2002.05202): down_proj(silu(gate_proj x) * up_proj x), (batch, seq_len, dim) -> (batch, seq_len, dim)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        gate_proj: Linear.Config
+        up_proj: Linear.Config
+        down_proj: Linear.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = config.gate_proj.build()
+        self.up_proj = config.up_proj.build()
+        self.down_proj = config.down_proj.build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the feed-forward block position by position."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class ApertusBlock(TransformerBlock):
@@ -182,6 +203,13 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
     def norm(width: int) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=width, eps=spec.norm_eps, param_init=no_init)
 
+    up_proj, down_proj = linear(spec.dim, spec.ffn_dim), linear(spec.ffn_dim, spec.dim)
+    feed_forward: Module.Config
+    if spec.activation == "swiglu":
+        feed_forward = GatedFeedForward.Config(gate_proj=linear(spec.dim, spec.ffn_dim), up_proj=up_proj, down_proj=down_proj)
+    else:
+        act = XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init})
+        feed_forward = ApertusFeedForward.Config(up_proj=up_proj, act=act, down_proj=down_proj)
     layer = ApertusBlock.Config(
         attention_norm=norm(spec.dim),
         attention=GQAttention.Config(
@@ -200,11 +228,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
             wo=linear(spec.n_heads * spec.head_dim, spec.dim),
         ),
         ffn_norm=norm(spec.dim),
-        feed_forward=ApertusFeedForward.Config(  # torchtitan accepts any Module here
-            up_proj=linear(spec.dim, spec.ffn_dim),
-            act=XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init}),
-            down_proj=linear(spec.ffn_dim, spec.dim),
-        ),
+        feed_forward=feed_forward,  # torchtitan accepts any Module here
     )
     return ApertusModel.Config(
         dim=spec.dim,

@@ -47,5 +47,8 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
             in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)},
         )
         feed_forward.up_proj.sharding_config = colwise_config()
-        feed_forward.act.sharding_config = ShardingConfig(state_shardings={"alpha_p": replicated, "alpha_n": replicated})
+        if hasattr(feed_forward, "gate_proj"):
+            feed_forward.gate_proj.sharding_config = colwise_config()
+        else:
+            feed_forward.act.sharding_config = ShardingConfig(state_shardings={"alpha_p": replicated, "alpha_n": replicated})
         feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)

@@ -17,6 +17,7 @@ from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import REPORT, Job
+from specs.redaction import redacted
 
 TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
 MODULES = dict.fromkeys(TRAINING, "train")  # the other kinds have a module of their own name
@@ -39,6 +40,7 @@ def main(path: str) -> int:
         if not isinstance(error, StageError):
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
+        message = redacted(message)
         again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
         report = {"message": message, "again": again}
         (Path(job.scratch) / "error.json").write_text(json.dumps(report))

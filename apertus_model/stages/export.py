@@ -109,7 +109,7 @@ def check_tokenizer(folder: Path, part: ExportPart) -> None:
     """ExportError when transformers opens a tokenizer with ids that the model has no embedding for."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if len(tokenizer) > part.model.vocab_size:
         raise ExportError(f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings")
 
@@ -144,7 +144,9 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     """
     from transformers import AutoModelForCausalLM
 
-    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    ).eval()
     _refuse_another_class(theirs)
     tokens = _probe(part, rows=2, longest=512)
     with torch.no_grad():
@@ -159,9 +161,9 @@ def compare_by_layer(location: str, folder: Path, part: ExportPart) -> float:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        _refuse_another_class(AutoModelForCausalLM.from_config(config))
+        _refuse_another_class(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     stored = FolderWeights(str(folder), part.model, folder)
     sides = SideBySide(part.model, config, _probe(part, rows=1, longest=128))
     difference = 0.0

@@ -8,11 +8,15 @@ Invariant: nothing stored in a checkpoint is executed while it is read.
 
 import importlib
 import pickle
+import re
+from pathlib import Path
 from typing import IO, Any
 
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
 
 _ALLOWED = {
     "torch": {"Size", "float32", "bfloat16", "float16", "float64", "int64", "int32", "bool"},
@@ -38,13 +42,33 @@ class CheckpointError(RuntimeError):
 
 
 class _IndexUnpickler(pickle.Unpickler):
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream)
+        self._named: dict[str, tuple[Any, dict[str, Any]]] = {}
+
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ALLOWED.get(module, ()):
             raise CheckpointError(
                 f"the index of the checkpoint names {module}.{name}, which no checkpoint of tensors contains; "
                 "it was not written by this program, or was changed since: do not use it"
             )
-        return getattr(importlib.import_module(module), name)
+        named = getattr(importlib.import_module(module), name)
+        if hasattr(named, "__dict__"):
+            self._named.setdefault(f"{module}.{name}", (named, dict(vars(named))))
+        return named
+
+    def changed(self) -> list[str]:
+        """What the pickle has set on classes and functions that it names, by their names. It is undone."""
+        found = []
+        for where, (named, before) in self._named.items():
+            now = dict(vars(named))
+            for name in sorted({name for name in [*now, *before] if now.get(name, named) is not before.get(name, named)}):
+                found.append(f"{where}.{name}")
+                if name in before:
+                    setattr(named, name, before[name])
+                else:
+                    delattr(named, name)
+        return found
 
 
 def read_index(stream: IO[bytes]) -> Metadata:
@@ -53,12 +77,22 @@ def read_index(stream: IO[bytes]) -> Metadata:
     Raises:
         CheckpointError: it names a class that does not belong there, or an entry that is not a tensor.
     """
-    metadata = _IndexUnpickler(stream).load()
+    unpickler = _IndexUnpickler(stream)
+    try:
+        metadata = unpickler.load()
+    finally:
+        changed = unpickler.changed()
+    if changed:
+        raise CheckpointError(f"the index of the checkpoint sets attributes of {', '.join(changed)}: it was made to do harm; do not use it")
     if not isinstance(metadata, Metadata):
         raise CheckpointError(f"the index of the checkpoint is a {type(metadata).__name__}, not DCP metadata")
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise CheckpointError(f"entry {name!r} of the checkpoint is not a tensor, and nothing else is loaded")
+    for place in (metadata.storage_data or {}).values():
+        name = getattr(place, "relative_path", None)
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+            raise CheckpointError(f"the index of the checkpoint names the file {name!r}; its files lie beside it: do not use it")
     return metadata
 
 
@@ -70,9 +104,26 @@ class _TensorsOnly(FileSystemReader):
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        try:
+            return super().read_data(plan, planner)
+        except pickle.UnpicklingError as error:  # torch's message recommends to load it all the same
+            raise CheckpointError(f"{self.path} holds something else than tensors where its index says tensors: do not use it") from error
+
 
 class _LocalReader(_TensorsOnly):
-    pass
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        folder = Path(self.path).resolve()
+        _not_linked(folder, ".metadata")
+        metadata = super().read_metadata(*args, **kwargs)
+        for name in {place.relative_path for place in (metadata.storage_data or {}).values()}:
+            _not_linked(folder, name)
+        return metadata
+
+
+def _not_linked(folder: Path, name: str) -> None:
+    if (folder / name).resolve().parent != folder:
+        raise CheckpointError(f"'{folder / name}' leads out of the checkpoint through a link: do not use it")
 
 
 class _RemoteReader(_TensorsOnly, FsspecReader):

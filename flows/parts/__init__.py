@@ -36,20 +36,23 @@ ADD: dict[str, Callable[[Builder, str], None]] = {
 }
 
 
-def build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None) -> Graph:
-    """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest. SpecError with every problem."""
+def build(
+    pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None, ask_network: bool = True
+) -> Graph:
+    """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest; without `ask_network`, what is
+    declared and remote counts as absent. SpecError with every problem."""
     best: dict[str, int] = {}
     while True:
-        graph = _build(pipeline, store, on_read, best)
+        graph = _build(pipeline, store, on_read, best, ask_network)
         found = best_steps(graph, pipeline, store)
         if found == best:
             return graph
         best = found  # what starts from a best checkpoint has another parent now
 
 
-def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], best: dict[str, int]) -> Graph:
+def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], best: dict[str, int], ask_network: bool) -> Graph:
     names = order(pipeline)
-    builder = Builder(pipeline, store, on_read)
+    builder = Builder(pipeline, store, on_read, ask_network)
     builder.graph.best = best
     builder.graph.models = open_models(builder)
     if builder.problems:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flows.absent import Absent, is_local, provisional
 from flows.graph import Graph, Input, Node
 from flows.parts.hugging_face import add_import, add_model_tokenizer, origin, tokenizer_digest
 from infra.store import Store
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.base import Spec
 from specs.errors import FieldPath, Problem
+from specs.hugging_face import not_representable
 from specs.pipeline import Pipeline
 from specs.sources import SourceSpec
 from specs.stages import STAGES
@@ -22,10 +24,11 @@ from specs.units import Reference
 class Builder:
     """Collects nodes in `graph` and what is wrong in `problems`."""
 
-    def __init__(self, pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None]) -> None:
+    def __init__(self, pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], ask_network: bool = True) -> None:
         self.pipeline = pipeline
         self.store = store
         self.on_read = on_read
+        self.ask_network = ask_network  # for what may be absent
         self.graph = Graph()
         self.problems: list[Problem] = []
 
@@ -46,7 +49,8 @@ class Builder:
     def documents(self, name: str) -> Input:
         """A source, by the digest of what it holds."""
         if name not in self.graph.digests:
-            self._digest(name, name, self.pipeline.sources[name], ("sources", name), "correct the url or the globs.")
+            source = self.pipeline.sources[name]
+            self._digest(name, name, source, ("sources", name), "correct the url or the globs.", source.declared is not None)
         return Input("external", self.graph.digests[name], name)
 
     def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
@@ -60,10 +64,14 @@ class Builder:
 
     def outside(self, key: str, source: SourceSpec, path: FieldPath, fix: str) -> Input:
         """Files outside the store that are no source of the recipe, by the digest of what they hold."""
-        self._digest(key, source.url, source, path, fix)
+        may_be_absent = source.declared is not None or self.pipeline.elsewhere.covers(source.url)
+        self._digest(key, source.url, source, path, fix, may_be_absent)
         return Input("external", self.graph.digests[key], source.url)
 
-    def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str) -> None:
+    def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str, may_be_absent: bool) -> None:
+        if may_be_absent and not self.ask_network and not is_local(source.url):
+            self.absent(key, name, source, "a remote url is not asked for a plan", path)
+            return
         try:
             listing = list_source(source)
             digest = locked_digest(self.store, listing)
@@ -72,9 +80,17 @@ class Builder:
                 digest = listing.digest()
             self.graph.listings[key] = listing
         except SourceError as error:
+            if may_be_absent:
+                self.absent(key, name, source, str(error), path)
+                return
             self.problem(path, str(error), fix)
             digest = "unknown"
         self.graph.digests[key] = digest
+
+    def absent(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
+        """Notes that what a plan may do without is not at hand. `name` is that of the inputs that read it."""
+        self.graph.absent[name] = Absent(source.url, reason, path, source.declared)
+        self.graph.digests[key] = provisional(source)
 
     def part(self, ref: Reference) -> Input:
         """An artifact that is not a checkpoint: the part that is named, or the stage's last."""
@@ -99,6 +115,11 @@ class Builder:
         if "tokenizer" in node.inputs:
             return node.inputs["tokenizer"]
         return self.tokenizer_of(next(iter(node.inputs.values())))
+
+    def exportable(self, path: FieldPath, trajectory: Trajectory) -> None:
+        """Sampling, tasks and export need the model as a Hugging Face folder."""
+        if (obstacle := not_representable(trajectory.model)) is not None:
+            self.problem(path, f"the model cannot become a Hugging Face folder: {obstacle}", "name a model with activation: xielu.")
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
         """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its tokenizer, or an imported checkpoint.

@@ -14,10 +14,11 @@ from flows.graph import TOKENIZER, Input, Node
 from infra.store import Artifact
 from infra.store.hugging_face import TOKENIZER_FILES, HubModel, open_model
 from infra.store.inputs import SourceError
+from specs.elsewhere import DeclaredModel
 from specs.errors import FieldPath
 from specs.hugging_face import HuggingFaceError
 from specs.pipeline import checkpoints
-from specs.sources import resolve_url
+from specs.sources import SourceSpec, resolve_url
 from specs.stages.import_model import ImportModelPart
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.units import HUGGING_FACE, Reference
@@ -37,11 +38,42 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
             if ref.hugging_face is None or str(ref) in tried:
                 continue
             tried.add(str(ref))
+            declared = builder.pipeline.elsewhere.models.get(str(ref))
             try:
-                found[str(ref)] = open_model(ref.hugging_face)
-            except (SourceError, HuggingFaceError) as error:
+                found[str(ref)] = open_model(ref.hugging_face, download=declared is None or builder.ask_network)
+            except SourceError as error:
+                if declared is None:
+                    builder.problem(path, str(error), FIX)
+                else:
+                    found[str(ref)] = _absent(builder, ref, declared, str(error), path)
+            except HuggingFaceError as error:
                 builder.problem(path, str(error), FIX)
     return found
+
+
+def _absent(builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath) -> HubModel:
+    """What stands in a plan for a model that is declared and not at hand."""
+    for name in (str(ref), f"{ref}{TOKENIZER}"):
+        builder.absent(name, name, SourceSpec(url=name, format="text"), reason, path)
+    return HubModel(
+        reference=ref.hugging_face or "",
+        url=str(ref),
+        model=declared.model,
+        files=(),
+        context=declared.context,
+        chat=declared.chat,
+        license="",
+        language="",
+        tokenizer_digest=builder.graph.digests[f"{ref}{TOKENIZER}"],
+    )
+
+
+def _folder(builder: Builder, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
+    """Files of a model's folder."""
+    if key in builder.graph.absent:
+        return Input("external", builder.graph.digests[key], key)
+    read = builder.folder(key, model.url, include, path, FIX)
+    return Input(read.kind, read.fingerprint, key)
 
 
 def add_import(builder: Builder, ref: Reference, path: FieldPath) -> Node:
@@ -50,7 +82,6 @@ def add_import(builder: Builder, ref: Reference, path: FieldPath) -> Node:
     name = f"{stage}/import" if path[-1] == "from" else f"{stage}/import-{int(path[-1]) + 1}"
     if (existing := builder.graph.nodes.get(name)) is not None:
         return existing
-    read = builder.folder(str(ref), model.url, list(model.files), path, FIX)
     part = ImportModelPart(
         model=model.model,
         url=model.url,
@@ -59,7 +90,7 @@ def add_import(builder: Builder, ref: Reference, path: FieldPath) -> Node:
         license=model.license,
         language=model.language,
     )
-    inputs = {"folder": Input(read.kind, read.fingerprint, str(ref))}
+    inputs = {"folder": _folder(builder, str(ref), model, list(model.files), path)}
     return builder.node(name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, leg=str(ref))
 
 
@@ -68,12 +99,12 @@ def add_model_tokenizer(builder: Builder, ref: Reference, name: str, stage: str,
     if (existing := builder.graph.nodes.get(name)) is not None:
         return existing
     model = builder.graph.models[str(ref)]
-    read = builder.folder(f"{ref}{TOKENIZER}", model.url, TOKENIZER_FILES, path, FIX)
+    read = _folder(builder, f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
     fields = TokenizerStage.model_fields
     part = TokenizerPart(
         path=model.url, vocab_size=vocab_size or model.model.vocab_size, bytes_per_source=fields["bytes_per_source"].default
     )
-    return builder.node(name, stage, part, {"folder": Input(read.kind, read.fingerprint, f"{ref}{TOKENIZER}")}, kind="tokenizer")
+    return builder.node(name, stage, part, {"folder": read}, kind="tokenizer")
 
 
 def origin(node: Node) -> str | None:
@@ -87,7 +118,9 @@ def tokenizer_digest(builder: Builder, read: Input) -> str | None:
     node = builder.graph.nodes[read.node or ""]
     if isinstance(node.part, ImportModelPart):
         return builder.graph.models[node.leg].tokenizer_digest
-    part = cast(TokenizerPart, node.part)
+    part, folder = cast(TokenizerPart, node.part), node.inputs.get("folder")
+    if folder is not None and folder.name in builder.graph.absent:
+        return folder.fingerprint
     if part.path is not None:
         try:
             fs, root = fsspec.core.url_to_fs(resolve_url(part.path))

@@ -73,6 +73,7 @@ def add_prompts(builder: Builder, name: str, sources: list[Reference], path: Fie
 
 def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajectory) -> Node:
     """The checkpoint as a Hugging Face folder; the same artifact as that of an `export` stage with default settings."""
+    builder.exportable(("stages", name, "from"), trajectory)
     defaults = ExportStage.model_fields
     part = ExportPart(
         model=trajectory.model,

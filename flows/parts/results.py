@@ -127,7 +127,9 @@ def _sampling(node: Node) -> object:
 def add_export(builder: Builder, name: str) -> None:
     """One part."""
     stage = cast(ExportStage, builder.pipeline.stages[name])
-    checkpoint, trajectory = builder.checkpoint(stage.from_, ("stages", name, "from"))
+    path: FieldPath = ("stages", name, "from")
+    checkpoint, trajectory = builder.checkpoint(stage.from_, path)
+    builder.exportable(path, trajectory)
     part = ExportPart(
         model=trajectory.model,
         sequence_length=trajectory.context_length,

@@ -8,7 +8,8 @@ from flows.graph import Graph, Input
 from flows.mixtures import corpora
 from flows.parts.builder import Builder, reads
 from flows.parts.drawn import Counters, Way, counter, drawn_until, excluded, way_to
-from infra.store import Artifact, Store
+from infra.store import Artifact, Checkpoint, Store
+from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Checkpointing, Parallel
 from specs.pipeline import CHECKPOINTS, Pipeline, uses
 from specs.stages.dpo import DpoSegment, DpoStage
@@ -228,17 +229,31 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
                 continue
             seen.add(str(ref))
             nodes = graph.segments(branch(ref, graph.trajectories, path, graph.best).leg)
+            sources = {name for node in nodes for name in getattr(node.part, "source_names", [])}
+            if ref.best.startswith("val_loss/") and (wanted := ref.best.removeprefix("val_loss/")) not in sources:
+                message = f"'{ref}' chooses by the held-out loss of '{wanted}', which '{ref.stage}' does not train on"
+                raise SpecError([Problem(path, message, nearest(wanted, sources))])
             artifacts = [(node, Artifact(store, node.path)) for node in nodes]
             if not all(Artifact(store, node.path, node.end_step).complete for node in nodes):
                 graph.notes.append(f"'{ref}' is known when '{ref.stage}' has finished; until then it is planned from the last step")
                 continue
-            values = {
-                step: value
+            kept = [
+                artifact.checkpoint(step)
                 for node, artifact in artifacts
                 for step in artifact.checkpoint_steps()
                 if (node.start_step or 0) < step <= (node.end_step or 0)
-                and (value := artifact.checkpoint(step).validation_loss(ref.best)) is not None
-            }
-            if values:
-                found[str(ref)] = min(values, key=lambda step: (values[step], step))
+            ]
+            values = {c.step: value for c in kept if (value := c.validation_loss(ref.best)) is not None}
+            if not values:
+                raise SpecError([_nothing_measured(path, ref, kept)])
+            found[str(ref)] = min(values, key=lambda step: (values[step], step))
     return found
+
+
+def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> Problem:
+    """`@best:` a metric that no kept checkpoint has, though its stage has finished."""
+    steps = ", ".join(str(checkpoint.step) for checkpoint in kept) or "none"
+    measured = sorted({name for checkpoint in kept for name in checkpoint.facts.get("validation") or {}})
+    there = f"; measured were {', '.join(f'val_loss/{name}' for name in measured)}" if measured else ""
+    message = f"'{ref}' chooses among the steps that '{ref.stage}' kept, {steps}, and {ref.best} was measured at none of them{there}"
+    return Problem(path, message, "name one of these metrics, make validation.interval divide checkpoint.interval, or name a step.")

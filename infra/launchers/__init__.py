@@ -23,9 +23,15 @@ __all__ = ["Ended", "Launched", "launch_job", "make_scratch"]
 
 
 class Launched(Protocol):
-    """One attempt. `run` calls back with every line of output and every row of progress."""
+    """One attempt. `run` calls back with every line of output and every row of progress; `on_start` is told the inode of the pipe that a
+    stage of this machine has as its standard input."""
 
-    def run(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None]) -> Ended: ...
+    def run(
+        self,
+        on_line: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_start: Callable[[int], None] = ...,
+    ) -> Ended: ...
     def stop(self, reason: str) -> None: ...
 
 

@@ -28,6 +28,7 @@ from specs.errors import StageError
 from specs.job import REPORT, Job
 from specs.launch import Launch
 from specs.profile import KubernetesProfile, Profile
+from specs.redaction import redacted
 
 POLL_SECONDS = 5.0
 PORT = 29500
@@ -152,7 +153,12 @@ class KubernetesJob:
             *module,
         ]
 
-    def run(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None]) -> Ended:
+    def run(
+        self,
+        on_line: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_start: Callable[[int], None] = lambda pipe: None,
+    ) -> Ended:
         """Creates the objects and blocks until the Job is over. KubernetesError when the cluster refuses them."""
         with self._lock:
             if self._stopped:
@@ -270,6 +276,7 @@ class LogReader:
         self.error: dict[str, Any] | None = None
 
     def line(self, text: str) -> None:
+        text = redacted(text)
         if text.startswith(REPORT):
             report = json.loads(text.removeprefix(REPORT))
             if "error" in report:

@@ -25,6 +25,7 @@ from typing import Any
 
 from specs.job import Job
 from specs.launch import Launch
+from specs.redaction import redacted
 
 STOP_GRACE_SECONDS = 120.0
 TAIL_LINES = 30
@@ -70,8 +71,14 @@ class Process:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
         return os.environ | stage_environment(self.launch) | {"PYTHONPATH": path}
 
-    def run(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None]) -> Ended:
-        """Starts the stage and blocks until it is over. Both callbacks are called from this thread's helpers, one line or row at a time."""
+    def run(
+        self,
+        on_line: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_start: Callable[[int], None] = lambda pipe: None,
+    ) -> Ended:
+        """Starts the stage and blocks until it is over. `on_start` is told the inode of the pipe that its processes have as standard input;
+        the others are called from this thread's helpers, one line or row at a time."""
         scratch = Path(self.job.scratch)
         job_file = scratch / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=1))
@@ -88,6 +95,9 @@ class Process:
                 env=self.environment(),
                 start_new_session=True,
             )
+            assert process.stdin is not None
+            pipe = os.fstat(process.stdin.fileno()).st_ino  # before `stop` can close it
+        on_start(pipe)
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         over = threading.Event()
         reader = threading.Thread(target=self._read, args=(process, scratch / "log.txt", tail, on_line), daemon=True)
@@ -140,7 +150,7 @@ class Process:
         assert process.stdout is not None
         with open(log, "a", encoding="utf-8") as file:
             for raw in process.stdout:
-                line = raw.decode("utf-8", "replace").rstrip("\n")
+                line = redacted(raw.decode("utf-8", "replace").rstrip("\n"))
                 file.write(line + "\n")
                 file.flush()
                 tail.append(line)

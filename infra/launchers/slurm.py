@@ -31,6 +31,7 @@ from specs.errors import StageError
 from specs.job import Job
 from specs.launch import Launch
 from specs.profile import Profile
+from specs.redaction import redacted
 
 POLL_SECONDS = 5.0
 VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
@@ -132,7 +133,12 @@ class SlurmJob:
             "no-requeue": True,
         }
 
-    def run(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None]) -> Ended:
+    def run(
+        self,
+        on_line: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_start: Callable[[int], None] = lambda pipe: None,
+    ) -> Ended:
         """Submits the job and blocks until it is over. SlurmError when sbatch refuses it."""
         for name, text in {"job.json": self.job.model_dump_json(indent=1), "job.sh": self.script(), "node.sh": self.node_script()}.items():
             (self.scratch / name).write_text(text)
@@ -142,7 +148,7 @@ class SlurmJob:
 
         def read() -> None:
             for line in lines_of(self.scratch / "log.txt", over, POLL_SECONDS / 5):
-                tail.append(line)
+                tail.append(line := redacted(line))
                 on_line(line)
 
         helpers = [

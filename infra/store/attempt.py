@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.artifact import Artifact, Checkpoint
+from infra.store.lease import require
 from infra.store.store import Store, StoreError, to_json
 from specs.job import Job
 
@@ -57,6 +58,12 @@ class Attempt:
             "inputs": {role: ref.model_dump(exclude_none=True) for role, ref in self.job.inputs.items()},
         }
 
+    def check_lease(self) -> None:
+        """LeaseLost when another attempt has taken over, while this one was paused, say. Asked before a marker is written or taken away;
+        one listing."""
+        if self.job.lease is not None:
+            require(self.store, self.job.path, self.job.lease, self.job.attempt)
+
     # Files of the artifact
 
     def folder(self, name: str = "") -> str:
@@ -91,6 +98,7 @@ class Attempt:
         for name, local in (files or {}).items():
             stored = self.folder(f"units/{key}/{name}")
             records[name] = {**self.store.upload(local, stored), "path": stored}
+        self.check_lease()
         self.store.write_once(f"{self.job.path}/units/{key}.json", to_json({"attempt": self.job.attempt, "data": data, "files": records}))
         committed = self.unit(key)
         if committed is None:
@@ -128,6 +136,7 @@ class Attempt:
             "seconds": self.seconds(),
             "created": _now(),
         }
+        self.check_lease()
         self.store.write_once(f"{self.job.path}/checkpoints/{step:08d}.json", to_json(marker))
         return self.artifact.checkpoint(step)
 
@@ -138,6 +147,8 @@ class Attempt:
         steps = self.artifact.checkpoint_steps()
         ends = set(self.artifact.manifest_steps())
         gone = [step for step in steps[:-keep] if step not in protected and step not in ends]
+        if gone:
+            self.check_lease()
         for step in gone:
             folder = self.artifact.checkpoint(step).folder
             self.store.remove(f"{self.job.path}/checkpoints/{step:08d}.json")
@@ -185,6 +196,7 @@ class Attempt:
                 "files": {f"{folder}/{name}": record for name, record in checkpoint.marker["files"].items()},
                 "history": checkpoint.marker["history"],
             }
+        self.check_lease()
         self.store.write_once(Artifact(self.store, self.job.path, step).manifest_path, to_json(manifest))
 
 

@@ -50,17 +50,18 @@ class HubModel:
         return {"url": self.url, "format": "Hugging Face model", "language": self.language, "license": self.license}
 
 
-def open_model(reference: str) -> HubModel:
+def open_model(reference: str, *, download: bool = True) -> HubModel:
     """Finds and describes a model.
 
     Args:
         reference: what stands behind `hf:`.
+        download: from the Hub, where it is neither a folder nor in the local cache.
 
     Raises:
         SourceError: there is no such folder or id, or a file of it cannot be read.
         HuggingFaceError: it is not a model that this program can represent, or one without safetensors or tokenizer.
     """
-    url = locate(reference)
+    url = locate(reference, download=download)
     fs, root = fsspec.core.url_to_fs(url)
 
     def read(name: str) -> bytes | None:
@@ -98,7 +99,7 @@ def open_model(reference: str) -> HubModel:
     )
 
 
-def locate(reference: str) -> str:
+def locate(reference: str, *, download: bool = True) -> str:
     """The folder, as local path or fsspec URL, of what stands behind `hf:`. SourceError when there is none."""
     try:
         url = resolve_url(without_credentials(reference))
@@ -111,10 +112,10 @@ def locate(reference: str) -> str:
         return str(Path(url).absolute())
     if hub is None:
         raise SourceError(f"there is no folder {reference}")
-    return _snapshot(hub["name"], hub["revision"])
+    return _snapshot(hub["name"], hub["revision"], download)
 
 
-def _snapshot(name: str, revision: str | None) -> str:
+def _snapshot(name: str, revision: str | None, download: bool) -> str:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -127,6 +128,8 @@ def _snapshot(name: str, revision: str | None) -> str:
         )
         if constants.HF_HUB_OFFLINE:
             raise SourceError(f"{missing}; HF_HUB_OFFLINE forbids a download") from error
+        if not download:
+            raise SourceError(missing) from error
     try:
         return str(snapshot_download(name, **wanted))
     except Exception as error:  # of several libraries, none of which states all that it raises

@@ -2,7 +2,7 @@
 
 A source enters a fingerprint as the digest of its (relative path, SHA-256 of the content) pairs. Reading everything to plan would be
 absurd for large sources, so the store keeps a lock: the digest under a key made of the listing (relative path, size, etag or mtime). The
-digest is computed anew only when the listing changes.
+digest is computed anew only when the listing changes. Beside the lock, under the digest, stands what each file holds, for audits.
 
 Invariant: neither the URL nor the times of files enter the digest, only the lock's key.
 """
@@ -10,6 +10,8 @@ Invariant: neither the URL nor the times of files enter the digest, only the loc
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -18,7 +20,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store.store import CHUNK, Store, to_json
+from infra.store.store import CHUNK, Store, StoreError, to_json
 from specs.base import canonical_json
 from specs.errors import StageError
 from specs.sources import SourceSpec, resolve_url
@@ -56,10 +58,11 @@ class Listing:
         document = [self.url, [[file.path, file.size, file.stamp] for file in self.files]]
         return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:32]
 
-    def digest(self) -> str:
-        """Reads every file once. SourceError names one that cannot be read."""
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """SHA-256 of every file by path. Reads each once. SourceError names one that cannot be read."""
         fs, root = fsspec.core.url_to_fs(self.url)
-        total = hashlib.sha256()
+        found: dict[str, str] = {}
         for file in self.files:
             content = hashlib.sha256()
             try:
@@ -68,8 +71,20 @@ class Listing:
                         content.update(chunk)
             except OSError as error:
                 raise SourceError(f"cannot read '{file.path}' of {self.url}: {error}") from error
-            total.update(canonical_json([file.path, content.hexdigest()]).encode() + b"\n")
-        return total.hexdigest()[:32]
+            found[file.path] = content.hexdigest()
+        return found
+
+    def digest(self) -> str:
+        """Of all paths and contents. SourceError names a file that cannot be read."""
+        return digest_of(self.contents.items())
+
+
+def digest_of(contents: Iterable[tuple[str, str]]) -> str:
+    """The digest of (path, SHA-256) pairs, in the order of the paths: what stands in fingerprints."""
+    total = hashlib.sha256()
+    for path, sha256 in contents:
+        total.update(canonical_json([path, sha256]).encode() + b"\n")
+    return total.hexdigest()[:32]
 
 
 def _join(root: str, path: str) -> str:
@@ -145,6 +160,25 @@ def locked_digest(store: Store, listing: Listing) -> str | None:
 
 
 def lock(store: Store, listing: Listing, digest: str) -> None:
-    """Records the digest of a listing."""
+    """Records the digest of a listing and, where this process has read the files, what each of them holds."""
+    if "contents" in listing.__dict__:
+        sizes = {file.path: file.size for file in listing.files}
+        rows = ({"path": path, "size": sizes[path], "sha256": sha256} for path, sha256 in listing.contents.items())
+        store.write_once(f"inputs/{digest}.files.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     document = {"url": listing.url, "digest": digest, "bytes": listing.bytes, "files": len(listing.files)}
     store.write_once(f"inputs/{listing.key}.json", to_json(document))
+
+
+def recorded_files(store: Store, digest: str) -> list[dict[str, Any]] | None:
+    """The files behind a digest, `{"path", "size", "sha256"}` each; None where they were not recorded. StoreError for a record that does
+    not make the digest."""
+    path = f"inputs/{digest}.files.jsonl"
+    if not store.exists(path):
+        return None
+    try:
+        rows = [json.loads(line) for line in store.read_bytes(path).splitlines()]
+        if digest_of((row["path"], row["sha256"]) for row in rows) == digest:
+            return rows
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise StoreError(f"'{path}' in the store {store.url} is damaged: its files do not make the digest {digest}; delete it")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.store.artifact import Artifact
+from infra.store.contents import input_path
 from infra.store.store import Store, StoreError
 
 
@@ -35,6 +36,35 @@ class Ancestor:
         return {**self.manifest.get("execution", {}).get("spec", {}), **self.identity["spec"]}
 
     @property
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """What it was made from, by role, as the identity names it."""
+        return dict(self.identity["inputs"])
+
+    def place(self, role: str) -> str | None:
+        """The artifact folder of an input; None for documents outside the store."""
+        return input_path(self.inputs[role])
+
+    def source(self, role: str) -> dict[str, Any]:
+        """What was recorded of the documents behind an input: url, format, language, license, as far as the recipe stated them."""
+        spec = {**self.identity["spec"], **self.manifest.get("execution", {}).get("spec", {})}
+        named, index = spec.get("source"), role.partition(":")[2]
+        if named is None and isinstance(spec.get("sources"), list) and index.isdecimal() and int(index) < len(spec["sources"]):
+            named = spec["sources"][int(index)]
+        if isinstance(named, dict):
+            return dict(named)
+        return {name: spec[name] for name in ("url", "language", "license") if spec.get(name)}
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of this part up to the step that was read; 0 for what does not train."""
+        return self.step - int(self.spec.get("start_step", 0)) if self.step is not None and "global_batch_size" in self.spec else 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that these steps consumed."""
+        return self.steps * int(self.spec["global_batch_size"]) * int(self.spec["sequence_length"]) if self.steps else 0
+
+    @property
     def metrics(self) -> dict[str, Any]:
         return dict(self.manifest.get("metrics", {}))
 
@@ -48,8 +78,8 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
             return
         identity = Artifact(store, path).identity
         for read in identity["inputs"].values():
-            if read.get("path"):
-                visit(read["path"], read.get("step"))
+            if (place := input_path(read)) is not None:
+                visit(place, read.get("step"))
         try:
             manifest = Artifact(store, path, step).manifest
         except StoreError:
@@ -58,3 +88,18 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
 
     visit(path, step)
     return list(found.values())
+
+
+def tokens_before(store: Store, path: str) -> int:
+    """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made from, the most. StoreError
+    when a part of it is gone."""
+    found = 0
+    for role, read in Artifact(store, path).identity["inputs"].items():
+        place = input_path(read)
+        if place is not None and read.get("step") is not None and role.split(":")[0] in ("parent", "checkpoint"):
+            spec = Artifact(store, place).identity["spec"]
+            own = 0
+            if "global_batch_size" in spec:
+                own = (int(read["step"]) - int(spec.get("start_step", 0))) * spec["global_batch_size"] * spec["sequence_length"]
+            found = max(found, tokens_before(store, place) + own)
+    return found

@@ -4,12 +4,15 @@ Layout, below the store's URL:
 
     format.json                                the version of this layout
     inputs/<key>.json                          digests of documents outside the store, by listing (`infra.store.inputs`)
+    inputs/<digest>.files.jsonl                the files behind such a digest, with size and SHA-256 each
+    protected/<kind>-<fingerprint>[-<step>].json   a protected stage had finished there
     runs/<pipeline>/<time>-<id>.json           which artifacts a run of a spec referred to
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
     <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
     <kind>/<fingerprint>/checkpoints/<step>.json   written last: that checkpoint is complete
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
+    <kind>/<fingerprint>/leases/...            who works at it (`infra.store.lease`)
 
 Invariants: what no marker names is never read. A marker names every file with size and SHA-256. A committed file is never rewritten;
 a marker appears whole or not at all, and the first writer wins.
@@ -56,7 +59,7 @@ class Store:
         except ValueError as error:
             raise StoreError(f"the store has {error}") from None
         try:
-            fs, root = fsspec.core.url_to_fs(url)
+            fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # other machines write there too
         except (ValueError, ImportError, OSError) as error:
             raise StoreError(f"cannot open the store '{url}': {error}") from error
         if isinstance(fs, LocalFileSystem):

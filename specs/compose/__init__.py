@@ -18,7 +18,7 @@ from typing import Any
 from specs.compose.matrix import Matrices, lists_of_stages
 from specs.compose.values import merge, plain_document, texts_of, tree
 from specs.compose.variables import Variables
-from specs.document import Document, override, read, stage_of
+from specs.document import Document, override, parse, read, stage_of
 from specs.errors import FieldPath, Problem, SpecError, nearest
 
 
@@ -48,9 +48,10 @@ def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
     return list(first.values())
 
 
-def extended(path: str | Path) -> Document:
-    """A file merged over the file that it extends, and so on. SpecError for one that cannot be read, and for a cycle."""
-    files, documents = [Path(path)], [read(path)]
+def extended(path: str | Path, text: str | None = None) -> Document:
+    """A file merged over the file that it extends, and so on. `text`: its content, where it is not written yet. SpecError for one that
+    cannot be read, and for a cycle."""
+    files, documents = [Path(path)], [read(path) if text is None else parse(text, str(path))]
     while "extends" in documents[-1].data:
         file, document = files[-1], documents[-1]
         at: FieldPath = ("extends",)
@@ -62,7 +63,7 @@ def extended(path: str | Path) -> Document:
             there = [other.name for other in base.parent.glob("*.yaml") if other != file] if base.parent.is_dir() else []
             raise SpecError([Problem(at, f"there is no file '{base}'", nearest(base.name, there), where)])
         for index, other in enumerate(files):
-            if os.path.samefile(base, other):
+            if other.exists() and os.path.samefile(base, other):
                 cycle = " -> ".join(str(one) for one in [*files[index:], base])
                 raise SpecError([Problem(at, f"the files extend each other: {cycle}", "let one of them stand alone.", where)])
         files.append(base)

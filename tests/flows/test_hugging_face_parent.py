@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows import terminal
+from flows import lineage, terminal
 from flows.plan import Plan, make
 from flows.report import render
 from infra.store import Store
@@ -251,10 +251,11 @@ def test_an_id_is_looked_up_in_the_local_cache(planned: Planned, folder: Path, t
 
 def test_lineage_and_report_show_the_model_with_its_licence(planned: Planned, folder: Path) -> None:
     plan = planned()
-    source = terminal.lineage_json(plan, "sft")["inputs"]["parent"]["inputs"]["folder"]["source"]
+    found = lineage.of_plan(plan, ["sft"])
+    source = lineage.to_json(found, found.roots[0])["inputs"]["parent"]["inputs"]["folder"]["source"]
     assert source == {"url": str(folder), "format": "Hugging Face model", "language": "de, rm", "license": "apache-2.0"}
     console = Console(record=True, width=300, file=io.StringIO())
-    console.print(terminal.lineage_tree(plan, "sft"))
+    console.print(lineage.tree(found, found.roots[0]))
     assert "Hugging Face model, de, rm, apache-2.0, 4 files" in console.export_text()
     page = render(plan)
     assert "apache-2.0" in page and "sft/import" in page

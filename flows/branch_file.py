@@ -1,0 +1,185 @@
+"""The file of a branch: what it says over the recipe that it extends, as YAML that people read.
+
+Invariant: a value stands where composing looks for it: a field of a stage that is a variant of a matrix is stated for the matrix, when all
+its variants share it, and refused otherwise. A mapping that replaces one of the recipe removes the keys that it has no more.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+from specs.document import parse, scalar, stage_of
+from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.pipeline import Pipeline
+
+WIDTH = 118  # of a line; longer mappings are written as blocks
+_PLAIN = re.compile(r"^[A-Za-z0-9_./$][A-Za-z0-9_./@=:+-]*( [A-Za-z0-9_./@=+-]+)*$")
+
+
+class Draft:
+    """What the new file states. `data` is its content, `comments` what stands behind a field."""
+
+    def __init__(self, pipeline: Pipeline, name: str, base: str) -> None:
+        assert pipeline._document is not None, "a recipe that was loaded has a document"
+        self.document = pipeline._document
+        self.name = name
+        self.data: dict[str, Any] = {"extends": base, "name": name, "stages": {name: {}}}
+        self.comments: dict[FieldPath, str] = {}
+        self.notes: list[str] = []
+
+    def is_variant(self, stage: str) -> bool:
+        return any(stage in made for made in self.document.variants.values())
+
+    def add(self, path: FieldPath, value: Any, comment: str) -> None:
+        """States a field; `path` in the composed recipe."""
+        place = self._written(path, value)
+        self._set(list(place), value)
+        if comment:
+            self.comments[place] = comment
+
+    def override(self, assignment: str) -> None:
+        """One `path=value` of `--set`. SpecError for one that is malformed; the fields are checked with the whole recipe."""
+        where = f"--set {assignment}"
+        target, equals, text = assignment.partition("=")
+        target = target.strip()
+        stage = self.name if f"{target}.".startswith(f"stages.{self.name}.") else stage_of(self.document, target)
+        keys = target.split(".") if stage is None else ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
+        if not equals or not all(keys):
+            raise SpecError([Problem((), f"'{assignment}' is not an assignment", "write path=value.", where)])
+        if keys[0] in ("extends", "name"):
+            raise SpecError([Problem((), f"a branch states its own {keys[0]}", "leave it out.", where)])
+        there = [*self.document.data["stages"], *self.data["stages"]]
+        if keys[0] == "stages" and len(keys) > 2 and keys[1] not in there:
+            fix = nearest(keys[1], [self.name, *there])
+            raise SpecError([Problem((), f"the override matches nothing: there is no stage '{keys[1]}'", fix, where)])
+        try:
+            value = parse(f"value: {text}" if "\n" not in text else f"value:\n{text}", where).data["value"]
+        except SpecError:
+            raise SpecError([Problem((), f"the value '{text}' is not YAML", "quote it.", where)]) from None
+        path = self._written(tuple(keys), value)
+        for place in [place for place in self.comments if place[: len(path)] == path]:
+            del self.comments[place]
+        self._set(list(path), value)
+
+    def _written(self, path: FieldPath, value: Any) -> FieldPath:
+        """Where a field is stated: for a variant of a matrix, in the stage that it is a variant of."""
+        stage = str(path[1]) if path[0] == "stages" and len(path) > 2 else ""
+        matrix = next((name for name, made in self.document.variants.items() if stage in made), None)
+        if matrix is None:
+            return path
+        before = [_at(self.document.data, ("stages", other, *path[2:])) for other in self.document.variants[matrix]]
+        if any(one != before[0] for one in before):
+            message = f"'{stage}' is a variant of the matrix '{matrix}', whose variants differ in {'.'.join(map(str, path[2:]))}"
+            fix = f"a branch cannot state {value!r} for one of them: give '{stage}' a stage of its own in the recipe."
+            raise SpecError([Problem(path, message, fix, self.document.where(path))])
+        return ("stages", matrix, *path[2:])
+
+    def _set(self, keys: list[str | int], value: Any) -> None:
+        """Sets a field of the new file. A list is stated as a whole; what a new mapping leaves out of the old one is removed."""
+        place: Any = self.data
+        for depth, key in enumerate(keys[:-1]):
+            base = _at(self.document.data, tuple(keys[: depth + 1]))
+            if isinstance(place, list):
+                place = place[_index(key, place)]
+                continue
+            if place.get(key) is None:
+                place[key] = copy.deepcopy(base) if isinstance(base, list) else {}
+            elif not isinstance(place[key], (dict, list)):
+                place[key] = {}
+            place = place[key]
+        old = _at(self.document.data, tuple(keys))
+        if isinstance(value, dict) and isinstance(old, dict):
+            value = {**{key: None for key in old if key not in value}, **value}
+        if isinstance(place, list):
+            place[_index(keys[-1], place)] = value
+        else:
+            place[keys[-1]] = value
+
+
+def _index(key: str | int, items: list[Any]) -> int:
+    if str(key).isdecimal() and int(key) < len(items):
+        return int(key)
+    raise SpecError([Problem((), f"the override matches nothing: there is no item '{key}'; there are {len(items)}", where="--set")])
+
+
+def _at(data: Any, path: FieldPath) -> Any:
+    for key in path:
+        if isinstance(data, dict):
+            data = data.get(str(key)) if key not in data else data[key]
+        elif isinstance(data, list) and str(key).isdecimal() and int(key) < len(data):
+            data = data[int(key)]
+        else:
+            return None
+    return data
+
+
+# As text
+
+
+def written(draft: Draft, head: list[str]) -> str:
+    """The file. `head`: lines of its comment."""
+    lines = [f"# {line}" for line in head]
+    lines += [f"# Note: {note}." for note in draft.notes]
+    lines += [f"extends: {_inline(draft.data['extends'])}", f"name: {_inline(draft.name)}"]
+    for section, content in draft.data.items():
+        if section not in ("extends", "name"):
+            lines += ["", *_block((section,), content, draft, 0)]
+    return "\n".join(lines) + "\n"
+
+
+def _block(path: FieldPath, value: Any, draft: Draft, depth: int) -> list[str]:
+    """A field as lines: one where it fits and has no comment inside, else a block. A stage of several fields is a block."""
+    pad, key = "  " * depth, _key(path[-1])
+    comment = f" # {draft.comments[path]}" if path in draft.comments else ""
+    inside = any(place[: len(path)] == path and place != path for place in draft.comments)
+    inline = f"{pad}{key}: {_inline(value)}"
+    nested = isinstance(value, dict) and (depth == 0 or (depth == 1 and path[0] == "stages" and len(value) > 2))
+    short = len(inline) <= WIDTH and not nested
+    single = [place for place in draft.comments if place[: len(path)] == path]
+    if short and inside and len(single) == 1 and not comment and isinstance(value, dict) and len(value) == 1:
+        return [f"{inline} # {draft.comments[single[0]]}"]  # the comment of the only field, behind all of it
+    if (short and not inside) or not isinstance(value, (dict, list)) or not value:
+        return [inline + comment]
+    lines = [f"{pad}{key}:{comment}"]
+    if isinstance(value, dict):
+        for name, item in value.items():
+            lines += _block((*path, name), item, draft, depth + 1)
+    else:
+        for item in value:
+            lines += _item(path, item, draft, depth + 1)
+    return lines
+
+
+def _item(path: FieldPath, item: Any, draft: Draft, depth: int) -> list[str]:
+    inline = f"{'  ' * depth}- {_inline(item)}"
+    if len(inline) <= WIDTH or not isinstance(item, dict):
+        return [inline]
+    lines = [line for name, value in item.items() for line in _block((*path, 0, name), value, draft, depth + 1)]
+    return [f"{'  ' * depth}- {lines[0].lstrip()}", *lines[1:]]
+
+
+def _key(key: Any) -> str:
+    return _inline(str(key)) if not isinstance(key, str) or scalar(key) == key else json.dumps(key)
+
+
+def _inline(value: Any) -> str:
+    """A value in one line. Text with `${` has come out of variables already, so that it is written to stay as it is."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)}: {_inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        text = value.replace("${", "$${")
+        return text if _PLAIN.match(text) and scalar(text) == text and ": " not in text else json.dumps(text, ensure_ascii=False)
+    return json.dumps(value) if not isinstance(value, float) else _number(value)
+
+
+def _number(value: float) -> str:
+    """The shortest text that reads back as the same float."""
+    texts = [text for text in (f"{value:g}", repr(value)) if isinstance(scalar(text), float) and scalar(text) == value]
+    return min(texts, key=len) if texts else f"{value!r}.0"

@@ -1,0 +1,316 @@
+"""What two recipes, stages, runs or stored artifacts differ in: field by field, inputs, and results side by side.
+
+Invariants: reading only. A field that bears identity is told apart from one of execution by what was hashed, not by its name. Losses are
+compared where the lineages have consumed equally many tokens, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.plan import Plan, make
+from flows.stored import Found, find
+from infra.store import Artifact, Store, StoreError, runs
+from infra.store.contents import input_path
+from infra.store.lineage import tokens_before
+from specs.base import flatten
+from specs.errors import Problem, SpecError, nearest
+from specs.pipeline import load
+
+POINTS = 8  # steps at which losses are shown
+NUMBERED = (int, float)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a side. `fields`: all that is resolved, by dotted name; `identity`: the names of those that were hashed; `inputs`: by
+    role, a name to show and what is compared; `loss`: rows of the history by consumed tokens."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    fields: dict[str, Any]
+    identity: frozenset[str]
+    inputs: dict[str, tuple[str, str]]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    loss: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared. `single`: it was named as one part, and is compared with another whatever their names."""
+
+    label: str
+    parts: dict[str, Part]
+    single: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that differs; None for a value that is not there."""
+
+    name: str
+    a: Any
+    b: Any
+    role: str
+
+
+@dataclass
+class Difference:
+    """Two parts side by side; None for a part that only one side has."""
+
+    name: str
+    a: Part | None
+    b: Part | None
+    fields: list[Change] = field(default_factory=list)
+    inputs: list[Change] = field(default_factory=list)
+    metrics: list[Change] = field(default_factory=list)
+    losses: list[tuple[int, str, float, float]] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """`same`: the same fingerprint, so the same result; `execution`: that, run in another way."""
+        if self.a is None or self.b is None:
+            return "only in B" if self.a is None else "only in A"
+        if self.a.fingerprint != self.b.fingerprint:
+            return "differs"
+        return "execution" if self.fields else "same"
+
+
+# The two sides
+
+
+def side(text: str, store: str | None, other: str = "") -> Side:
+    """What an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other` names, or anything stored
+    (`flows.stored.find`; `RUN@TIME` is an earlier record of a run). SpecError or StoreError when there is none."""
+    if text.startswith(":"):
+        text = other.partition(":")[0] + text
+    spec, _, stage = text.partition(":")
+    if Path(spec).suffix in (".yaml", ".yml") or Path(spec).is_file():
+        pipeline = load(spec)
+        return _of_plan(text, make(pipeline, Store.open(store or pipeline.store)), stage, spec)
+    opened = Store.open(store or "apertus-store")
+    run, _, stamp = text.partition("@")
+    if ":" not in text and run in runs.names(opened):
+        return _of_run(text, opened, run, stamp)
+    found = find(opened, text)
+    parts = [_stored(opened, one) for one in found]
+    return Side(text, {part.name: part for part in parts}, len(parts) == 1)
+
+
+def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
+    names = list(plan.graph.nodes)
+    if stage:
+        names = [stage] if stage in plan.graph.nodes else [node.name for node in plan.graph.of(stage)]
+        if not names:
+            fix = nearest(stage, [*plan.pipeline.stages, *plan.graph.nodes])
+            raise SpecError([Problem((), f"there is no stage '{stage}'", fix, spec)])
+    parts = {}
+    for name in names:
+        node, step = plan.graph.nodes[name], plan.steps[name]
+        full = flatten({**node.part.model_dump(mode="json", by_alias=True), "launch": node.launch.model_dump(mode="json", by_alias=True)})
+        inputs = {
+            role: (read.name + (f"@step={read.step}" if read.step is not None else ""), read.hashed) for role, read in node.inputs.items()
+        }
+        artifact = Artifact(plan.store, node.path, node.end_step)
+        metrics, loss = _results(artifact) if step.action == "reuse" else ({}, {})
+        parts[name] = Part(name, node.kind, node.fingerprint, full, frozenset(flatten(node.identity)), inputs, metrics, loss)
+    return Side(label, parts, bool(stage) and len(parts) == 1)
+
+
+def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
+    stamps = [one for one in runs.stamps(store, run) if one.startswith(stamp)]
+    if not stamps:
+        raise StoreError(f"run '{run}' has no record that begins with '{stamp}'; it has {', '.join(runs.stamps(store, run))}")
+    record = runs.read(store, run, stamps[-1])
+    parts = {}
+    for name, (path, step) in record.parts.items():
+        if store.exists(f"{path}/identity.json"):
+            parts[name] = _stored(store, Found(path, step), name)
+    return Side(label, parts, False)
+
+
+def _stored(store: Store, found: Found, name: str = "") -> Part:
+    artifact = Artifact(store, found.path, found.step)
+    identity, hashed = artifact.identity, flatten(artifact.identity["spec"])
+    fields = dict(hashed)
+    metrics: dict[str, Any] = {}
+    loss: dict[int, dict[str, float]] = {}
+    if artifact.complete:
+        execution = artifact.manifest.get("execution") or {}
+        fields = {**flatten({**(execution.get("spec") or {}), "launch": execution.get("launch") or {}}), **fields}
+        metrics, loss = _results(artifact)
+    inputs = {}
+    for role, read in identity["inputs"].items():
+        at = f"@step={read['step']}" if read.get("step") is not None else ""
+        hashed_as = str(read["fingerprint"]) + (f"@{read['step']}" if at else "")
+        inputs[role] = (f"{read.get('name') or input_path(read) or 'documents'}{at}", hashed_as)
+    name = name or str(identity["name"])
+    return Part(name, str(identity["kind"]), str(identity["fingerprint"]), fields, frozenset(hashed), inputs, metrics, loss)
+
+
+def _results(artifact: Artifact) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+    """Metrics of a finished part, and the rows of its history by the tokens that its lineage had consumed."""
+    manifest = artifact.manifest
+    metrics = {name: value for name, value in flatten(manifest["metrics"]).items() if _is_number(value)}
+    rows: dict[int, dict[str, Any]] = {}
+    tokens_at: dict[int, int] = {}
+    try:
+        begin = tokens_before(artifact.store, artifact.path) - int(artifact.identity["spec"].get("start_tokens", 0))
+        for row in artifact.history() if manifest.get("history") else ():
+            if _is_number(row.get("tokens")):
+                tokens = tokens_at[row["step"]] = begin + int(row["tokens"])
+                rows.setdefault(tokens, {})["loss"] = row.get("loss")
+            measured = row.get("validation")
+            if isinstance(measured, dict) and row.get("step") in tokens_at:
+                values = {f"validation/{name}": value for name, value in measured.items() if _is_number(value)}
+                rows.setdefault(tokens_at[row["step"]], {}).update(values)
+    except (StoreError, OSError, ValueError, KeyError):
+        return metrics, {}
+    return metrics, {tokens: {name: value for name, value in row.items() if _is_number(value)} for tokens, row in rows.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, NUMBERED) and not isinstance(value, bool)
+
+
+# The comparison
+
+
+def compare(a: Side, b: Side) -> list[Difference]:
+    """Part by part in the order of A, then what only B has. Two single parts are compared whatever their names; else parts of one name, and
+    parts of different names that are the same work."""
+    if a.single and b.single:
+        one, other = next(iter(a.parts.values())), next(iter(b.parts.values()))
+        return [_difference(one.name if one.name == other.name else f"{one.name} | {other.name}", one, other)]
+    left = {part.fingerprint: part.name for name, part in b.parts.items() if name not in a.parts}
+    found, taken = [], set()
+    for name, part in a.parts.items():
+        twin = name if name in b.parts else left.get(part.fingerprint)
+        taken.add(twin)
+        found.append(_difference(name if twin in (name, None) else f"{name} | {twin}", part, b.parts.get(twin) if twin else None))
+    return found + [_difference(name, None, part) for name, part in b.parts.items() if name not in taken]
+
+
+def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
+    found = Difference(name, a, b)
+    if a is None or b is None:
+        return found
+    if a.kind != b.kind:
+        found.fields.append(Change("kind", a.kind, b.kind, "identity"))
+    for field_name in [*a.fields, *(other for other in b.fields if other not in a.fields)]:
+        one, other = a.fields.get(field_name), b.fields.get(field_name)
+        role = "identity" if field_name in a.identity | b.identity else "execution"
+        if one != other and (role == "identity" or (field_name in a.fields and field_name in b.fields)):
+            found.fields.append(Change(field_name, one, other, role))
+    found.fields.sort(key=lambda change: change.role != "identity")
+    for role in [*a.inputs, *(other for other in b.inputs if other not in a.inputs)]:
+        left, right = a.inputs.get(role), b.inputs.get(role)
+        if left is None or right is None or left[1] != right[1]:
+            one, other = (f"{read[0]} {read[1][:8]}" if read else None for read in (left, right))
+            found.inputs.append(Change(role, one, other, "input"))
+    for metric in a.metrics:
+        if metric in b.metrics:
+            found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric], "metric"))
+    found.losses = list(_losses(a, b))
+    return found
+
+
+def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
+    """(tokens, column, value of A, value of B) at some of the token counts that both have, the first and the last among them."""
+    names = {name for row in a.loss.values() for name in row} & {name for row in b.loss.values() for name in row}
+    for name in sorted(names):
+        common = sorted(tokens for tokens in a.loss.keys() & b.loss.keys() if name in a.loss[tokens] and name in b.loss[tokens])
+        chosen = {common[round(index * (len(common) - 1) / (POINTS - 1))] for index in range(POINTS)} if common else set()
+        for tokens in sorted(chosen):
+            yield tokens, name, a.loss[tokens][name], b.loss[tokens][name]
+
+
+# Shown
+
+
+def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
+    """Tables: all parts with what became of them, then what differs."""
+    console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
+    if len(found) > 1:
+        same = [one.name for one in found if one.verdict == "same"]
+        if same:
+            console.print(f"[green]same[/] {len(same)} of {len(found)} parts: {escape(', '.join(same))}")
+        for verdict, colour in (("only in A", "yellow"), ("only in B", "yellow")):
+            if names := [one.name for one in found if one.verdict == verdict]:
+                console.print(f"[{colour}]{verdict}[/] {escape(', '.join(names))}")
+    changed = [one for one in found if one.a is not None and one.b is not None and (one.verdict != "same" or len(found) == 1)]
+    if not changed and not any(one.a is None or one.b is None for one in found):
+        console.print("nothing differs")
+    for one in changed:
+        _show_part(console, one)
+
+
+def _show_part(console: Console, one: Difference) -> None:
+    assert one.a is not None and one.b is not None
+    told = {
+        "same": "[green]same fingerprint[/], run in the same way",
+        "execution": "[green]same fingerprint[/]: the same result, run in another way",
+        "differs": "[red]differs[/]",
+    }[one.verdict]
+    fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
+    console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for heading in ("A", "B", "B - A"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "B - A" else "left")
+    for change in one.fields:
+        colour = "bold" if change.role == "identity" else "dim"
+        table.add_row(f"[{colour}]{change.role}[/]", escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
+    for change in one.inputs:
+        table.add_row("[bold]input[/]", escape(change.name), _shown(change.a), _shown(change.b), "")
+    for change in one.metrics:
+        table.add_row("[cyan]metric[/]", escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
+    for tokens, name, left, right in one.losses:
+        table.add_row("[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right))
+    if table.row_count:
+        console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "[dim]-[/]"
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
+
+
+def _gap(a: Any, b: Any) -> str:
+    return f"{b - a:+.4g}" if _is_number(a) and _is_number(b) and a != b else ""
+
+
+def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
+    """The same as plain values."""
+
+    def change(one: Change) -> dict[str, Any]:
+        return {"name": one.name, "a": one.a, "b": one.b}
+
+    return {
+        "a": a.label,
+        "b": b.label,
+        "parts": [
+            {
+                "name": one.name,
+                "verdict": one.verdict,
+                "fingerprints": [part.fingerprint if part else None for part in (one.a, one.b)],
+                "identity": [change(field_) for field_ in one.fields if field_.role == "identity"],
+                "execution": [change(field_) for field_ in one.fields if field_.role == "execution"],
+                "inputs": [change(read) for read in one.inputs],
+                "metrics": [change(metric) for metric in one.metrics],
+                "losses": [{"tokens": tokens, "name": name, "a": left, "b": right} for tokens, name, left, right in one.losses],
+            }
+            for one in found
+        ],
+    }

@@ -1,0 +1,165 @@
+"""The published Apertus runs beside the plans of their recipes, line by line.
+
+    python -m flows.published         # the tables in docs/recipes.md
+
+Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
+to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from apertus_model.data.goldfish import TABLE_SIZE, hash_table
+from flows.plan import Plan, make
+from infra.store import Store
+from specs.pipeline import load
+from specs.stages.training import Goldfish
+from specs.trajectory import Trajectory
+
+RECIPES = Path(__file__).parents[1] / "specs" / "recipes"
+SIZES = ("8b", "70b")
+# Report, table H.8: first iteration of each data stage; tokens before it, in billions. The end is the last iteration.
+BORDERS = {
+    "8b": {"stage-3": (1_678_000, 7038), "stage-4": (2_269_525, 12_000), "stage-5": (2_429_920, 13_345)},
+    "70b": {"stage-2": (569_655, 5165), "stage-3": (789_001, 8845), "stage-4": (989_501, 12_209), "stage-5": (1_062_328, 13_431)},
+}
+END = {"8b": 2_627_139, "70b": 1_155_828}
+DOUBLING = {"8b": 1_718_272_000, "70b": 1_072_164_864}  # first sample of the doubled batch [8B] [70B]
+DECAY_STEPS = {"8b": 197_219, "70b": 98_609}  # 403,905,806 samples [8B] [70B], in whole steps
+FLOPS = {"8b": "7.74e23 [D]", "70b": "6.74e24 [P] E"}
+PARAMETERS = {"8b": "8B", "70b": "70B"}
+LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC] [D]
+FEW_VALUES = 44  # factors of two from which the values of a hash are counted one by one; 2^19 of them there
+LENGTHS = ("8k", "16k", "32k", "64k")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One quantity: as published, with its source, as planned, and how it is counted."""
+
+    quantity: str
+    published: str
+    planned: str
+    counted: str = ""
+
+
+def plan_of(size: str) -> Plan:
+    """The plan of a published size, without data and with an empty store."""
+    with tempfile.TemporaryDirectory() as folder:
+        return make(load(RECIPES / f"apertus-{size}.yaml"), Store.open(folder), ask_network=False)
+
+
+def masked_share(goldfish: Goldfish, sequence_length: int, vocab_size: int) -> float:
+    """Share of the labels that the Goldfish hash leaves out, for token ids that are uniform in [0, vocab_size), a power of two.
+
+    A window's hash is the product of its h ids modulo 2^64. With v factors of two together it is 2^v times an odd number, one of
+    2^(63-v); so for many even ids the hash takes few values, and the table's entries for just these decide (a single one for 0). With few
+    factors of two it falls evenly on the table. The first h - 1 labels of a sequence always stay.
+    """
+    bits = vocab_size.bit_length() - 1
+    assert vocab_size == 1 << bits
+    twos = np.zeros(65)  # of one id, by number of factors of two; 64 stands for 64 and more
+    twos[:bits] = 0.5 ** np.arange(1, bits + 1)
+    twos[64] = 0.5**bits  # id 0
+    total = np.zeros(65)
+    total[0] = 1.0
+    for _ in range(goldfish.h):
+        both = np.convolve(total, twos)
+        total = np.append(both[:64], both[64:].sum())
+    dropping = hash_table().astype(np.int64) * goldfish.k < 2**24
+    share = float(total[64]) * bool(dropping[0])
+    for v in range(64):
+        if v < FEW_VALUES:
+            dropped = dropping.mean()
+        else:
+            odd = np.arange(1, 2 ** (64 - v), 2, dtype=np.uint64)
+            dropped = dropping[(odd << np.uint64(v)).astype(np.int64) % TABLE_SIZE].mean()
+        share += float(total[v]) * float(dropped)
+    return share * (sequence_length - goldfish.h + 1) / sequence_length
+
+
+def lines(size: str, plan: Plan) -> Iterator[Line]:
+    """Every published number of a size that its plan has too."""
+    run = plan.graph.trajectories["pretrain"]
+    totals = [step.node for step in plan.steps.values() if step.node.stage == "pretrain"]
+    tokens, flops = sum(node.tokens for node in totals), sum(node.flops for node in totals)
+    yield Line("parameters", f"{PARAMETERS[size]} [P]", f"{run.model.parameters:,}", "embeddings, norms and xIELU's scalars included")
+    yield Line("tokens of pretraining", "15T [P]", f"{tokens:,}", "whole steps of 3,662,109,375 samples; the last step is not begun")
+    yield Line("last iteration", f"{END[size]:,} [P] H.8", f"{run.steps:,}", "floor")
+    yield Line(
+        "batch doubles, at sample", f"{DOUBLING[size]:,} [{size.upper()}]", f"{doubling(run)[0]:,}", f"whole steps: {doubling(run)[1]:,}"
+    )
+    for stage, (iteration, billions) in BORDERS[size].items():
+        done = border(run, stage)
+        if done == iteration:
+            counted = "steps before it: the batch doubles here, and its sample is that of the script; so the first iteration is one more"
+        else:
+            counted = "first iteration, from 1; the border lies before it"
+        planned = done if done == iteration else done + 1
+        yield Line(f"{stage} begins, iteration", f"{iteration:,} [P] H.8", f"{planned:,}", counted)
+        yield Line(f"{stage} begins, tokens", f"{billions:,}B [P] H.8", f"{run.tokens_at(done) / 1e9:,.3f}B", "floor of billions")
+    decay = decay_start(run)
+    exact = run.cuts[-1].schedule.decay_start
+    yield Line("decay begins, sample", "3,258,203,569 [8B] [70B] [D]", f"{exact // run.sequence_length:,}", "total less 403,905,806; exact")
+    yield Line("decay begins, tokens", "13.346T [D]; 13.5T [P]", f"{exact / 1e12:.3f}T", "the report's text disagrees with the scripts")
+    yield Line(
+        "first iteration of the decay",
+        f"{END[size] - DECAY_STEPS[size]:,} [D]",
+        f"{decay + 1:,}",
+        "the one with that sample; it still has the peak",
+    )
+    yield Line("FLOPs of pretraining", FLOPS[size], f"{flops:.4g}", "3 x forward, 2 a multiply-add, whole attention scores ([P] E)")
+    goldfish = run.goldfish
+    assert goldfish is not None
+    rate = masked_share(goldfish, run.sequence_length, run.model.vocab_size)
+    yield Line("left out by Goldfish, nominal", "0.3T [P]", f"{tokens / goldfish.k / 1e12:.3f}T", f"1/{goldfish.k} of all labels")
+    yield Line(
+        "left out by Goldfish, by its hash",
+        "about 1.8% [D]",
+        f"{rate * tokens / 1e12:.3f}T, {rate:.2%}",
+        "for uniform ids; 1.8% allows for windows with hash 0 alone, not for others with many even ids, whose hashes take few values",
+    )
+    for length, published in zip(LENGTHS, LONG_TOKENS[size], strict=True):
+        phase = plan.graph.trajectories[f"long-context-{length}/1"]
+        yield Line(f"long context {length}, tokens", f"{published}B [LC]", f"{phase.tokens / 1e9:.2f}B", f"{phase.steps:,} steps")
+    yield Line(
+        "final learning rate",
+        {"8b": "1.1e-5", "70b": "1e-6"}[size] + " [P]",
+        f"{run.lr_at(run.steps):.3g}",
+        "of the step that would follow",
+    )
+
+
+def border(run: Trajectory, stage: str) -> int:
+    """Steps that are done when a mixture is drawn from for the first time."""
+    return next(cut.start_step for cut in run.cuts if cut.mixture == stage)
+
+
+def doubling(run: Trajectory) -> tuple[int, int]:
+    """Samples and steps before the first step with a larger batch."""
+    cut = next(cut for cut in run.cuts if cut.batch > run.cuts[0].batch)
+    return cut.start_sample, cut.start_step
+
+
+def decay_start(run: Trajectory) -> int:
+    """Steps that are done when the segment begins in which the rate decays."""
+    return next(cut.start_step for cut in run.cuts if cut.schedule.decay != "none")
+
+
+def markdown() -> str:
+    """A table for each size."""
+    tables = []
+    for size in SIZES:
+        rows = [f"| {line.quantity} | {line.published} | {line.planned} | {line.counted} |" for line in lines(size, plan_of(size))]
+        tables.append("\n".join([f"### Apertus {size.upper()}", "", "| | published | planned | counted |", "|---|---|---|---|", *rows, ""]))
+    return "\n".join(tables)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

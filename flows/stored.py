@@ -1,0 +1,115 @@
+"""Finding what is stored without a recipe: by place, fingerprint, run, or an exported folder.
+
+Invariant: reading only, and never a guess: what fits more than one artifact is refused with the list of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.store import Artifact, Store, StoreError, runs
+from infra.store.contents import ARTIFACT
+from infra.store.store import CHUNK
+
+LEAST = 6  # hex digits of a shortened fingerprint
+NOT_ARTIFACTS = ("runs", "inputs", "protected", "damaged")
+WEIGHTS = "*.safetensors"
+_PLACE = re.compile(r"^(?:(?P<kind>[a-z][a-z0-9_]*)/)?(?P<fingerprint>[0-9a-f]+)(?:@(?:step=)?(?P<step>\d+))?$")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An artifact; `step` of a trajectory."""
+
+    path: str
+    step: int | None
+
+    def __str__(self) -> str:
+        return self.path if self.step is None else f"{self.path}@step={self.step}"
+
+
+def find(store: Store, text: str) -> list[Found]:
+    """What a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports, else its last part), `RUN:PART`, or a
+    local folder that was exported. StoreError when there is nothing, or several things, of that name."""
+    if (match := _PLACE.match(text)) and len(match["fingerprint"]) >= LEAST:
+        return [_by_fingerprint(store, text, match)]
+    if Path(text).is_dir():
+        return [find_export(store, Path(text))]
+    run, _, part = text.partition(":")
+    if run in runs.names(store):
+        return _of_run(store, run, part)
+    there = ", ".join(runs.names(store)) or "none"
+    raise StoreError(
+        f"'{text}' is no artifact (kind/fingerprint, or {LEAST} digits of it), no run and no exported folder; "
+        f"the runs of {store.url} are {there}"
+    )
+
+
+def kinds(store: Store) -> list[str]:
+    """Folders of the store that hold artifacts."""
+    with store.timed():
+        try:
+            entries = store.fs.ls(store.root, detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+    names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+    return [name for name in names if "." not in name and name not in NOT_ARTIFACTS]
+
+
+def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
+    among = [match["kind"]] if match["kind"] else kinds(store)
+    paths = [f"{kind}/{name}" for kind in among for name in store.names(kind) if name.startswith(match["fingerprint"])]
+    paths = [path for path in paths if ARTIFACT.match(path)]
+    if len(paths) != 1:
+        what = f"fits {', '.join(paths)}; write more of it" if paths else f"is not in the store {store.url}"
+        raise StoreError(f"'{text}' {what}")
+    return Found(paths[0], int(match["step"]) if match["step"] else last_step(store, paths[0]))
+
+
+def last_step(store: Store, path: str) -> int | None:
+    """The furthest committed step of a trajectory, finished ones first; None for an artifact without steps."""
+    artifact = Artifact(store, path)
+    return max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
+
+
+def _of_run(store: Store, run: str, part: str) -> list[Found]:
+    parts = runs.last(store, run).parts
+    if part:
+        chosen = [name for name in parts if name == part] or [name for name in parts if name.split("/")[0] == part][-1:]
+        if not chosen:
+            raise StoreError(f"run '{run}' has no part '{part}'; it has {', '.join(parts)}")
+    else:
+        chosen = [name for name, (path, _) in parts.items() if path.startswith("export/") and name.count("/") == 0]
+        chosen = [name for name in chosen if Artifact(store, parts[name][0]).complete] or list(parts)[-1:]
+    return [Found(*parts[name]) for name in chosen]
+
+
+def find_export(store: Store, folder: Path) -> Found:
+    """The export whose weights and configuration a folder holds, byte by byte, wherever the folder lies. StoreError when there is none."""
+    names = ["config.json", *sorted(path.name for path in folder.glob(WEIGHTS))]
+    if len(names) < 2 or not (folder / "config.json").is_file():
+        raise StoreError(f"'{folder}' has no config.json with {WEIGHTS} beside it: it is no exported model")
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    digests: dict[str, str] = {}
+
+    def digest(name: str) -> str:
+        if name not in digests:
+            with open(folder / name, "rb") as stream:
+                sha256 = hashlib.sha256()
+                while chunk := stream.read(CHUNK):
+                    sha256.update(chunk)
+            digests[name] = sha256.hexdigest()
+        return digests[name]
+
+    for fingerprint in store.names("export"):
+        artifact = Artifact(store, f"export/{fingerprint}")
+        if not artifact.complete:
+            continue
+        files = artifact.manifest["files"]
+        alike = all(name in files and files[name]["size"] == size for name, size in sizes.items())
+        if alike and all(files[name]["sha256"] == digest(name) for name in names):
+            return Found(artifact.path, None)
+    raise StoreError(f"no export in the store {store.url} has the weights of '{folder}'; was it changed, or made with another store?")

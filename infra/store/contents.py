@@ -1,0 +1,172 @@
+"""What the folder of one fingerprint holds: its markers, the files that each of them names, and what no marker names.
+
+Who removes or copies artifacts works on this, so that both agree on what belongs to what.
+
+Invariant: one listing, and one read per marker. A file is named by its place in the store; what this program does not know it never counts
+as anything's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from infra.store.store import Store, StoreError
+
+MarkerKind = Literal["unit", "checkpoint", "manifest"]
+ARTIFACT = re.compile(r"^([a-z][a-z0-9_]*)/([0-9a-f]{32})$")
+_MARKERS: tuple[tuple[MarkerKind, re.Pattern[str]], ...] = (
+    ("unit", re.compile(r"^units/(?P<key>.+)\.json$")),
+    ("checkpoint", re.compile(r"^checkpoints/(?P<step>\d+)\.json$")),
+    ("manifest", re.compile(r"^manifest(-(?P<step>\d+))?\.json$")),
+)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One stored file: size in bytes, and unix time of its last change where the storage tells it."""
+
+    size: int
+    modified: float | None
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A commit marker. `files`: what it names, by place in the store, with what it states of each (`size` and `sha256`, or less);
+    `attempts`: whose logs belong to it."""
+
+    kind: MarkerKind
+    path: str
+    step: int | None
+    data: bytes
+    files: dict[str, dict[str, Any]]
+    attempts: frozenset[str]
+
+
+@dataclass
+class Contents:
+    """An artifact's folder. `files` by place in the store; `damaged`: markers that cannot be read; `references`: files in which another
+    artifact says that it starts from a checkpoint of this one, with the place of that artifact."""
+
+    path: str
+    files: dict[str, Listed]
+    identity: dict[str, Any] = field(default_factory=dict)
+    markers: list[Marker] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    references: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the part, as the run that made it called it."""
+        return str(self.identity.get("name", ""))
+
+    @property
+    def kind(self) -> str:
+        return self.path.split("/")[0]
+
+    @property
+    def inputs(self) -> list[tuple[str, int | None]]:
+        """Place and, of a checkpoint, step of every artifact that it was made from."""
+        return [(place, read.get("step")) for read in self._inputs if (place := input_path(read)) is not None]
+
+    @property
+    def documents(self) -> set[str]:
+        """Digests of the documents outside the store that it was made from."""
+        return {str(read["fingerprint"]) for read in self._inputs if input_path(read) is None}
+
+    @property
+    def _inputs(self) -> list[dict[str, Any]]:
+        found = self.identity.get("inputs")
+        return [read for read in found.values() if isinstance(read, dict) and "fingerprint" in read] if isinstance(found, dict) else []
+
+    @property
+    def finished(self) -> bool:
+        """Whether the manifest of a part without steps is there."""
+        return any(marker.kind == "manifest" and marker.step is None for marker in self.markers)
+
+
+def input_path(read: Mapping[str, Any]) -> str | None:
+    """The folder of an input as an identity names it; None for documents outside the store."""
+    if read.get("kind") == "external":
+        return None
+    return str(read.get("path") or f"{read.get('kind')}/{read['fingerprint']}")
+
+
+def protected_mark(path: str, step: int | None) -> str:
+    """Where it is noted, outside the artifact, that a part of a protected stage has finished."""
+    return f"protected/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
+
+
+def list_files(store: Store, path: str = "") -> dict[str, Listed]:
+    """All files below a folder, or of the whole store, by place in the store."""
+    root = store.full(path) if path else store.root
+    with store.timed():
+        store.fs.invalidate_cache()
+        try:
+            found = store.fs.find(root, detail=True)
+        except FileNotFoundError:
+            return {}
+    begin = len(store.root) + 1
+    return {name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry)) for name, entry in sorted(found.items())}
+
+
+def _modified(entry: Mapping[str, Any]) -> float | None:
+    for key in ("LastModified", "mtime", "last_modified", "created"):
+        value = entry.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
+
+
+def open_contents(store: Store, path: str, files: dict[str, Listed] | None = None) -> Contents:
+    """Reads the markers of an artifact. `files`: its part of a listing that is at hand."""
+    contents = Contents(path, list_files(store, path) if files is None else files)
+    for name in contents.files:
+        inner = name[len(path) + 1 :]
+        try:
+            if inner == "identity.json":
+                document = store.read_json(name)
+                contents.identity = document if isinstance(document, dict) else {}
+                continue
+            if inner.startswith("references/"):
+                contents.references[name] = str(store.read_json(name)["referrer"])
+                continue
+            found = next(((kind, match) for kind, pattern in _MARKERS if (match := pattern.match(inner))), None)
+            if found is not None:
+                contents.markers.append(_marker(store, path, name, *found))
+        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+            contents.damaged.append(name)
+    return contents
+
+
+def _beside(file: str) -> str:
+    """Where the digests of the pieces of a long file lie."""
+    folder, _, name = file.rpartition("/")
+    return f"{folder}/.{name}.pieces"
+
+
+def _marker(store: Store, path: str, name: str, kind: MarkerKind, match: re.Match[str]) -> Marker:
+    data = store.read_bytes(name)
+    document = json.loads(data)
+    attempts = f"{path}/attempts"
+    own = f"{attempts}/{document['attempt']}"
+    if kind == "unit":
+        files = {str(record["path"]): dict(record) for record in document["files"].values()}
+    else:
+        inside = f"{own}/{document['folder']}" if kind == "checkpoint" else own
+        files = {f"{inside}/{file}": dict(record) for file, record in document["files"].items()}
+        for chunk in document.get("history", []):
+            files |= {f"{attempts}/{chunk}": {}} if isinstance(chunk, str) else {f"{attempts}/{chunk['path']}": dict(chunk)}
+    files |= {_beside(file): {"sha256": record["pieces"]} for file, record in files.items() if isinstance(record.get("pieces"), str)}
+    outside = [file for file in files if not file.startswith(f"{path}/") or ".." in file.split("/")]
+    if outside:
+        raise StoreError(f"'{name}' names '{outside[0]}', which is not below {path}")
+    stated = match.groupdict().get("step")
+    named = {document["attempt"], *document.get("attempts", [])}
+    return Marker(kind, name, int(stated) if stated else None, data, files, frozenset(map(str, named)))

@@ -1,0 +1,80 @@
+"""Named runs: which artifacts are somebody's.
+
+A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and the last one is what the name stands for.
+What a named run refers to, and all that was made from, is kept by `apertus gc`.
+
+Invariant: a record is written before anything of its run is. A record that cannot be read is an error, never an empty one: what it refers
+to would be lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.store.store import Store, StoreError
+
+FOLDER = "runs"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One start of a run. `parts`: place in the store and, of a trajectory, step, by name of the part; `spec`: the recipe as resolved."""
+
+    run: str
+    stamp: str
+    parts: dict[str, tuple[str, int | None]]
+    spec: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{self.run}/{self.stamp}.json"
+
+    @property
+    def time(self) -> float:
+        """When it was written, in unix seconds; 0 where the name does not tell."""
+        try:
+            return datetime.strptime(self.stamp.split("-")[0], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return 0.0
+
+
+def names(store: Store) -> list[str]:
+    """The named runs of a store."""
+    return [name for name in store.names(FOLDER) if stamps(store, name)]
+
+
+def stamps(store: Store, run: str) -> list[str]:
+    """The records of a run, the oldest first."""
+    return [name.removesuffix(".json") for name in store.names(f"{FOLDER}/{run}") if name.endswith(".json")]
+
+
+def read(store: Store, run: str, stamp: str) -> Record:
+    """A record. StoreError for one that is damaged."""
+    path = f"{FOLDER}/{run}/{stamp}.json"
+    document = store.read_json(path)
+    try:
+        parts = {str(name): (str(part["path"]), part.get("step")) for name, part in document["parts"].items()}
+        return Record(run, stamp, parts, dict(document.get("spec") or {}))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise StoreError(f"'{path}' in the store {store.url} is not the record of a run; remove it, or forget the run '{run}'") from error
+
+
+def last(store: Store, run: str) -> Record:
+    """What a name stands for. StoreError when there is no such run."""
+    found = stamps(store, run)
+    if not found:
+        raise StoreError(f"there is no run '{run}' in the store {store.url}; there are {', '.join(names(store)) or 'none'}")
+    return read(store, run, found[-1])
+
+
+def forget(store: Store, run: str) -> int:
+    """Drops a name and returns the number of its records; the artifacts stay until they are collected. StoreError when there is none."""
+    found = stamps(store, run)
+    if not found:
+        raise StoreError(f"there is no run '{run}' in the store {store.url}; there are {', '.join(names(store)) or 'none'}")
+    for stamp in found:  # the last one last: until then the name stands for what it did
+        store.remove(f"{FOLDER}/{run}/{stamp}.json")
+    store.remove(f"{FOLDER}/{run}")
+    return len(found)

@@ -1,0 +1,156 @@
+"""The arithmetic of pieces: borders of batch, mixture and schedule in samples and tokens, floored to whole batches.
+
+Invariant: integers on the spec alone. A border, and the budget, lie between whole batches; what is left over is kept to be printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from specs.errors import FieldPath, Problem, SpecError
+from specs.schedule import Schedule
+from specs.stages.mixture import Anneal
+from specs.stages.training import Training
+from specs.units import Budget
+
+Pieces = list[tuple[int, int]]  # (first sample, batch), in order
+
+
+def _samples(budget: Budget, pieces: Pieces, length: int) -> int:
+    """A budget in samples, floored to a whole one. Steps are counted along the batches."""
+    if budget.unit == "tokens":
+        return budget.amount // length
+    if budget.unit == "samples":
+        return budget.amount
+    steps, position = budget.amount, pieces[0][0]
+    for (begin, batch), following in zip(pieces, [*pieces[1:], None], strict=True):
+        inside = (following[0] - begin) // batch if following else steps
+        if steps <= inside:
+            return begin + steps * batch
+        steps, position = steps - inside, following[0] if following else position
+    return position
+
+
+def whole_batches(sample: int, pieces: Pieces) -> int:
+    """The last border between whole batches at or before `sample`."""
+    begin, batch = [piece for piece in pieces if piece[0] <= sample][-1]
+    return begin + (sample - begin) // batch * batch
+
+
+def _begins(path: FieldPath, keys: list[str]) -> list[Budget]:
+    begins = []
+    for key in keys:
+        try:
+            begins.append(Budget.parse(key))
+        except ValueError as error:
+            raise SpecError([Problem((*path, key), str(error))]) from None
+    if not begins or begins[0].amount != 0:
+        raise SpecError([Problem(path, "the first piece must begin at 0", "write for example {0 tokens: ..., 7.038T tokens: ...}.")])
+    return begins
+
+
+def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
+    for key, before, after in zip(keys[1:], positions, positions[1:], strict=False):
+        if after <= before:
+            raise SpecError(
+                [Problem((*path, key), "does not lie at least one whole batch behind the border before it", "order the borders.")]
+            )
+
+
+def batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:
+    """Where each batch begins, in samples; SpecError for borders that are not in order or less than a batch apart."""
+    path = (*at, "global_batch_size")
+    pieces: Pieces = []
+    for budget, batch in zip(_begins(path, list(batches)), batches.values(), strict=True):
+        if batch < 1:
+            raise SpecError([Problem(path, f"a batch of {batch} sequences is not possible", "use 1 or more.")])
+        pieces.append((whole_batches(_samples(budget, pieces, length), pieces) if pieces else 0, batch))
+    _increasing(path, list(batches), [begin for begin, _ in pieces])
+    return pieces
+
+
+def mixture_pieces(at: FieldPath, mixtures: dict[str, str], pieces: Pieces, length: int) -> list[tuple[int, str]]:
+    """The same for mixtures."""
+    path = (*at, "mixture")
+    begins = [whole_batches(_samples(budget, pieces, length), pieces) for budget in _begins(path, list(mixtures))]
+    _increasing(path, list(mixtures), begins)
+    return list(zip(begins, mixtures.values(), strict=True))
+
+
+def annealed_pieces(
+    at: FieldPath, mixtures: list[tuple[int, str]], annealed: Mapping[str, Anneal], pieces: Pieces, length: int, total: int
+) -> list[tuple[int, str]]:
+    """Borders with those inside of annealed mixtures: piece k of n begins k/n of the way, floored to whole batches."""
+    path = (*at, "mixture")
+    borders: list[tuple[int, str]] = []
+    for (begin, name), following in zip(mixtures, [*mixtures[1:], None], strict=True):
+        anneal = annealed.get(name)
+        if anneal is None:
+            borders.append((begin, name))
+            continue
+        over, end = anneal.over, following[0] if following else total
+        if over.unit == "steps":
+            over = Budget(over.amount + _steps(begin, pieces), "steps")
+        finish = _samples(over, pieces, length) + (0 if over.unit == "steps" else begin)
+        if finish > end:
+            message = f"'{name}' is annealed over {anneal.over}, {(end - begin) * length:,} tokens are trained on it"
+            raise SpecError([Problem(path, message, "shorten anneal.over, or train longer on it.")])
+        starts = [whole_batches(begin + (finish - begin) * piece // anneal.pieces, pieces) for piece in range(anneal.pieces + 1)]
+        if any(after <= before for before, after in pairwise(starts)):
+            message = f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
+            raise SpecError([Problem(path, message, "state fewer anneal.pieces.")])
+        borders += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
+    return borders
+
+
+def _steps(sample: int, pieces: Pieces) -> int:
+    """Whole steps up to a border between batches."""
+    ends = [begin for begin, _ in pieces[1:]] + [sample]
+    return sum((min(end, sample) - begin) // batch for (begin, batch), end in zip(pieces, ends, strict=True) if begin < sample)
+
+
+def whole_budget(at: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:
+    """Samples of the stage in whole batches, and the tokens left over."""
+    exact = budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
+    total = whole_batches(exact // length, pieces)
+    if total <= 0:
+        smallest = pieces[0][1] * length
+        raise SpecError([Problem((*at, "budget"), f"{budget} is less than one step of {smallest:,} tokens", "raise it.")])
+    return total, exact - total * length
+
+
+def full_schedule(at: FieldPath, stage: Training, peak: float, pieces: Pieces, length: int) -> Schedule:
+    """The schedule of a whole stage, in tokens. SpecError when warm-up and decay do not fit into it."""
+    spec = stage.schedule
+
+    def tokens(budget: Budget) -> int:
+        return budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
+
+    total, warmup = tokens(stage.budget), tokens(spec.warmup) if spec.warmup else 0
+    decaying = spec.decay != "none"
+    decay = (tokens(spec.decay_over) if spec.decay_over else total) if decaying else 0
+    if warmup + decay > total and decaying and spec.decay_over:
+        message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
+        raise SpecError([Problem((*at, "schedule"), message, "shorten one of them.")])
+    if decaying and not spec.decay_over:
+        decay = total - warmup
+    return Schedule(
+        peak=peak,
+        warmup_tokens=warmup,
+        warmup_from=spec.warmup_from if warmup else 0.0,
+        decay=spec.decay,
+        decay_start=total - decay if decaying else 0,
+        decay_tokens=decay,
+        final=spec.final if decaying else 1.0,
+    )
+
+
+def seen_within(full: Schedule, begin: int, end: int) -> Schedule:
+    """What of a schedule can be seen inside `[begin, end)` or, for the warm-up, lasts beyond it."""
+    seen: dict[str, object] = {"peak": full.peak}
+    if begin < full.warmup_tokens:
+        seen |= {"warmup_tokens": full.warmup_tokens, "warmup_from": full.warmup_from}
+    if full.decay != "none" and end > full.decay_start:
+        seen |= {name: getattr(full, name) for name in ("decay", "decay_start", "decay_tokens", "final")}
+    return Schedule.model_validate(seen)

@@ -1,0 +1,118 @@
+"""Secrets of the environment are used and written nowhere: a run over object storage, with a stage that fails while storage tells all."""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import boto3
+import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.server import ThreadedMotoServer
+
+from tests.e2e.conftest import Run
+
+RECIPE = """\
+name: planted
+retries: {attempts: 0}
+sources: {code: {url: "installed:stdlib", format: code, include: [json/*.py]}}
+stages:
+  tokenizer: {kind: tokenizer, sources: [code], vocab_size: 384, bytes_per_source: 20_000}
+  corpus: {kind: corpus, tokenizer: tokenizer, sources: {code: {pii: false, holdout: 0.3}}}
+  main: {kind: mixture, weights: {corpus/code: 1}, max_repetition: 20}
+"""
+NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY")
+
+
+class Telling:
+    """S3 that refuses what is written below `mixture/*/attempts`, and repeats in its answer what it was sent."""
+
+    def __init__(self, application: Any) -> None:
+        self.application = application
+        self.told: list[str] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] not in ("PUT", "POST") or "/mixture/" not in path or "/attempts/" not in path or "log.txt" in path:
+            return self.application(environ, start_response)
+        sent = {name: value for name, value in environ.items() if name.startswith("HTTP_")}
+        text = f"refused: {sent}; the token was {environ.get('HTTP_X_AMZ_SECURITY_TOKEN')}"
+        self.told.append(text)
+        start_response("403 Forbidden", [("Content-Type", "application/xml")])
+        escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+        return [f"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>{escaped}</Message></Error>".encode()]
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Telling]]:
+    application = Telling(DomainDispatcherApplication(create_backend_app))
+    monkeypatch.setattr("moto.moto_server.threaded_moto_server.DomainDispatcherApplication", lambda create: application)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}", application
+    server.stop()
+
+
+def forms(secret: str) -> list[bytes]:
+    """How a value may be spelled where it is written."""
+    encoded = base64.b64encode(secret.encode()).rstrip(b"=")
+    return [secret.encode(), quote(secret, safe="").encode(), encoded, repr(secret)[1:-1].encode()]
+
+
+def test_no_secret_is_written_anywhere(telling: tuple[str, Telling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, storage = telling
+    secrets = {name: f"planted/{name.lower()}+{uuid.uuid4().hex}" for name in NAMES}
+    secrets["AWS_ACCESS_KEY_ID"] = f"PLANTED{uuid.uuid4().hex.upper()}"
+    secrets["the URL"] = f"urlpassword{uuid.uuid4().hex}"
+    for name in NAMES:
+        monkeypatch.setenv(name, secrets[name])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("APERTUS_STORE", raising=False)
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket="bucket")
+    recipe = tmp_path / "planted.yaml"
+    recipe.write_text(RECIPE)
+    home = tmp_path / "home"
+    home.mkdir()
+    store = ("--store", "s3://bucket/store")
+
+    run = Run(home, "run", str(recipe), *store)
+    assert run.wait() == 1, run.text
+    assert "failed: main:" in run.text, run.text
+    assert storage.told
+    assert all(secrets["AWS_SESSION_TOKEN"] in text for text in storage.told)  # storage did tell
+    assert "<AWS_SESSION_TOKEN>" in run.text  # and the message came through, without it
+
+    with_password = f"s3://user:{secrets['the URL']}@bucket/store"
+    for arguments in (("--store", with_password), ("--set", f"store={with_password}"), ("--set", f"sources.code.url={with_password}")):
+        refused = Run(home, "run", str(recipe), *arguments)
+        assert refused.wait(60) == 2, refused.text
+        assert "a URL with credentials in it" in refused.text
+    written = tmp_path / "written.yaml"
+    written.write_text(f"store: {with_password}\n{RECIPE}")
+    refused = Run(home, "plan", str(written))
+    assert refused.wait(60) == 2, refused.text
+    written.unlink()
+    for command in (("status",), ("plan", "--json")):
+        assert Run(home, command[0], str(recipe), *command[1:], *store).wait(60) == 0
+    assert Run(home, "report", str(recipe), *store, "-o", str(home / "report.html")).wait(60) == 0
+    assert run.no_process_is_left(10)
+
+    places = {f"file {path.relative_to(tmp_path)}": path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket"):
+        for entry in page.get("Contents", []):
+            places[f"stored {entry['Key']}"] = client.get_object(Bucket="bucket", Key=entry["Key"])["Body"].read() + entry["Key"].encode()
+    assert any(name.endswith("prefect.db") for name in places)
+    assert any("/mixture/" in name and name.endswith("log.txt") for name in places)
+    assert any(name.endswith("report.html") for name in places)
+    found = [(name, place) for name, secret in secrets.items() for place, data in places.items() if any(f in data for f in forms(secret))]
+    assert found == []
+    assert not [name for name in os.listdir(home) if name.startswith("apertus-")]  # no scratch is left

@@ -1,0 +1,154 @@
+"""Naming checkpoints: by step, tokens, the last and the best; and what a protected stage is safe from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.nearest import Records
+from flows.plan import Plan, make
+from infra.store import Attempt, Store
+from specs.errors import SpecError
+from specs.pipeline import load
+from tests.flows.conftest import finish, job_of
+from tests.recipes import CHAT, write_recipe
+
+Planned = Callable[..., Plan]
+
+
+@pytest.fixture
+def chat(tmp_path: Path, store: Store) -> Planned:
+    path = write_recipe(tmp_path, CHAT)
+    return lambda *overrides: make(load(path, overrides), store)
+
+
+@pytest.mark.parametrize(
+    ("reference", "node", "step"),
+    [
+        ("sft", "sft", 8),
+        ("sft@last", "sft", 8),
+        ("sft@step=3", "sft", 3),
+        ("sft@tokens=2_048", "sft", 4),  # 4 sequences of 128 tokens in a step
+        ("sft@tokens=2_500", "sft", 4),
+    ],
+)
+def test_every_kind_that_reads_a_checkpoint_takes_every_reference(chat: Planned, reference: str, node: str, step: int) -> None:
+    stages = ("preferences", "qrpo", "dpo", "evaluate-sft", "chat-model")
+    plan = chat(*(f"stages.{name}.from={reference}" for name in stages), f"stages.merged.checkpoints=[{reference}, qrpo]")
+    roles = {"preferences/log_probabilities": "checkpoint", "qrpo": "parent", "dpo": "parent", "evaluate-sft": "checkpoint"}
+    for name, role in (roles | {"chat-model": "checkpoint"}).items():
+        read = plan.graph.nodes[name].inputs[role]
+        assert (read.node, read.step) == (node, step), name
+    assert (node, step) in {(read.node, read.step) for read in plan.graph.nodes["merged"].inputs.values()}
+    assert step in plan.graph.nodes["sft"].part.checkpoint.milestones  # type: ignore[attr-defined]  # a segment
+
+
+def best(chat: Planned, store: Store, losses: dict[int, dict[str, float]]) -> None:
+    """Finishes everything up to `sft`, whose checkpoints have these held-out losses."""
+    plan = chat()
+    upstream = [name for name in plan.graph.nodes if plan.graph.nodes[name].stage not in ("sft", "preferences", "qrpo", "dpo", "merged")]
+    finish(plan, *(name for name in upstream if not name.startswith(("evaluate", "chat-model"))))
+    node = plan.graph.nodes["sft"]
+    attempt = Attempt(job_of(plan, node), store)
+    attempt.begin()
+    for step, validation in losses.items():
+        store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"w")
+        attempt.commit_checkpoint(step, {"validation": validation, "validation_step": step if validation else None})
+    attempt.commit(metrics={}, step=8)
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_loss_over_all_or_of_one_source(chat: Planned, store: Store) -> None:
+    best(chat, store, {2: {"chat/questions": 3.0}, 4: {"chat/questions": 1.0}, 8: {"chat/questions": 2.0}})
+    for reference in ("sft@best:val_loss", "sft@best:val_loss/chat/questions"):
+        plan = chat(f"stages.preferences.from={reference}", f"stages.qrpo.from={reference}", f"stages.dpo.from={reference}")
+        assert plan.graph.nodes["qrpo"].inputs["parent"].step == 4
+
+
+def test_a_best_that_was_measured_nowhere_says_what_was_kept_and_measured(chat: Planned, store: Store) -> None:
+    best(chat, store, {4: {}, 8: {}})
+    with pytest.raises(
+        SpecError, match=r"from: 'sft@best:val_loss' chooses among the steps that 'sft' kept, 4, 8, and val_loss was measured"
+    ):
+        chat("stages.evaluate-sft.from=sft@best:val_loss")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.evaluate-sft.from=sft@best:val_loss/chat/question", "which 'sft' does not train on. Fix: did you mean 'chat/questions'"),
+        ("stages.chat-model.from=merged@best:val_loss", r"'merged' is a merge, which has one result. Fix: write 'merged'"),
+        ("stages.chat.tokenizer=tokenizer@step=3", r"'tokenizer@step=3' names a step, and 'tokenizer' is a tokenizer, which has none"),
+        ("stages.evaluate.sources=[corpus/notes@last, corpus/notes@step=2]", r"sources\[1\]: 'corpus/notes@step=2' names a step"),
+        ("stages.sft.from=longer/1@step=9", r"'longer/1@step=9' lies outside stage 'longer/1', which has 4 steps"),
+    ],
+)
+def test_a_reference_that_names_nothing_is_refused(chat: Planned, override: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        chat(override)
+
+
+def test_a_merge_of_a_step_that_was_not_kept_names_the_entry_and_the_kept_steps(chat: Planned) -> None:
+    finish(chat(), *(name for name in chat().graph.nodes if name not in ("merged",)))
+    with pytest.raises(SpecError, match=r"stages\.merged\.checkpoints\[1\]: step 2 of 'dpo' was not kept; kept are 4"):
+        chat("stages.merged.checkpoints=[qrpo, dpo@step=2]")
+
+
+def test_a_parent_that_is_past_a_step_without_keeping_it_is_refused_before_it_has_finished(planned: Planned) -> None:
+    finish(planned(), "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
+    finish(planned(), "pretrain/2", until=11)
+    with pytest.raises(SpecError, match=r"stages\.cooldown\.from: step 10 of 'pretrain/2' was not kept; kept are 8, 11"):
+        planned("stages.cooldown.from=pretrain@step=10")
+    planned("stages.cooldown.from=pretrain@step=12")
+
+
+# protect: true
+
+
+PROTECTED = "stages.pretrain.protect=true"
+
+
+def protect(plan: Plan) -> None:
+    """What a run notes when a part of a protected stage has finished."""
+    for node in plan.graph.of("pretrain"):
+        Records(plan.store, plan.pipeline.name).protect(node)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.pretrain.optimizer.eps=1e-6", r"'pretrain/1' is protected and would run again: optimizer\.eps: 1e-08 -> 1e-06"),
+        ("stages.second.seed=7", r"'pretrain/2' is protected and would run again: second changed"),
+        ("stages.tokenizer.bytes_per_source=9", r"'pretrain/1' is protected and would run again: main changed .*tokenizer changed"),
+        ("stages.pretrain.budget=30 steps", r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 30"),
+        ("stages.pretrain.budget=14 steps", r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 14"),
+    ],
+)
+def test_a_protected_stage_is_not_rerun_by_its_own_change_nor_by_one_of_what_it_reads(
+    planned: Planned, override: str, message: str
+) -> None:
+    finish(planned())
+    with pytest.raises(SpecError, match=message):
+        planned(PROTECTED, override)
+    planned(override)
+
+
+def test_an_interrupted_protected_stage_goes_on(planned: Planned) -> None:
+    finish(planned(), "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
+    finish(planned(), "pretrain/2", until=10)
+    assert planned(PROTECTED).steps["pretrain/2"].action == "resume"
+
+
+@pytest.mark.parametrize("what", ["pretrain", "pretrain/2", "manifest"])
+def test_a_protected_stage_whose_result_is_gone_is_not_made_again_in_silence(planned: Planned, store: Store, what: str) -> None:
+    plan = planned(PROTECTED)
+    finish(plan)
+    protect(plan)
+    node = plan.graph.nodes["pretrain/2"]
+    gone = {"pretrain": "pretrain", "pretrain/2": node.path, "manifest": f"{node.path}/manifest-00000012.json"}[what]
+    store.remove(gone)
+    part = "pretrain/1" if what == "pretrain" else "pretrain/2"
+    with pytest.raises(SpecError, match=rf"'{part}' is protected and had finished; pretrain/\w+ is not complete .* Fix: bring it back"):
+        planned(PROTECTED)
+    assert planned().steps[part].action != "reuse"
