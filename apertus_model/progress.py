@@ -1,4 +1,4 @@
-"""What a running stage says about itself: a local JSONL file that the launcher follows.
+"""What a running stage says about itself: a JSONL file that the launcher follows, or lines of its output that the launcher takes out.
 
 Invariant: reporting is cheap and never fails a stage; at most a few rows a second are written, the first and the last always.
 """
@@ -9,12 +9,15 @@ import json
 import time
 from pathlib import Path
 
+from specs.job import REPORT
+
 
 class Progress:
     """`update` reports how far the stage is, `log` a line of text for people."""
 
     def __init__(self, path: str | Path | None, interval: float = 0.2) -> None:
-        self._file = open(path, "a", buffering=1) if path else None  # noqa: SIM115  # lives as long as the process
+        self._in_output = path == REPORT
+        self._file = open(path, "a", buffering=1) if path and not self._in_output else None  # noqa: SIM115  # lives as long as the process
         self._interval = interval
         self._last = 0.0
 
@@ -29,7 +32,9 @@ class Progress:
         print(text, flush=True)
 
     def _write(self, row: dict[str, object]) -> None:
-        if self._file is not None:
+        if self._in_output:
+            print(REPORT + json.dumps(row), flush=True)
+        elif self._file is not None:
             self._file.write(json.dumps(row) + "\n")
 
 

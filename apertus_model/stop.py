@@ -3,6 +3,9 @@
 The launcher holds the write end of the pipe that every process of a stage has as its standard input. When the launcher dies, however it
 dies, the pipe ends, and a thread in each process notices. torchrun passes its standard input on to the ranks, so this reaches them too.
 
+On a cluster two files take the place of the pipe: `APERTUS_STOP_FILE`, whose appearance asks for a stop, and `APERTUS_ALIVE_FILE`, which
+changes while the launcher lives.
+
 Invariant: a stage never outlives its launcher by more than the grace period, whatever it is doing.
 """
 
@@ -13,10 +16,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 GRACE_SECONDS = 90.0
+POLL_SECONDS = 1.0
+LOST_SECONDS = 600.0  # without a change of the launcher's file, until it counts as gone: shared folders are slow at times
 
 
 class StopSignal:
@@ -55,7 +62,8 @@ class StopSignal:
         self._cooperative = cooperative
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        threading.Thread(target=self._watch_stdin, name="launcher-watch", daemon=True).start()
+        watch = self._watch_files if os.environ.get("APERTUS_STOP_FILE") else self._watch_stdin
+        threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop(signal.Signals(number).name)
@@ -67,6 +75,20 @@ class StopSignal:
         except OSError:
             pass
         self._stop("the launcher is gone")
+
+    def _watch_files(self) -> None:
+        stop, alive = Path(os.environ["APERTUS_STOP_FILE"]), os.environ.get("APERTUS_ALIVE_FILE")
+        last, changed = "", time.monotonic()
+        while not stop.exists():
+            time.sleep(POLL_SECONDS)
+            if alive is None:
+                continue
+            with contextlib.suppress(OSError):
+                if (sign := Path(alive).read_text()) != last:
+                    last, changed = sign, time.monotonic()
+            if time.monotonic() - changed > LOST_SECONDS:
+                return self._stop("the launcher is gone")
+        self._stop("the launcher asked for it, or the job is about to end")
 
     def _stop(self, reason: str) -> None:
         self.request(reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from infra.store import Store, StoreError
 from infra.store.inputs import Listing
 from specs.errors import SpecError, StageError
 from specs.pipeline import load
+from specs.profile import load_profile
 from specs.redaction import redacted
 from specs.schema import json_schema
 
@@ -107,9 +109,17 @@ def run(
     until: Annotated[str | None, typer.Option(help="run this stage and what it needs")] = None,
     only: Annotated[str | None, typer.Option(help="run this stage alone; what it reads must be finished")] = None,
     name: Annotated[str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            envvar="APERTUS_PROFILE", metavar="FILE", help="facts about the cluster that stages run on; this machine alone by default"
+        ),
+    ] = None,
 ) -> None:
     """Run what is not finished, in order. Run it again after any interruption: it goes on from what is stored."""
     with _mistakes_are_messages():
+        load_profile(profile)
+        os.environ["APERTUS_PROFILE"] = profile or ""
         overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
         made = _plan(spec, store, overrides)
         chosen = select(made, until, only)

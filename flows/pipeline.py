@@ -10,33 +10,44 @@ it and nothing else. Whatever ends the flow, its stages are told to stop, and it
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_table_artifact
+from prefect import flow, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.pages import ProgressBar, publish_results, publish_run
+from flows.parameters import Override, RecipeFile, StageName, StoreUrl
 from flows.plan import Plan, Step, make
+from flows.report import render
 from flows.runner import Observer, Runner, StageFailed
 from flows.selection import select
-from infra.store import Artifact, Store
-from specs.base import flatten
+from flows.terminal import describe
+from infra.store import Store
 from specs.pipeline import load
+from specs.profile import load_profile
 from specs.redaction import without_secrets
 
-STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation"}
+STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
 ENDLESS = 10**6  # threads of the task runner; the walk itself limits what runs at the same time
 
 
 class PipelineFailed(RuntimeError):
-    """At least one stage did not finish. The message lists each with its reason."""
+    """At least one part did not finish. The message lists each with its reason."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items()))
+        self.reasons = reasons
+
+
+class WorkerLost(RuntimeError):
+    """The worker that started a deployed run is gone, and nobody would hear of a cancellation."""
 
 
 class _Silent:
@@ -58,6 +69,7 @@ class _Logged:
     def __init__(self, inner: Observer) -> None:
         self.inner = inner
         self.loggers: dict[str, Any] = {}
+        self.bars: dict[str, ProgressBar] = {}
 
     def begin(self, step: Step) -> None:
         self.inner.begin(step)
@@ -73,6 +85,8 @@ class _Logged:
         self.inner.note(name, text)
 
     def progress(self, name: str, row: dict[str, Any]) -> None:
+        if name in self.bars:
+            self.bars[name].update(row, f"{name}: {describe(row)}")
         self.inner.progress(name, row)
 
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
@@ -86,7 +100,8 @@ class Session:
         self.plan = plan
         self.chosen = chosen
         self.observer = _Logged(observer)
-        self.runner = Runner(plan, self.observer)
+        self.runner = Runner(plan, self.observer, profile=load_profile(os.environ.get("APERTUS_PROFILE")))
+        self.worker = os.getppid() if runtime.deployment.id is not None else None
 
     def needs(self, name: str) -> set[str]:
         """Parts that have to be finished before a part. Of two that are the same work, the second waits, and finds it finished."""
@@ -114,9 +129,11 @@ def run_part(name: str, session: Session) -> Any:
     session.observer.loggers[name] = logger
     before = session.plan.steps[name]
     logger.info("%s: %s", before.action, before.reason)
+    if before.action != "reuse":
+        session.observer.bars[name] = ProgressBar(session.plan.pipeline.name, name)
     with _secrets_kept():
         step = session.runner.run(name)
-        _publish(step, session.plan)
+        publish_results(step, session.plan)
     if before.action == "reuse":
         return Completed(name="Cached", message=f"finished before: {step.node.path}")
     return step.node.path
@@ -132,15 +149,6 @@ def _secrets_kept() -> Iterator[None]:
         if shown is error:
             raise
         raise shown from None
-
-
-def _publish(step: Step, plan: Plan) -> None:
-    """The results of a part as a table on Prefect's page."""
-    manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
-    values = flatten({**manifest["metrics"], "seconds": manifest["seconds"]})
-    rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
-    key = re.sub(r"[^a-z0-9]+", "-", f"{plan.pipeline.name}-{step.node.name}".lower()).strip("-")
-    create_table_artifact(key=key, table=rows, description=f"{step.node.name}: {step.node.path}")
 
 
 def walk(session: Session) -> None:
@@ -164,6 +172,8 @@ def walk(session: Session) -> None:
                     waiting.remove(name)
                     running[name] = part.submit(name, session)
                     running[name].add_done_callback(lambda _, name=name: over.put(name))
+            if session.worker is not None and os.getppid() != session.worker:
+                raise WorkerLost("the worker that started this run is gone; what was committed is kept, the next run goes on from there")
             try:
                 name = over.get(timeout=0.5)
             except Empty:
@@ -182,7 +192,7 @@ def walk(session: Session) -> None:
             future.wait()
         raise
     if failed:
-        raise PipelineFailed("\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in failed.items()))
+        raise PipelineFailed(failed)
 
 
 def _check_again(session: Session) -> None:
@@ -203,18 +213,49 @@ def run_plan(plan: Plan, observer: Observer, until: str | None, only: str | None
     """Runs what a plan asks for, inside a flow run."""
     session = Session(plan, observer, select(plan, until, only))
     session.runner.prepare()
-    walk(session)
+    try:
+        walk(session)
+    except PipelineFailed as error:
+        _show(plan, error.reasons)
+        raise
+    _show(plan, {})
+
+
+def _show(plan: Plan, failed: dict[str, str]) -> None:
+    """For a deployed run, whose people look at Prefect's pages: stores the report as it is now, and says where."""
+    if runtime.deployment.id is None:
+        return
+    plan = make(plan.pipeline, plan.store)
+    path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
+    plan.store.write_stream(path, partial(next, iter((render(plan).encode(), b""))))
+    publish_run(plan, plan.store.location(path), failed)
 
 
 @flow(name="apertus", validate_parameters=True, task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS), persist_result=False)  # type: ignore[arg-type]
 def pipeline(
-    spec: str, overrides: list[str] | None = None, until: str | None = None, only: str | None = None, store: str | None = None
-) -> None:
-    """Runs a recipe. `spec`: path of the YAML file. `overrides`: as --set. `until`, `only`: a stage. `store`: wins over the recipe's."""
+    spec: RecipeFile,
+    overrides: list[Override] | None = None,
+    until: StageName | None = None,
+    only: StageName | None = None,
+    store: StoreUrl | None = None,
+) -> State[None] | None:
+    """Runs what is not finished of a recipe, in order.
+
+    Args:
+        spec: the recipe.
+        overrides: fields to change, as with --set.
+        until: run this stage and what it needs.
+        only: run this stage alone; what it reads must be finished.
+        store: where checkpoints and artifacts lie.
+    """
     with _secrets_kept():
         recipe = load(spec, overrides or [])
         plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
-        run_plan(plan, _observer.get(_Silent()), until, only)
+        try:
+            run_plan(plan, _observer.get(_Silent()), until, only)
+        except WorkerLost as error:
+            return Cancelled(message=str(error))
+        return None
 
 
 def run_here(observer: Observer, **parameters: Any) -> None:

@@ -18,14 +18,16 @@ from typing import Any, Protocol
 from flows.graph import Node
 from flows.nearest import Records
 from flows.plan import Plan, Step, decide
-from infra.launch import Ended, Process, make_scratch
+from infra.launchers import Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from infra.store.lease import Lease, LeaseLost, Leases, Timing
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
+from specs.profile import Profile
 
+JOBS_IN_VAIN = 3
 DISTRIBUTED = {*CHECKPOINTS, "evaluate", "log_probabilities"}  # kinds that run on the training engine, under torchrun
 
 
@@ -58,13 +60,16 @@ class Observer(Protocol):
 class Runner:
     """Runs the parts of one plan. Safe to call from several threads; `stop` may come from any."""
 
-    def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None) -> None:
+    def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None, profile: Profile | None = None) -> None:
         self.plan = plan
+        self.profile = profile or Profile()
         self.observer = observer
         self.timing = timing or Timing()
         self.stopping = ""
         self._stopped = threading.Event()
-        self._processes: set[Process] = set()
+        self._processes: set[Launched] = set()
+        self._dead_nodes: set[str] = set()
+        self._in_vain: dict[str, int] = {}  # jobs of a part, one after another, that a cluster ended before anything was committed
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -132,7 +137,10 @@ class Runner:
         return None
 
     def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
-        scratch = make_scratch(node.name)
+        """One attempt. Returns when the part is finished, or a cluster ended the attempt before it was: the next one goes on from what is
+        committed."""
+        scratch = make_scratch(node.name, self.profile.scratch)
+        before = self._committed(node)
         try:
             job = self._job(node, step, scratch, lease)
             process = self._process(job, node)
@@ -154,12 +162,37 @@ class Runner:
             finally:
                 with self._lock:
                     self._processes.discard(process)
-            self._judge(node, ended, self._keep_log(job, scratch), lease)
+            log = self._keep_log(job, scratch)
+            if ended.requeue and not self.stopping:
+                self._submit_again(node, ended, before, log)
+            else:
+                self._judge(node, ended, log, lease)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _process(self, job: Job, node: Node) -> Process:
-        return Process(job, node.launch, distributed=node.kind in DISTRIBUTED)
+    def _process(self, job: Job, node: Node) -> Launched:
+        distributed = node.kind in DISTRIBUTED
+        return launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
+
+    def _committed(self, node: Node) -> list[list[str]]:
+        """What a next attempt would not do again."""
+        return [self.plan.store.names(f"{node.path}/{folder}") for folder in ("checkpoints", "units")]
+
+    def _submit_again(self, node: Node, ended: Ended, before: list[list[str]], log: str) -> None:
+        """Notes that the next attempt follows. StageFailed when attempts get nowhere."""
+        if Artifact(self.plan.store, node.path, node.end_step).complete:
+            return
+        self._dead_nodes |= {*ended.dead_nodes}
+        in_vain = self._in_vain.get(node.name, 0) + 1 if self._committed(node) == before else 0
+        self._in_vain[node.name] = in_vain
+        if in_vain == JOBS_IN_VAIN:
+            raise StageFailed(
+                f"{node.name}: {in_vain} jobs, one after another, ended before anything was committed, the last since {ended.requeue}. "
+                f"Fix: a longer time limit, or more frequent checkpoints (log: {log})",
+                again=False,
+            )
+        without = f", without {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
+        self.observer.note(node.name, f"submitted again{without}, since {ended.requeue}")
 
     def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
         if Artifact(self.plan.store, node.path, node.end_step).complete:
@@ -188,6 +221,7 @@ class Runner:
         inputs = {role: self._input(read) for role, read in node.inputs.items()}
         resume = self.sound_checkpoint(node, step.resume_step, lease)
         return Job(
+            pipeline=self.plan.pipeline.name,
             node=node.name,
             kind=node.kind,
             version=node.version,
@@ -204,6 +238,8 @@ class Runner:
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
             resume_checkpoint=Artifact(self.plan.store, node.path).checkpoint(resume).folder if resume is not None else None,
+            profile=_dump(self.profile),
+            tracking=self.plan.pipeline.tracking.located(),
             launched_at=time.time(),
         )
 

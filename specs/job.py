@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+REPORT = "@apertus "
+"""Begins the lines of output that are reports to the launcher, where stage and launcher share no folder (`Job.progress` is this)."""
+
 
 class InputRef(BaseModel):
     """An input of a stage: an artifact in the store, or (kind `external`) documents outside it."""
@@ -25,6 +28,7 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    pipeline: str = ""  # name of the recipe; for people
     node: str  # "pretrain/2"; for people
     kind: str
     version: int
@@ -41,4 +45,6 @@ class Job(BaseModel):
     progress: str  # local JSONL file the stage appends its progress to
     resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to go on from
     resume_checkpoint: str | None = None  # its folder in the store
+    profile: dict[str, Any] = {}  # `specs.profile.Profile`
+    tracking: dict[str, Any] = {}  # `specs.tracking.Tracking`, with absolute folders
     launched_at: float = 0.0  # unix time, for the start-up part of the timings

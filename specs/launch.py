@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from specs.base import Spec, execution
 from specs.units import Duration
-
-OUR_SBATCH_OPTIONS = frozenset(
-    [
-        *("array", "chdir", "cpus-per-task", "error", "export", "mem", "ntasks", "open-mode"),
-        *("output", "parsable", "partition", "time", "wait", "wrap"),
-    ]
-)
 
 
 class Parallel(Spec):
@@ -38,26 +30,12 @@ class Parallel(Spec):
         return self.pp * (2 if self.pp > 1 and self.pp_schedule == "interleaved-1f1b" else 1)
 
 
-class Slurm(Spec):
-    """How Slurm runs the tasks of a data stage: each is one task of a job array. What is not stated is left to the cluster's defaults."""
+class SlurmTask(Spec):
+    """What each task of a data stage asks Slurm for. Where it is sent is the profile's affair (specs/profile.py)."""
 
-    partition: str | None = execution(None)
-    time_limit: Duration | None = execution(None, description="of one task, rounded up to minutes")
-    cpus: int = execution(1, ge=1, description="of one task")
-    memory: str | None = execution(None, pattern=r"^[1-9]\d*[KMGT]$", description="of one task: `8G`")
-    arguments: dict[str, str | int | bool] = execution(
-        default_factory=dict, description="further options of `sbatch`: `{account: a123, exclusive: true}`"
-    )
-
-    @field_validator("arguments")
-    @classmethod
-    def _not_ours(cls, arguments: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-        for name in arguments:
-            if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-                raise ValueError(f"'{name}' is no long option of sbatch; write 'account' for '--account'")
-            if name in OUR_SBATCH_OPTIONS:
-                raise ValueError(f"'{name}' is set by the stage, or has a field of its own; leave it out")
-        return arguments
+    time_limit: Duration | None = execution(None, description="rounded up to minutes")
+    cpus: int = execution(1, ge=1)
+    memory: str | None = execution(None, pattern=r"^[1-9]\d*[KMGT]$", description="`8G`")
 
 
 class Launch(Spec):
@@ -72,7 +50,7 @@ class Launch(Spec):
         None,
         description="what runs the tasks of corpus and conversations stages: processes of this machine (default) or Slurm",
     )
-    slurm: Slurm | None = execution(None, description="for `executor: slurm`")
+    slurm: SlurmTask | None = execution(None, description="for `executor: slurm`: what a task asks for")
     parallel: Parallel | None = execution(None)
     time_limit: Duration | None = execution(
         None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"

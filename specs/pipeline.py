@@ -36,6 +36,7 @@ from specs.stages.preference_training import PreferenceTraining
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import MixtureTraining, TrainingStage
+from specs.tracking import Tracking
 from specs.trajectory import Trajectory, leg_of, legs, resolve
 from specs.units import Reference
 
@@ -59,6 +60,7 @@ class Pipeline(Spec):
     store: str = execution("apertus-store", description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it")
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)
+    tracking: Tracking = execution(default_factory=Tracking)
     concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")

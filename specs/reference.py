@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from specs.base import role_of
 from specs.elsewhere import DeclaredModel, Elsewhere
 from specs.filters import FilterSpec
-from specs.launch import Checkpointing, Launch, Parallel, Retries, Slurm, Validation
+from specs.launch import Checkpointing, Launch, Parallel, Retries, SlurmTask, Validation
 from specs.model import ModelSpec, RopeScaling
 from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.pipeline import Pipeline
@@ -80,7 +80,7 @@ NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
-    *(Launch, Parallel, Slurm, Retries),
+    *(Launch, Parallel, SlurmTask, Retries),
 )
 
 

@@ -15,7 +15,8 @@ from apertus_model.data.workers import Tasks, run_tasks
 from apertus_model.progress import Progress, TaskProgress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
-from specs.launch import Launch, Slurm
+from specs.launch import Launch, SlurmTask
+from specs.profile import Profile
 
 if TYPE_CHECKING:
     from apertus_model.data.conversation_tasks import ConversationTasks
@@ -38,7 +39,8 @@ def commit_tasks(
     """Runs the tasks that are not units of the store yet, and commits each as one when it is done. `keys`: of the units, by rank."""
     pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
     advance = TaskProgress(progress, len(keys), len(pending))
-    with contextlib.closing(execute(work, pending, launch, stop, advance)) as results:
+    profile = Profile.model_validate(attempt.job.profile)
+    with contextlib.closing(execute(work, pending, launch, profile, stop, advance)) as results:
         for rank, result in results:
             attempt.commit_unit(keys[rank], files=result.files, data=result.counts)
             for path in result.files.values():
@@ -47,12 +49,12 @@ def commit_tasks(
 
 
 def execute(
-    work: CorpusTasks | ConversationTasks, ranks: list[int], launch: Launch, stop: StopSignal, progress: TaskProgress
+    work: CorpusTasks | ConversationTasks, ranks: list[int], launch: Launch, profile: Profile, stop: StopSignal, progress: TaskProgress
 ) -> Generator[tuple[int, Finished], None, None]:
     """Runs the tasks and yields each with its rank when it is done. The first error of a task is raised here; the others are stopped, as
     they are when the generator is closed."""
     if launch.executor == "slurm":
-        yield from run_array(work, ranks, launch.slurm or Slurm(), stop, progress)
+        yield from run_array(work, ranks, launch.slurm or SlurmTask(), profile.slurm, stop, progress)
     else:
         tasks: Tasks[Finished] = work
         yield from run_tasks(tasks, ranks, launch.workers or 2)

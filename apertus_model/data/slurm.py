@@ -18,10 +18,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import shlex
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -35,8 +33,11 @@ from pydantic_core import to_jsonable_python
 from apertus_model.data.array_task import ALIVE, SPECIFICATION, ArrayTasks, result_file
 from apertus_model.progress import TaskProgress
 from apertus_model.stop import StopSignal
+from infra import slurm
+from infra.slurm import ENDED, SlurmError
 from specs.errors import StageError
-from specs.launch import Slurm
+from specs.launch import SlurmTask
+from specs.profile import SlurmProfile
 
 if TYPE_CHECKING:
     from apertus_model.data.conversation_tasks import ConversationTasks
@@ -47,18 +48,6 @@ VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine 
 LOST_SECONDS = 600.0  # without a sign of life of the stage, until its tasks leave
 ARRAY_SIZE = 1000  # tasks of one job; Slurm's own limit is 1001 unless it is configured
 LOG_LINES = 20
-ENDED = {
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-    *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
-}  # states of `squeue` that a task does not leave
-
-
-class SlurmError(RuntimeError):
-    """A job that could not be submitted, or a task that ended without a result. Another attempt may succeed."""
-
-
-class SlurmMissing(StageError):
-    """This machine has no Slurm."""
 
 
 class Stopped(RuntimeError):
@@ -73,7 +62,12 @@ class ArrayResult(NamedTuple):
 
 
 def run_array(
-    work: CorpusTasks | ConversationTasks, ranks: list[int], slurm: Slurm, stop: StopSignal, progress: TaskProgress
+    work: CorpusTasks | ConversationTasks,
+    ranks: list[int],
+    task: SlurmTask,
+    cluster: SlurmProfile,
+    stop: StopSignal,
+    progress: TaskProgress,
 ) -> Generator[tuple[int, ArrayResult], None, None]:
     """Runs tasks on Slurm and yields each with its rank when its result is seen. All jobs are cancelled when the generator ends early.
 
@@ -85,13 +79,13 @@ def run_array(
     if not ranks:
         return
     array = _Array(work.folder, ranks)
-    array.write(work, slurm.cpus)
+    array.write(work, task.cpus)
     waited_for = dict(enumerate(ranks))
     ended: dict[int, float] = {}
     failure: StageError | SlurmError | None = None
     with _signs_of_life(work.folder / ALIVE), stop.cooperating():
         try:
-            array.submit(slurm)
+            array.submit(task, cluster)
             while waited_for:
                 states = array.states()  # asked before the folder is looked at: what has ended by now had its chance to be seen
                 for element, rank in list(waited_for.items()):
@@ -141,33 +135,23 @@ class _Array:
         tasks = ArrayTasks(kind=type(work).__name__, work=fields, ranks=self.ranks, cpus=cpus, lost_seconds=LOST_SECONDS)
         (self.folder / SPECIFICATION).write_text(tasks.model_dump_json())
 
-    def submit(self, slurm: Slurm) -> None:
+    def submit(self, task: SlurmTask, cluster: SlurmProfile) -> None:
         for first in range(0, len(self.ranks), ARRAY_SIZE):
             elements = min(ARRAY_SIZE, len(self.ranks) - first)
             script = self.folder / f"array-{first}.sh"
             program = [sys.executable, "-m", "apertus_model.data.array_task", str(self.folder / SPECIFICATION), str(first)]
             script.write_text(f"#!/bin/sh\nexec {' '.join(map(shlex.quote, program))}\n")
-            options = {
-                "job-name": "apertus-tasks",
-                **slurm.arguments,
-                **{"array": f"0-{elements - 1}", "output": str(self.folder / "logs" / "%A_%a.txt"), "open-mode": "append"},
-                **{"export": "ALL", "ntasks": 1, "cpus-per-task": slurm.cpus, "parsable": True},
+            options: slurm.Options = {
+                **cluster.arguments,
+                **{"job-name": "apertus-tasks", "array": f"0-{elements - 1}", "output": str(self.folder / "logs" / "%A_%a.txt")},
+                **{"open-mode": "append", "export": "ALL", "ntasks": 1, "cpus-per-task": task.cpus, "mem": task.memory},
+                **{"partition": cluster.partition, "time": slurm.minutes(task.time_limit)},
             }
-            if slurm.partition is not None:
-                options["partition"] = slurm.partition
-            if slurm.time_limit is not None:
-                options["time"] = math.ceil(slurm.time_limit.seconds / 60)
-            if slurm.memory is not None:
-                options["mem"] = slurm.memory
-            stated = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value is not False]
-            submitted = _command("sbatch", *stated, str(script))
-            if submitted.returncode:
-                raise SlurmError(f"sbatch refused the tasks: {submitted.stderr.strip()}")
-            self.jobs.append(submitted.stdout.strip().split(";")[0])
+            self.jobs.append(slurm.submit(script, options))
 
     def states(self) -> dict[int, str] | None:
         """Slurm's state of each element that it still knows; None when it does not answer."""
-        answer = _command("squeue", f"--jobs={','.join(self.jobs)}", "--states=all", "--array", "--noheader", "--format=%F %K %T")
+        answer = slurm.command("squeue", f"--jobs={','.join(self.jobs)}", "--states=all", "--array", "--noheader", "--format=%F %K %T")
         if answer.returncode and "Invalid job id" not in answer.stderr:
             return None
         rows = (line.split() for line in answer.stdout.splitlines())
@@ -188,10 +172,8 @@ class _Array:
         return f"{task} ended without a result; its log ends:\n{''.join(lines) or '(empty)'}".rstrip()
 
     def cancel(self) -> None:
-        if self.jobs:
-            cancelled = _command("scancel", *self.jobs)
-            if cancelled.returncode:
-                print(f"scancel {' '.join(self.jobs)} failed: {cancelled.stderr.strip()}", file=sys.stderr, flush=True)
+        if problem := slurm.cancel(self.jobs):
+            print(f"scancel {' '.join(self.jobs)} failed: {problem}", file=sys.stderr, flush=True)
 
 
 def _result(folder: Path, rank: int) -> ArrayResult | None:
@@ -205,13 +187,6 @@ def _result(folder: Path, rank: int) -> ArrayResult | None:
     files = {name: folder / record["path"] for name, record in result["files"].items()}
     seen = all(path.exists() and path.stat().st_size == result["files"][name]["size"] for name, path in files.items())
     return ArrayResult(files, result["counts"]) if seen else None
-
-
-def _command(*command: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise SlurmMissing(f"this machine has no '{command[0]}'. Fix: start the pipeline where Slurm is, or 'executor: local'") from error
 
 
 @contextlib.contextmanager

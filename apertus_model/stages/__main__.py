@@ -16,7 +16,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.errors import StageError
-from specs.job import Job
+from specs.job import REPORT, Job
 from specs.redaction import redacted
 
 TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
@@ -42,7 +42,10 @@ def main(path: str) -> int:
             message = f"{type(error).__name__}: {error}"
         message = redacted(message)
         again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
-        (Path(job.scratch) / "error.json").write_text(json.dumps({"message": message, "again": again}))
+        report = {"message": message, "again": again}
+        (Path(job.scratch) / "error.json").write_text(json.dumps(report))
+        if job.progress == REPORT:
+            print(REPORT + json.dumps({"error": report}), flush=True)
         print(message, file=sys.stderr, flush=True)
         return 1
     return 0

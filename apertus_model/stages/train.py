@@ -9,6 +9,7 @@ on from with the same data only.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from apertus_model.progress import Progress
 from apertus_model.stages.training_data import TrainingData, open_data, same_data
 from apertus_model.stop import StopSignal
+from apertus_model.tracking import Tracker
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import RunHooks, trainer_config
 from apertus_model.trainer.heldout import HeldOutLoss
@@ -37,7 +39,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2) as world_size:
         data = open_data(attempt.store, job.inputs, segment)
-        report = Report(attempt, progress, segment, data)
+        tracker = Tracker.open(job) if os.environ["RANK"] == "0" else Tracker({})
+        report = Report(attempt, progress, segment, data, tracker)
         if job.resume_step is not None:
             facts = attempt.artifact.checkpoint(job.resume_step).facts
             same_data(
@@ -65,6 +68,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             finished = trainer.train()
         finally:
             trainer.close()
+            tracker.close()
         if finished and dist.get_rank() == 0:
             attempt.commit(
                 step=segment.end_step, metrics={name: fact for name, fact in report.facts.items() if name not in ("passes", "data")}
@@ -106,8 +110,9 @@ def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
 class Report:
     """Turns what the engine reports into history, progress and facts. Only rank 0 is told of steps and checkpoints."""
 
-    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: TrainingData) -> None:
+    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: TrainingData, tracker: Tracker) -> None:
         self._attempt = attempt
+        self._tracker = tracker
         self._progress = progress
         self._segment = segment
         self._data = data
@@ -123,9 +128,13 @@ class Report:
         self.facts = facts
         self._heldout, self._heldout_step = facts["validation"], facts.get("validation_step")
 
+    def _record(self, row: dict[str, Any]) -> None:
+        self._attempt.add_metrics(row)
+        self._tracker.write(row)
+
     def add_step(self, row: dict[str, Any]) -> None:
         """A step is done."""
-        self._attempt.add_metrics(row)
+        self._record(row)
         self._last = row
         self._speeds.append(row["tokens_per_second"])
         segment = self._segment
@@ -142,7 +151,7 @@ class Report:
             return
         self._heldout = {name: round(loss.nats, 6) for name, loss in losses.items()}
         self._heldout_step = step
-        self._attempt.add_metrics({"step": step, "validation": self._heldout})
+        self._record({"step": step, "validation": self._heldout})
         told = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
         self._progress.log(f"step {step}: held-out loss {told}")
 

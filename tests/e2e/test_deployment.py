@@ -1,4 +1,4 @@
-"""A real Prefect server and worker: deploy, run, cancel in the middle, run again to the end."""
+"""A real Prefect server and worker: deploy, run, cancel in the middle, kill the worker in the middle, lose the server, run to the end."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from ruamel.yaml import YAML
 
 from infra.store import Artifact, Store
 from tests.e2e.conftest import ROOT, SMOKE
 from tests.e2e.test_smoke import plan_of
 
-pytestmark = pytest.mark.slow
-LONGER = "stages.cooldown.budget=1500 steps"
+LONGER = "stages.cooldown.budget=800 steps"
+pytestmark = pytest.mark.timeout(900)  # with the server, and runs, as set-up
+
+OVER = ("CANCELLED", "CRASHED", "FAILED", "COMPLETED")
 
 
 class Prefect:
@@ -41,10 +46,34 @@ class Prefect:
         }
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *arguments: str) -> None:
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "prefect", *arguments]
         quiet = subprocess.DEVNULL
-        self.running.append(subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=quiet, stderr=quiet, start_new_session=True))
+        process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=quiet, stderr=quiet, start_new_session=True)
+        self.running.append(process)
+        return process
+
+    def start_server(self) -> None:
+        """Starts it, and registers what prefect.yaml says."""
+        self.server = self.start("server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                self.request("health")
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "the server did not start"
+                time.sleep(0.5)
+        self.command("work-pool", "create", "local", "--type", "process")
+        self.command("--no-prompt", "deploy", "--all")
+        self.worker = self.start("worker", "start", "--pool", "local")
+
+    def lose_server(self) -> None:
+        """Everything that Prefect knows is gone."""
+        for process in (self.worker, self.server):
+            process.terminate()
+            process.wait(60)
+        shutil.rmtree(self.environment["PREFECT_HOME"])
 
     def command(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "prefect", *arguments]
@@ -76,56 +105,131 @@ class Prefect:
 @pytest.fixture(scope="module")
 def prefect(home: Path) -> Iterator[Prefect]:
     server = Prefect(home)
-    server.start("server", "start", "--host", "127.0.0.1", "--port", str(server.port))
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            server.request("health")
-            break
-        except OSError:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.5)
-    server.command("work-pool", "create", "local", "--type", "process")
-    server.command("--no-prompt", "deploy", "--all")
-    server.start("worker", "start", "--pool", "local")
-    yield server
-    for process in reversed(server.running):
-        process.terminate()
-    for process in server.running:
-        process.wait(30)
+    try:
+        server.start_server()
+        yield server
+    finally:
+        for process in reversed(server.running):
+            process.terminate()
+        for process in server.running:
+            process.wait(60)
 
 
-def test_a_deployed_run_is_cancelled_with_a_checkpoint_and_run_again_to_its_end(prefect: Prefect, finished: Path, home: Path) -> None:
-    store = home / "deployed"
+@pytest.fixture
+def half(finished: Path, tmp_path: Path) -> Path:
+    """A store in which pretraining is finished, and nothing after it."""
+    store = tmp_path / "deployed"
     shutil.copytree(finished, store)
     for kind in ("cooldown", "evaluate", "export"):
         shutil.rmtree(store / kind)
-    annealing = Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
+    return store
 
-    run = prefect.run(spec=SMOKE, store=str(store), overrides=[LONGER], until="cooldown")
+
+def _annealing(store: Path) -> Artifact:
+    return Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
+
+
+def _first_checkpoint(artifact: Artifact, prefect: Prefect, run: str) -> None:
     deadline = time.monotonic() + 120
-    while not annealing.checkpoint_steps():
+    while not artifact.checkpoint_steps():
         assert time.monotonic() < deadline, prefect.state(run)
         time.sleep(0.05)
-    prefect.command("flow-run", "cancel", run)
-    assert prefect.wait(run, "CANCELLED", "CRASHED", "FAILED", "COMPLETED") == "CANCELLED"
-    steps = annealing.checkpoint_steps()
-    assert 0 < steps[-1] < 1500
-    annealing.verify_checkpoint(annealing.checkpoint(steps[-1]))
 
-    again = prefect.run(spec=SMOKE, store=str(store))
-    assert prefect.wait(again, "CANCELLED", "CRASHED", "FAILED", "COMPLETED") == "COMPLETED"
-    assert plan_of(store).pending == []
+
+def _stopped_with_a_checkpoint(artifact: Artifact) -> None:
+    """No process works on the store any more, and the last committed checkpoint is sound."""
+    deadline = time.monotonic() + 60
+    while left := _processes(artifact.path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    steps = artifact.checkpoint_steps()
+    assert 0 < steps[-1] < 800
+    artifact.verify_checkpoint(artifact.checkpoint(steps[-1]))
+
+
+def _processes(path: str) -> list[str]:
+    """Command lines of processes that run a job of that artifact: the job file is their last argument."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if "apertus_model.stages" in command and json.loads(Path(command[-1]).read_text())["path"] == path:
+                found.append(" ".join(command))
+        except (psutil.Error, OSError, ValueError):
+            continue
+    return found
+
+
+def test_there_is_one_deployment_per_recipe(prefect: Prefect) -> None:
+    recipes = {path.stem for path in (ROOT / "specs" / "recipes").glob("*.yaml")}
+    deployments = prefect.request("deployments/filter", {"limit": 200})
+    assert {deployment["name"] for deployment in deployments} == recipes
+    assert all(deployment["parameters"]["spec"] == f"specs/recipes/{deployment['name']}.yaml" for deployment in deployments)
+    assert all((ROOT / deployment["parameters"]["spec"]).exists() for deployment in deployments)
+
+
+def test_the_checked_in_deployments_name_no_machine() -> None:
+    text = (ROOT / "prefect.yaml").read_text()
+    assert YAML(typ="safe").load(text)["pull"][0]["prefect.deployments.steps.set_working_directory"]["directory"] == "{{ $PWD }}"
+    assert "/home" not in text and "/work" not in text and "/root" not in text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"overrides": "not a list"},
+        {"overrides": ["no value"]},
+        {"until": "two words"},
+        {"spec": "recipe.txt"},
+        {"store": "s3://key:secret@host/bucket"},
+    ],
+    ids=str,
+)
+def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect, wrong: dict[str, Any]) -> None:
+    with pytest.raises(urllib.error.HTTPError, match=r"409|422"):
+        prefect.run(**{"spec": SMOKE, **wrong})
+
+
+def test_a_deployed_run_is_cancelled_with_a_checkpoint_and_run_again_to_its_end(prefect: Prefect, half: Path) -> None:
+    annealing = _annealing(half)
+    run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER], until="cooldown")
+    _first_checkpoint(annealing, prefect, run)
+    prefect.command("flow-run", "cancel", run)
+    assert prefect.wait(run, *OVER) == "CANCELLED"
+    _stopped_with_a_checkpoint(annealing)
+    bars = prefect.request("artifacts/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    assert [bar["type"] for bar in bars if bar["key"] == "smoke-cooldown-progress"] == ["progress"]
+
+    again = prefect.run(spec=SMOKE, store=str(half))
+    assert prefect.wait(again, *OVER) == "COMPLETED"
+    assert plan_of(half).pending == []
     tasks = prefect.request("task_runs/filter", {"flow_runs": {"id": {"any_": [again]}}, "limit": 50})
     states = {task["name"]: task["state"]["name"] for task in tasks}
     assert states["pretrain/2"] == "Cached"
     assert states["export"] == "Completed"
-    tables = prefect.request("artifacts/filter", {"flow_runs": {"id": {"any_": [again]}}})
-    assert any(table["key"] == "smoke-evaluate" and "perplexity" in table["data"] for table in tables)
+    pages = {page["key"]: page for page in prefect.request("artifacts/filter", {"flow_runs": {"id": {"any_": [again]}}})}
+    assert "perplexity" in pages["smoke-evaluate"]["data"]
+    assert (half / "reports" / "smoke" / f"{again}.html").exists()
+    assert f"reports/smoke/{again}.html" in pages["smoke-run"]["data"]
+    assert "| export | export | finished |" in pages["smoke-run"]["data"]
     logs = prefect.request("logs/filter", {"logs": {"flow_run_id": {"any_": [again]}}, "limit": 200})
     assert any("perplexity:" in line["message"] for line in logs)
 
 
-def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect) -> None:
-    with pytest.raises(OSError, match=r"409|422"):
-        prefect.run(spec=SMOKE, overrides="not a list")
+def test_a_run_outlives_its_worker_and_its_server_in_the_store(prefect: Prefect, half: Path) -> None:
+    annealing = _annealing(half)
+    run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER], until="cooldown")
+    _first_checkpoint(annealing, prefect, run)
+    prefect.worker.kill()
+    prefect.worker.wait()
+    assert prefect.wait(run, *OVER) == "CANCELLED"
+    _stopped_with_a_checkpoint(annealing)
+    before = annealing.checkpoint_steps()[-1]
+
+    prefect.lose_server()
+    prefect.start_server()
+    again = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, "stages.cooldown.checkpoint.interval=400"])
+    assert prefect.wait(again, *OVER) == "COMPLETED"
+    steps = [row["step"] for row in Artifact(Store.open(str(half)), annealing.path, 800).history() if "loss" in row]
+    assert steps == list(range(1, 801))
+    assert before > 0

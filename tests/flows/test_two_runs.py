@@ -16,7 +16,7 @@ from flows.graph import Node
 from flows.plan import Plan, Step, make
 from flows.runner import Interrupted, Runner, StageFailed
 from flows.terminal import status_rows
-from infra.launch import Ended, Process
+from infra.launchers.local import Ended, Process
 from infra.store import Artifact, Attempt, Store
 from infra.store.lease import Leases, Seen, Timing
 from specs.job import Job

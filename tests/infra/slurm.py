@@ -1,11 +1,12 @@
 """A real Slurm on this machine, for tests: one controller and one node, on the loopback only.
 
-Debian has it: `apt-get install --no-install-recommends slurmctld slurmd slurm-client munge`. It wants root, for munge and slurmd.
+Debian has it, and it is installed where it is missing. It wants root, for munge and slurmd.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("sbatch", "squeue", "scancel", "slurmctld", "slurmd", "munged")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 UP_SECONDS = 60.0
 
 CONFIGURATION = """
@@ -52,11 +54,23 @@ PartitionName=tests Nodes=localhost Default=YES MaxTime=INFINITE State=UP
 """
 
 
+@functools.cache
 def missing() -> str:
-    """Why there can be no Slurm here, or an empty text."""
-    if absent := [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]:
-        return f"no {', '.join(absent)}: apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
-    return "" if os.geteuid() == 0 else "munged and slurmd are started as root only"
+    """Why there can be no Slurm here, or an empty text. Installs it where that is possible."""
+    if os.geteuid() != 0:
+        return "munged and slurmd are started as root only"
+    absent = _absent()
+    if absent and shutil.which("apt-get") is not None:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
+            environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+            for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
+                subprocess.run(["apt-get", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=True)
+        absent = _absent()
+    return f"no {', '.join(absent)}: apt-get install --no-install-recommends {' '.join(PACKAGES)}" if absent else ""
+
+
+def _absent() -> list[str]:
+    return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
 
 
 @dataclass(frozen=True)

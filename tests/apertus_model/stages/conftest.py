@@ -36,6 +36,7 @@ class Bench:
         attempt: str,
         workers: int,
         launch: dict[str, Any] | None = None,
+        profile: dict[str, Any] | None = None,
     ) -> Job:
         references = {
             role: InputRef(kind=artifact.path.split("/")[0], fingerprint=artifact.path.split("/")[1], path=artifact.path)
@@ -50,6 +51,7 @@ class Bench:
             identity=spec,
             inputs=references,
             launch={"workers": workers, **(launch or {})},
+            profile=profile or {},
             store=self.store.url,
             path=f"{kind}/{fingerprint}",
             attempt=attempt,
@@ -68,9 +70,10 @@ class Bench:
         workers: int = 1,
         attempt_class: type[Attempt] = Attempt,
         launch: dict[str, Any] | None = None,
+        profile: dict[str, Any] | None = None,
         stop: StopSignal | None = None,
     ) -> Artifact:
-        job = self.job(kind, fingerprint, spec, inputs or {}, attempt=attempt, workers=workers, launch=launch)
+        job = self.job(kind, fingerprint, spec, inputs or {}, attempt=attempt, workers=workers, launch=launch, profile=profile)
         stage = importlib.import_module(f"apertus_model.stages.{kind}")
         stage.run(job, attempt_class(job), Progress(job.progress), stop or StopSignal())
         return Artifact(self.store, job.path)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from apertus_model.data import slurm
-from apertus_model.data.slurm import SlurmError, SlurmMissing, Stopped
+from apertus_model.data.slurm import Stopped
 from apertus_model.stop import StopSignal
+from infra.slurm import SlurmError, SlurmMissing
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
-from specs.launch import Launch
 from tests.infra.fake_slurm import write_fake_slurm
 from tests.infra.slurm import little_slurm, missing
 
@@ -206,19 +206,20 @@ def test_conversations_are_array_tasks_too(bench: Any, tmp_path: Path, tokenizer
 
 
 @only_fake
-def test_what_the_spec_asks_for_reaches_sbatch(
+def test_what_recipe_and_profile_ask_for_reaches_sbatch(
     bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SLURM_IS_BLIND", "1")
     monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 0.0)
-    arguments = {"account": "a123", "exclusive": True, "nice": 5, "requeue": False}
-    asked = {"partition": "long", "time_limit": "90s", "cpus": 4, "memory": "8G", "arguments": arguments}
+    asked = {"time_limit": "90s", "cpus": 4, "memory": "8G"}
+    profile = {"slurm": {"partition": "long", "arguments": {"account": "a123", "exclusive": True, "nice": 5, "contiguous": False}}}
+    launch = {**SLURM, "slurm": asked}
     with pytest.raises(SlurmError):
-        bench.run("corpus", "array", _spec(documents, 1), {"tokenizer": tokenizer}, launch={**SLURM, "slurm": asked})
+        bench.run("corpus", "array", _spec(documents, 1), {"tokenizer": tokenizer}, launch=launch, profile=profile)
     words = (cluster.folder / "jobs/1/arguments.txt").read_text().split()
     assert {"--partition=long", "--time=2", "--cpus-per-task=4", "--mem=8G", "--account=a123", "--exclusive", "--nice=5"} <= set(words)
     assert "--array=0-59" in words
-    assert not [word for word in words if "requeue" in word]
+    assert not [word for word in words if "contiguous" in word]
 
 
 def test_a_machine_without_slurm_is_told(bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +246,3 @@ def test_a_task_leaves_when_its_stage_gives_no_sign_of_life(tmp_path: Path, monk
     assert task.wait(20.0) == 1
     assert task.stdout is not None
     assert task.stdout.read() == "no sign of life of the stage for 1 s: this task ends\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"), [("array", "set by the stage"), ("time", "a field of its own"), ("--account", "no long option")]
-)
-def test_an_argument_of_sbatch_that_would_break_the_array_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Launch.model_validate({"slurm": {"arguments": {name: "x"}}})

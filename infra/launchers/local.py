@@ -1,4 +1,4 @@
-"""Starts the process of a stage on this machine, follows it, and ends it.
+"""Starts the process of a stage on this machine, follows it, and ends it. What launchers of clusters share with it stands here too.
 
 The stage's standard input is a pipe whose write end only the launcher holds: closing it, or dying, tells every process of the stage to
 stop (`apertus_model.stop`). Its output is another pipe, which ends when the last of its processes is gone.
@@ -8,6 +8,7 @@ Invariants: `run` returns only when no process of the stage is left. The launche
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,21 @@ from specs.redaction import redacted
 
 STOP_GRACE_SECONDS = 120.0
 TAIL_LINES = 30
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left, if any."""
+    """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left, if any.
+
+    `requeue`: why the cluster ended it, when the next job can go on from what is committed; `dead_nodes`: nodes not to be used again."""
 
     code: int
     stopped: str
     tail: tuple[str, ...]
     error: dict[str, Any] | None
+    requeue: str = ""
+    dead_nodes: tuple[str, ...] = ()
 
 
 class Process:
@@ -62,19 +68,8 @@ class Process:
         ]
 
     def environment(self) -> dict[str, str]:
-        root = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        return os.environ | {
-            "OMP_NUM_THREADS": str(self.launch.threads),
-            "MKL_NUM_THREADS": str(self.launch.threads),
-            # OpenMP threads spin only briefly while they wait: beside another busy process, long spinning made a step ten times as long.
-            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONHASHSEED": "0",
-            "PYTHONPATH": path,
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "true",
-        }
+        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
+        return os.environ | stage_environment(self.launch) | {"PYTHONPATH": path}
 
     def run(
         self,
@@ -106,7 +101,7 @@ class Process:
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         over = threading.Event()
         reader = threading.Thread(target=self._read, args=(process, scratch / "log.txt", tail, on_line), daemon=True)
-        follower = threading.Thread(target=_follow, args=(progress, on_progress, over), daemon=True)
+        follower = threading.Thread(target=follow, args=(progress, on_progress, over), daemon=True)
         reader.start()
         follower.start()
         begun = time.monotonic()
@@ -121,9 +116,7 @@ class Process:
         finally:
             over.set()
             follower.join()
-        error_file = scratch / "error.json"
-        error = json.loads(error_file.read_text()) if error_file.exists() else None
-        return Ended(process.returncode, self._stopped, tuple(tail), error)
+        return Ended(process.returncode, self._stopped, tuple(tail), error_of(scratch))
 
     def stop(self, reason: str) -> None:
         """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not within the grace period."""
@@ -164,22 +157,56 @@ class Process:
                 on_line(line)
 
 
-def _follow(path: Path, on_progress: Callable[[dict[str, Any]], None], over: threading.Event) -> None:
-    """Calls back for every row that the stage appends, until it is over."""
-    with open(path) as file:
-        rest = ""
-        while True:
-            last = over.is_set()
-            rest += file.read()
+def stage_environment(launch: Launch) -> dict[str, str]:
+    """Variables of every process of a stage, wherever it runs."""
+    return {
+        "OMP_NUM_THREADS": str(launch.threads),
+        "MKL_NUM_THREADS": str(launch.threads),
+        # OpenMP threads spin only briefly while they wait: beside another busy process, long spinning made a step ten times as long.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+
+
+def error_of(scratch: Path) -> dict[str, Any] | None:
+    """The error that the stage left, if any: its message, and whether another attempt may succeed."""
+    file = scratch / "error.json"
+    error: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    return error
+
+
+def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:
+    """The whole lines of a file that grows, as they come, until it is over. A file that is not there yet is waited for."""
+    rest, place = "", 0
+    while True:
+        last = over.is_set()
+        if path.exists():
+            with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+                file.seek(place)
+                rest += file.read()
+                place = file.tell()
             *lines, rest = rest.split("\n")
-            for line in lines:
-                on_progress(json.loads(line))
-            if last:
-                return
-            over.wait(0.2)
+            yield from lines
+        if last:
+            if rest:
+                yield rest
+            return
+        over.wait(seconds)
 
 
-def make_scratch(node: str) -> Path:
-    """A local folder for one attempt, below `APERTUS_SCRATCH` or the system's temporary folder."""
-    root = os.environ.get("APERTUS_SCRATCH")
+def follow(path: Path, on_progress: Callable[[dict[str, Any]], None], over: threading.Event) -> None:
+    """Calls back for every row that the stage appends, until it is over."""
+    for line in lines_of(path, over):
+        with contextlib.suppress(ValueError):  # the last line of a process that was killed
+            on_progress(json.loads(line))
+
+
+def make_scratch(node: str, root: str | None = None) -> Path:
+    """A folder for one attempt: below `root`, `APERTUS_SCRATCH` or the system's temporary folder."""
+    root = root or os.environ.get("APERTUS_SCRATCH")
+    if root is not None:
+        Path(root).mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"apertus-{node.replace('/', '-')}-", dir=root))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.launch import Ended, Process
+from infra.launchers.local import Ended, Process
 from specs.job import Job
 from specs.launch import Launch
 from specs.units import Duration

@@ -1,0 +1,134 @@
+"""Sends the rows of training to TensorBoard and to Weights & Biases as they come.
+
+A part (`pretrain/2`) is one curve, whatever the number of its attempts; the names of TensorBoard's event files and the settings of the
+run on Weights & Biases say which attempts there were. The store keeps the rows as well, and is what the report reads; this is for watching.
+
+Invariant: a step is shown once. An attempt that goes on from a checkpoint hides what the one before it has shown of later steps
+(TensorBoard), or is silent until it passes them (Weights & Biases keeps what it was given first; the rows are the same).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from specs.job import Job
+from specs.tracking import Tracking, WandbSpec
+
+logger = logging.getLogger(__name__)
+
+STEP, TIME = "step", "time"
+
+
+class Sink(Protocol):
+    """Somewhere that rows go to."""
+
+    def write(self, step: int, values: dict[str, float], seconds: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class Tracker:
+    """All sinks of an attempt. A sink that fails is told of once, and left out from then on: watching never ends a stage."""
+
+    def __init__(self, sinks: dict[str, Sink]) -> None:
+        self._sinks = sinks
+
+    @classmethod
+    def open(cls, job: Job) -> Tracker:
+        """The sinks that the job asks for. `job.resume_step` is the last step that is not done again."""
+        tracking = Tracking.model_validate(job.tracking)
+        makers: dict[str, Callable[[], Sink]] = {}
+        if tracking.tensorboard is not None:
+            folder = Path(tracking.tensorboard) / job.pipeline / job.node
+            makers["TensorBoard"] = lambda: TensorBoard(folder, job.attempt, job.resume_step)
+        if (wandb := tracking.wandb) is not None:
+            makers["Weights & Biases"] = lambda: WeightsAndBiases(wandb, job)
+        tracker = cls({})
+        for name, make in makers.items():
+            try:
+                tracker._sinks[name] = make()
+            except Exception as error:
+                tracker._leave_out(name, error)
+        return tracker
+
+    def write(self, row: dict[str, Any]) -> None:
+        """A row of metrics: `{"step", "loss", ...}`. What is no number is left out."""
+        flat: dict[str, Any] = {}
+        for name, value in row.items():
+            flat |= {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+        numbers = {name: value for name, value in flat.items() if name not in (STEP, TIME) and isinstance(value, (int, float))}
+        values = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+        self._each(lambda sink: sink.write(row[STEP], values, row.get(TIME) or time.time()))
+
+    def close(self) -> None:
+        """Delivers what is still on the way."""
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for name, sink in list(self._sinks.items()):
+            try:
+                call(sink)
+            except Exception as error:
+                self._leave_out(name, error)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        self._sinks.pop(name, None)
+        logger.warning("%s is not told of this attempt's metrics any more: %s: %s", name, type(error).__name__, error)
+
+
+class TensorBoard:
+    """One event file per attempt in the folder of the part. `after`: the last step that an attempt before this one has shown for good."""
+
+    def __init__(self, folder: Path, attempt: str, after: int | None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event = Event
+        self._writer = EventFileWriter(str(folder), filename_suffix=f".{attempt}")
+        if after is not None:  # TensorBoard drops what earlier files say of this step and of later ones
+            self._writer.add_event(Event(wall_time=time.time(), step=after + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, step: int, values: dict[str, float], seconds: float) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        self._writer.add_event(self._event(wall_time=seconds, step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run per trajectory, by its fingerprint, in the group of the pipeline."""
+
+    def __init__(self, spec: WandbSpec, job: Job) -> None:
+        import wandb
+
+        folder = Path(spec.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=spec.project,
+            entity=spec.entity,
+            mode=spec.mode,
+            dir=str(folder),
+            id=job.fingerprint,
+            resume="allow",
+            group=job.pipeline,
+            job_type=job.kind,
+            name=job.node,
+            config={"spec": job.spec, "launch": job.launch, "store": job.store, "path": job.path, "attempt": job.attempt},
+            allow_val_change=True,
+            save_code=False,
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
+        )
+        self._shown = self._run.step - 1 if self._run.resumed else -1
+
+    def write(self, step: int, values: dict[str, float], seconds: float) -> None:
+        if step > self._shown:
+            self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,31 @@
+"""The parameters of a deployment: typed, so that Prefect shows a form for them and refuses what cannot be meant before a run is made.
+
+What the recipe itself says is checked when the run begins.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+RecipeFile = Annotated[
+    str,
+    Field(
+        title="Recipe",
+        pattern=r"^.+\.ya?ml$",
+        description="YAML file of the pipeline, on the worker's machine; relative to the checkout",
+    ),
+]
+Override = Annotated[
+    str, Field(title="PATH=VALUE", pattern=r"^[A-Za-z0-9_.\[\]-]+=", examples=["stages.sft.optimizer.lr=2e-6"], description="like --set")
+]
+StageName = Annotated[str, Field(title="Stage", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+StoreUrl = Annotated[
+    str,
+    Field(
+        title="Store",
+        pattern=r"^([A-Za-z0-9+.:-]+://[^/@]*(/.*)?|[^:]+|/.*)$",
+        description="folder or fsspec URL, without credentials: the client of the storage reads them from the worker's environment",
+    ),
+]

@@ -1,0 +1,18 @@
+"""Makes the bucket that a store's URL names, where it is not there yet: `python -m infra.docker.bucket s3://bucket/store`."""
+
+from __future__ import annotations
+
+import sys
+
+import fsspec
+
+
+def main(url: str) -> None:
+    fs, root = fsspec.core.url_to_fs(url)
+    bucket = root.split("/")[0]
+    if not fs.exists(bucket):
+        fs.mkdir(bucket)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,44 @@
+"""What starts the process of a stage, on this machine or on a cluster.
+
+A launcher has `run`, which blocks until nothing of the attempt runs any more, and `stop`, which asks it to end: a training stage commits a
+checkpoint first. The profile chooses it; a recipe does not know which it is.
+
+Invariants: no launcher judges success; the store does. An attempt that a cluster ended (time limit, preemption, a node that died) is told
+apart from one that failed: the caller submits it again, from what is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from infra.launchers.kubernetes import KubernetesJob
+from infra.launchers.local import Ended, Process, make_scratch
+from infra.launchers.slurm import SlurmJob
+from specs.job import Job
+from specs.launch import Launch
+from specs.profile import Profile
+
+__all__ = ["Ended", "Launched", "launch_job", "make_scratch"]
+
+
+class Launched(Protocol):
+    """One attempt. `run` calls back with every line of output and every row of progress; `on_start` is told the inode of the pipe that a
+    stage of this machine has as its standard input."""
+
+    def run(
+        self,
+        on_line: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_start: Callable[[int], None] = ...,
+    ) -> Ended: ...
+    def stop(self, reason: str) -> None: ...
+
+
+def launch_job(job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()) -> Launched:
+    """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `exclude`: nodes that failed before."""
+    if profile.launcher == "local" or not (distributed or profile.stages == "all"):
+        return Process(job, launch, distributed=distributed)
+    if profile.launcher == "slurm":
+        return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
+    return KubernetesJob(job, launch, profile, distributed=distributed)

@@ -1,0 +1,255 @@
+"""An attempt at a stage as a Slurm job: sbatch, and in it one torchrun per node.
+
+The job and its launcher share the attempt's scratch folder, which all nodes see at the same path: `job.json`, `job.sh` and `node.sh`;
+`log.txt` and `progress.jsonl`, which are followed; `alive`, which changes while the launcher lives; `stop`, which asks the stage to commit
+and end; `deadline`, which says that the time limit asked for it; `code`, the exit code. Nothing in it is needed after the attempt.
+
+Slurm never starts a job again by itself (`--no-requeue`): the next one has to go on from another checkpoint. The launcher's caller submits
+it, when `Ended.requeue` says that the cluster, and not the stage, ended this one.
+
+Invariant: no job outlives its launcher for long: it is cancelled when `run` is left; when the launcher was killed, the stage notices that
+`alive` does not change any more, commits, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra import slurm
+from infra.launchers.local import ROOT, STOP_GRACE_SECONDS, TAIL_LINES, Ended, error_of, follow, lines_of, stage_environment
+from specs.errors import StageError
+from specs.job import Job
+from specs.launch import Launch
+from specs.profile import Profile
+from specs.redaction import redacted
+
+POLL_SECONDS = 5.0
+VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
+ENDED_BY_CLUSTER = {
+    "TIMEOUT": "its time limit was over",
+    "DEADLINE": "its deadline was over",
+    "PREEMPTED": "it was preempted",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not start",
+}
+
+JOB = """\
+#!/bin/bash
+# The job of one attempt. A signal of Slurm, some time before the limit, makes the stage commit and end; the job waits for that.
+trap 'touch {scratch}/deadline {scratch}/stop' USR1
+{setup}
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun {srun} bash {scratch}/node.sh "$head" &
+while kill -0 $! 2> /dev/null; do wait $!; code=$?; done
+echo "$code" > {scratch}/code.part && mv {scratch}/code.part {scratch}/code
+exit "$code"
+"""
+
+NODE = """\
+#!/bin/bash
+# On every node of the job; the first argument is the name of the first node.
+{environment}
+cd {folder} || exit 1
+exec {program}
+"""
+
+
+class SlurmJob:
+    """One attempt. `exclude`: nodes that it must not get.
+
+    Raises:
+        StageError: the processes cannot be divided among nodes.
+    """
+
+    def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()) -> None:
+        self.job = job
+        self.launch = launch
+        self.profile = profile
+        self.distributed = distributed
+        self.exclude = list(exclude)
+        self.scratch = Path(job.scratch)
+        self.nodes, self.per_node = nodes_of(launch, profile) if distributed else (1, 1)
+        self._number: str | None = None
+        self._stopped = ""
+        self._told = 0.0
+        self._lock = threading.Lock()
+
+    def script(self) -> str:
+        """The batch script."""
+        options: slurm.Options = {"nodes": self.nodes, "ntasks": self.nodes, "kill-on-bad-exit": 1, **self.profile.slurm.srun_arguments}
+        modules = [f"module load {shlex.quote(name)}" for name in self.profile.modules]
+        return JOB.format(
+            scratch=shlex.quote(str(self.scratch)),
+            setup="\n".join([*modules, *self.profile.setup]),
+            srun=" ".join(map(shlex.quote, slurm.flags(options))),
+        )
+
+    def node_script(self) -> str:
+        """What runs on each node."""
+        program = shlex.quote(self.profile.python or sys.executable)
+        if self.distributed:
+            program += f" -m torch.distributed.run --nnodes={self.nodes} --nproc-per-node={self.per_node} --max-restarts=0"
+            program += ' --rdzv-backend=c10d --rdzv-endpoint="$1":$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id="$SLURM_JOB_ID"'
+        program += f" -m apertus_model.stages {shlex.quote(str(self.scratch / 'job.json'))}"
+        checkout = self.profile.checkout or ROOT
+        variables = {
+            **self.profile.environment,
+            **stage_environment(self.launch),
+            "APERTUS_STOP_FILE": str(self.scratch / "stop"),
+            "APERTUS_ALIVE_FILE": str(self.scratch / "alive"),
+        }
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        exports.append(f'export PYTHONPATH={shlex.quote(checkout)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+        return NODE.format(environment="\n".join(exports), folder=shlex.quote(checkout), program=program)
+
+    def options(self) -> slurm.Options:
+        """Of sbatch."""
+        settings = self.profile.slurm
+        return {
+            **settings.arguments,
+            "job-name": f"apertus-{self.job.pipeline}-{self.job.node}",
+            "nodes": self.nodes,
+            "ntasks-per-node": 1,
+            "cpus-per-task": settings.cpus_per_task,
+            "mem": settings.memory,
+            "partition": settings.partition,
+            "time": slurm.minutes(settings.time_limit),
+            "signal": None if settings.time_limit is None else f"B:USR1@{int(settings.stop_before_end.seconds)}",
+            "exclude": ",".join(self.exclude) or None,
+            "output": str(self.scratch / "log.txt"),
+            "open-mode": "append",
+            "chdir": str(self.scratch),
+            "export": "ALL",
+            "no-requeue": True,
+        }
+
+    def run(
+        self,
+        on_line: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_start: Callable[[int], None] = lambda pipe: None,
+    ) -> Ended:
+        """Submits the job and blocks until it is over. SlurmError when sbatch refuses it."""
+        for name, text in {"job.json": self.job.model_dump_json(indent=1), "job.sh": self.script(), "node.sh": self.node_script()}.items():
+            (self.scratch / name).write_text(text)
+        Path(self.job.progress).touch()
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
+        over = threading.Event()
+
+        def read() -> None:
+            for line in lines_of(self.scratch / "log.txt", over, POLL_SECONDS / 5):
+                tail.append(line := redacted(line))
+                on_line(line)
+
+        helpers = [
+            threading.Thread(target=read, daemon=True),
+            threading.Thread(target=follow, args=(Path(self.job.progress), on_progress, over), daemon=True),
+            threading.Thread(target=self._live, args=(over,), daemon=True),
+        ]
+        with self._lock:
+            if self._stopped:
+                return Ended(-15, self._stopped, (), None)
+            self._number = self._submit(on_line)
+        on_line(f"submitted as Slurm job {self._number}: {self.nodes} nodes, {self.per_node} processes on each")
+        for helper in helpers:
+            helper.start()
+        try:
+            state = self._wait()
+        finally:
+            slurm.cancel([self._number])
+            over.set()
+            for helper in helpers:
+                helper.join()
+        return self._ended(state, tuple(tail))
+
+    def _submit(self, on_line: Callable[[str], None]) -> str:
+        """The number of the job. Where nothing is left without the nodes that failed before, they are asked for again."""
+        script = self.scratch / "job.sh"
+        try:
+            return slurm.submit(script, self.options())
+        except slurm.SlurmError as error:
+            if not self.exclude:
+                raise
+            on_line(f"without {', '.join(self.exclude)}: {error}; trying with them")
+            return slurm.submit(script, {**self.options(), "exclude": None})
+
+    def stop(self, reason: str) -> None:
+        """Asks the stage to commit and end; a job that has not begun is cancelled, and so is one that takes too long."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = reason
+            self._told = time.monotonic()
+        (self.scratch / "stop").write_text(reason)
+
+    def _wait(self) -> str:
+        """Blocks until the job has ended; its last state."""
+        assert self._number is not None
+        begun = time.monotonic()
+        ended: float | None = None
+        while True:
+            state = slurm.state(self._number)
+            if (self.scratch / "code").exists():
+                return state if state in slurm.ENDED else "COMPLETED"
+            if state in slurm.ENDED or state == "gone":
+                ended = ended or time.monotonic()
+                if state in ENDED_BY_CLUSTER or self._stopped or time.monotonic() - ended > VISIBLE_SECONDS:
+                    return str(state)
+            elif self._stopped and (state == "PENDING" or time.monotonic() - self._told > STOP_GRACE_SECONDS):
+                slurm.cancel([self._number])
+            limit = self.launch.time_limit
+            if limit and state == "RUNNING" and time.monotonic() - begun > limit.seconds:
+                self.stop(f"the time limit of {limit} is over")
+            if state == "PENDING":
+                begun = time.monotonic()
+            time.sleep(POLL_SECONDS)
+
+    def _ended(self, state: str, tail: tuple[str, ...]) -> Ended:
+        assert self._number is not None
+        code = self.scratch / "code"
+        number = int(code.read_text()) if code.exists() else 1
+        why, dead = "", tuple[str, ...]()
+        if not self._stopped:
+            why = ENDED_BY_CLUSTER.get(state, "")
+            if not why and (self.scratch / "deadline").exists():
+                why = "its time limit was near"
+        if state in ("NODE_FAIL", "BOOT_FAIL"):
+            dead = tuple(slurm.failed_nodes(self._number, tail))
+        if why:
+            why = f"Slurm job {self._number}: {why}"
+        return Ended(
+            number,
+            self._stopped,
+            (*tail, *([] if code.exists() else [f"Slurm job {self._number}: {state}"])),
+            error_of(self.scratch),
+            why,
+            dead,
+        )
+
+    def _live(self, over: threading.Event) -> None:
+        for count in itertools.count():
+            with contextlib.suppress(OSError):
+                (self.scratch / "alive").write_text(json.dumps(count))
+            if over.wait(POLL_SECONDS):
+                return
+
+
+def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
+    """(nodes, processes on each). StageError when they are not the same on each."""
+    processes, most = launch.world_size, profile.gpus_per_node
+    nodes = -(-processes // most)
+    if processes % nodes:
+        raise StageError(
+            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly. Fix: a multiple of {most}, or fewer"
+        )
+    return nodes, processes // nodes
