@@ -244,5 +244,9 @@ def main() -> None:
         sys.exit(1)
 
 
+from flows.commands import verify  # noqa: E402, F401  # they register their commands on `app`
+
 if __name__ == "__main__":
-    main()
+    from flows.cli import main as entry  # the app that the commands know, not this copy of it
+
+    entry()
