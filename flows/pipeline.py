@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -227,7 +226,7 @@ def _show(plan: Plan, failed: dict[str, str]) -> None:
         return
     plan = make(plan.pipeline, plan.store)
     path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
-    plan.store.write_stream(path, partial(next, iter((render(plan).encode(), b""))))
+    plan.store.write_bytes(path, render(plan).encode())
     publish_run(plan, plan.store.location(path), failed)
 
 

@@ -15,7 +15,7 @@ from infra.store.contents import ARTIFACT
 from infra.store.store import CHUNK
 
 LEAST = 6  # hex digits of a shortened fingerprint
-NOT_ARTIFACTS = ("runs", "inputs", "protected", "damaged")
+NOT_ARTIFACTS = ("runs", "inputs", "reports", "protected", "damaged")
 WEIGHTS = "*.safetensors"
 _PLACE = re.compile(r"^(?:(?P<kind>[a-z][a-z0-9_]*)/)?(?P<fingerprint>[0-9a-f]+)(?:@(?:step=)?(?P<step>\d+))?$")
 

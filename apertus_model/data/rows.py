@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -127,13 +126,4 @@ class Units:
             unit = self._attempt.unit(key)
             if unit is None:
                 raise StoreError(f"unit {key} of {self._attempt.job.path} was committed and is gone; run the stage again")
-            record = unit["files"]["rows.jsonl"]
-            data = self._attempt.store.read_bytes(record["path"])
-            if (len(data), hashlib.sha256(data).hexdigest()) != (record["size"], record["sha256"]):
-                raise StoreError(f"'{record['path']}' is damaged: it is not what unit {key} states; delete the unit to have it made again")
-            if self._attempt.store.is_local:
-                yield Path(self._attempt.store.full(record["path"]))
-                continue
-            path = self._attempt.workdir / f"{key}-committed.jsonl"
-            path.write_bytes(data)
-            yield path
+            yield self._attempt.unit_files(key, unit)["rows.jsonl"]

@@ -1,7 +1,8 @@
 """One shard of a stream of tokens, read by position: a `.bin` and its `.idx`, wherever they lie.
 
 Invariant: opening reads no token and nothing that grows with their number, and keeps no file open; the pair is checked when it is first
-read (`check_index`, and the digests or sizes that the manifest states). So a stream may have thousands of shards and terabytes.
+read (`check_index`), and each piece of a stored file when it is touched, by its digest. So a stream may have thousands of shards and
+terabytes.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +53,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         if unit is None:
             raise StoreError(f"unit {key} of {job.path} was committed and is gone; run the stage again")
         counts.update(unit["data"])
-        tasks.append(_unit_files(attempt, key, unit))
+        tasks.append(attempt.unit_files(key, unit))
     conversations = AllConversations(tasks, facts["vocab_size"])
     rejected = {name.removeprefix("rejected/"): counts[name] for name in sorted(counts) if name.startswith("rejected/")}
     story = f"{sum(counts.values())} conversations read"
@@ -88,22 +86,6 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             **{name: split.shards for name, split in splits.items()},
         },
     )
-
-
-def _unit_files(attempt: Attempt, key: str, unit: dict[str, Any]) -> dict[str, Path]:
-    """The files of a task: the stored ones, or local copies of them; content checked."""
-    paths: dict[str, Path] = {}
-    for name, record in unit["files"].items():
-        found = attempt.store.digest(record["path"])
-        if (found["size"], found["sha256"]) != (record["size"], record["sha256"]):
-            raise StoreError(f"'{record['path']}' is damaged: it is not what unit {key} states; delete the unit to have it made again")
-        if attempt.store.is_local:
-            paths[name] = Path(attempt.store.full(record["path"]))
-        else:
-            paths[name] = attempt.workdir / f"{key}-{name}"
-            with attempt.store.timed():
-                attempt.store.fs.get_file(attempt.store.full(record["path"]), str(paths[name]))
-    return paths
 
 
 def _metrics(split: WrittenSplit) -> dict[str, int]:

@@ -58,7 +58,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     keys = [f"documents-{start:08d}-{stop_:08d}" for start, stop_ in spans]
     commit_tasks(work, keys, attempt, Launch.model_validate(job.launch), stop, progress)
 
-    units = [_open_unit(attempt, key, _committed(attempt, key)) for key in keys]
+    units = [_open_unit(attempt, key) for key in keys]
     selected = Selected.open([unit.files for unit in units], part.process.filters)
     found = resolve(part.process.filters, selected)
     counts = _total([unit.counts for unit in units], labels(part.process.filters), found.counts)
@@ -132,20 +132,9 @@ class _Unit(NamedTuple):
     counts: dict[str, dict[str, int]]
 
 
-def _open_unit(attempt: Attempt, key: str, unit: dict[str, Any]) -> _Unit:
-    """The stored files of a task, or local copies of them; content checked."""
-    paths: dict[str, Path] = {}
-    for name, record in unit["files"].items():
-        found = attempt.store.digest(record["path"])
-        if (found["size"], found["sha256"]) != (record["size"], record["sha256"]):
-            raise StoreError(f"'{record['path']}' is damaged: it is not what unit {key} states; delete the unit to have it made again")
-        if attempt.store.is_local:
-            paths[name] = Path(attempt.store.full(record["path"]))
-        else:
-            paths[name] = attempt.workdir / f"{key}-{name}"
-            with attempt.store.timed():
-                attempt.store.fs.get_file(attempt.store.full(record["path"]), str(paths[name]))
-    return _Unit(paths, unit["data"])
+def _open_unit(attempt: Attempt, key: str) -> _Unit:
+    unit = _committed(attempt, key)
+    return _Unit(attempt.unit_files(key, unit), unit["data"])
 
 
 def _kept_documents(units: list[_Unit], selected: Selected, found: Resolution, vocab_size: int) -> Documents:

@@ -35,7 +35,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2), attempt.store.timed():
         stored = FolderWeights(part.url, part.model, attempt.workdir / "shards")
         save_weights(stored, part, target, on_tensor=lambda done, total: progress.update(done, total, "tensors"))
-    attempt.commit_checkpoint(RESULT, {"tokens": 0, "passes": {}})
+    attempt.commit_checkpoint(RESULT, {"tokens": 0, "passes": {}}, files=attempt.sealed_checkpoint(RESULT))
     attempt.commit(step=RESULT, metrics={"parameters": part.model.parameters})
 
 

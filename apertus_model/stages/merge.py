@@ -44,7 +44,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             )
         if dist.get_rank() == 0:
             facts = facts_of([Artifact(attempt.store, parent.path or "").checkpoint(parent.step or 0).facts for parent in parents])
-            attempt.commit_checkpoint(RESULT, facts)
+            attempt.commit_checkpoint(RESULT, facts, files=attempt.sealed_checkpoint(RESULT))
             attempt.commit(step=RESULT, metrics={"checkpoints": len(parents), "tokens": facts["tokens"]})
 
 

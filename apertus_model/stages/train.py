@@ -170,7 +170,7 @@ class Report:
             "validation": self._heldout,
             "validation_step": self._heldout_step,
         }
-        self._attempt.commit_checkpoint(step, self.facts)
+        self._attempt.commit_checkpoint(step, self.facts, files=self._attempt.sealed_checkpoint(step))
         best = best_steps(self._attempt.artifact, segment.checkpoint.best)
         self._attempt.prune(segment.checkpoint.keep, {*segment.checkpoint.milestones, *best})
         self._progress.log(f"step {step}: checkpoint committed, loss {self._last['loss']:.4f}")

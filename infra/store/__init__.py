@@ -2,6 +2,8 @@
 
 from infra.store.artifact import Artifact, Checkpoint
 from infra.store.attempt import Attempt
-from infra.store.store import FORMAT, Store, StoreError
+from infra.store.records import DamagedError, StoreError
+from infra.store.retry import StorageError
+from infra.store.store import FORMAT, Store
 
-__all__ = ["FORMAT", "Artifact", "Attempt", "Checkpoint", "Store", "StoreError"]
+__all__ = ["FORMAT", "Artifact", "Attempt", "Checkpoint", "DamagedError", "StorageError", "Store", "StoreError"]

@@ -1,28 +1,30 @@
 """Reading what is committed: manifests, checkpoints, units, files.
 
-Invariant: a file is reached only through the marker that names it, and its content is checked against the digest that the marker states.
+Invariant: a file is reached only through the marker that names it, and its content is checked against the digests that the marker states.
+What a marker says is itself checked before it is used: no name in it leads out of the artifact's attempts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from infra.store.store import CHUNK, Store, StoreError
-
-HASHED_BYTES = 64 * 2**20
+from infra.store.reader import FETCHES, CheckedFile
+from infra.store.records import DamagedError, StoreError, check_files, check_record, inside, one_name
+from infra.store.store import Store
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit marker."""
+    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit marker. `store.reader(folder/name,
+    files[name])` reads one of its files, checked."""
 
     step: int
     folder: str
@@ -31,6 +33,11 @@ class Checkpoint:
     @property
     def facts(self) -> dict[str, Any]:
         return self.marker["facts"]
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        """Name in the folder -> record."""
+        return self.marker["files"]
 
     def validation_loss(self, metric: str) -> float | None:
         """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None when it was not measured at this very step."""
@@ -58,13 +65,8 @@ class Artifact:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The committed manifest. StoreError when there is none."""
-        document = self.store.read_json(self.manifest_path)
-        if not isinstance(document, dict) or "files" not in document or "attempt" not in document:
-            raise StoreError(
-                f"'{self.manifest_path}' in the store {self.store.url} is damaged: not a manifest; delete it to have it made again"
-            )
-        return document
+        """The committed manifest. StoreError when there is none, or it is not one."""
+        return check_marker(self.store.read_json(self.manifest_path), f"'{self.manifest_path}' in the store {self.store.url}")
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -80,48 +82,35 @@ class Artifact:
             raise StoreError(f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(self.manifest['files']))}")
         return self.manifest["files"][name]
 
+    def open(self, name: str) -> CheckedFile:
+        """A file of the manifest, for reading in parts or as a stream, checked."""
+        return self.store.reader(self.stored_name(name), self._record(name))
+
     def bytes(self, name: str) -> bytes:
         """Content of a file of the manifest, checked."""
-        record, data = self._record(name), self.store.read_bytes(self.stored_name(name))
-        _check(self.stored_name(name), record, len(data), hashlib.sha256(data).hexdigest())
-        return data
+        return self.open(name).bytes()
 
     def json(self, name: str) -> Any:
         return json.loads(self.bytes(name))
 
     def local(self, name: str) -> Path:
-        """A local file with the checked content: the stored file itself, or a copy in the cache (`APERTUS_CACHE`, else the
-        temporary folder). A stored file above `HASHED_BYTES` is checked by its size: every rank opens it and reads a small part."""
-        record, stored = self._record(name), self.stored_name(name)
-        if self.store.is_local:
-            path = Path(self.store.full(stored))
-            size = path.stat().st_size if path.exists() else 0
-            sha256 = self.store.digest(stored)["sha256"] if 0 < size <= HASHED_BYTES else record["sha256"]
-            _check(stored, record, size, sha256)
-            return path
-        cache = Path(os.environ.get("APERTUS_CACHE") or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
-        target = cache / record["sha256"] / Path(name).name
-        if not (target.exists() and target.stat().st_size == record["size"]):
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = target.with_name(f".{target.name}.{os.getpid()}")
-            digest, size = hashlib.sha256(), 0
-            with self.store.timed(), self.store.fs.open(self.store.full(stored), "rb") as source, open(partial, "wb") as copy:
-                while chunk := source.read(CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    copy.write(chunk)
-            _check(stored, record, size, digest.hexdigest())
-            os.replace(partial, target)
-        return target
+        """A local file with the checked content: the stored file itself, or a copy in the cache. All of it is compared with its digests,
+        once per process; who needs parts of a large one takes `open`."""
+        return local_file(self.open(name))
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the committed checkpoints; one listing, no marker is read."""
         names = self.store.names(f"{self.path}/checkpoints")
-        return [int(name.removesuffix(".json")) for name in names if name.endswith(".json")]
+        return [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name.removesuffix(".json").isdecimal()]
 
     def checkpoint(self, step: int) -> Checkpoint:
-        marker = self.store.read_json(f"{self.path}/checkpoints/{step:08d}.json")
-        return Checkpoint(step, f"{self.path}/attempts/{marker['attempt']}/{marker['folder']}", marker)
+        path = f"{self.path}/checkpoints/{step:08d}.json"
+        what = f"'{path}' in the store {self.store.url}"
+        marker = check_marker(self.store.read_json(path), what)
+        folder = inside(marker.get("folder"), what)
+        if marker.get("step") != step:
+            raise DamagedError(f"{what} is damaged: it is of step {marker.get('step')}")
+        return Checkpoint(step, f"{self.path}/attempts/{marker['attempt']}/{folder}", marker)
 
     def withdraw(self, step: int) -> None:
         """Takes the marker of a damaged checkpoint away; what it named is then no checkpoint any more."""
@@ -133,25 +122,61 @@ class Artifact:
         return [int(name[len("manifest-") : -len(".json")]) for name in names if name.startswith("manifest-") and name.endswith(".json")]
 
     def verify_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Reads every file of a checkpoint and compares. StoreError names the first that differs."""
-        for name, record in checkpoint.marker["files"].items():
-            path = f"{checkpoint.folder}/{name}"
+        """Reads every file of a checkpoint and compares, several at a time. DamagedError names the first that differs."""
+        with ThreadPoolExecutor(FETCHES, "verify") as pool:
+            checks = [
+                pool.submit(self.store.reader(f"{checkpoint.folder}/{name}", record).check) for name, record in checkpoint.files.items()
+            ]
             try:
-                found = self.store.digest(path)
-            except FileNotFoundError as error:
-                raise StoreError(f"'{path}' of a committed checkpoint is missing from the store {self.store.url}") from error
-            _check(path, record, found["size"], found["sha256"])
+                for check in checks:
+                    check.result()
+            finally:
+                for check in checks:
+                    check.cancel()
 
     def history(self, marker: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""
-        for chunk in (marker or self.manifest)["history"]:
-            for line in self.store.read_bytes(f"{self.path}/attempts/{chunk}").splitlines():
+        for entry in (marker or self.manifest)["history"]:
+            for line in self.store.reader(f"{self.path}/attempts/{entry['path']}", entry).bytes().splitlines():
                 yield json.loads(line)
 
 
-def _check(path: str, record: dict[str, Any], size: int, sha256: str) -> None:
-    if size != record["size"] or sha256 != record["sha256"]:
-        raise StoreError(
-            f"'{path}' is damaged: {size} bytes with SHA-256 {sha256[:12]}..., the manifest states {record['size']} bytes with "
-            f"{record['sha256'][:12]}...; remove its artifact folder to have it made again"
-        )
+def check_marker(marker: Any, what: str) -> dict[str, Any]:
+    """A manifest, checkpoint marker or unit whose names and records are what they should be. StoreError for anything else."""
+    if not isinstance(marker, dict) or "files" not in marker or "attempt" not in marker:
+        raise DamagedError(f"{what} is damaged: not a marker; delete it to have it made again")
+    one_name(marker["attempt"], what)
+    check_files(marker["files"], what)
+    for entry in marker.get("history", []):
+        check_record(entry, f"{what}, its history,")
+        inside(entry.get("path"), what)
+    return marker
+
+
+def check_unit(unit: Any, path: str, what: str) -> dict[str, Any]:
+    """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's attempts."""
+    marker = check_marker(unit, what)
+    for name, record in marker["files"].items():
+        if not inside(record.get("path"), what).startswith(f"{path}/attempts/"):
+            raise StoreError(f"{what} names '{record['path']}' as its file '{name}': that is not a path inside the artifact {path}")
+    return marker
+
+
+def local_file(file: CheckedFile) -> Path:
+    """A local file with the checked content of a stored one: itself, or a copy below `APERTUS_CACHE` (else the temporary folder), named by
+    its digest."""
+    if not file.remote:
+        file.ensure()
+        return file.place
+    cache = Path(os.environ.get("APERTUS_CACHE") or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
+    target = cache / file.record["sha256"] / Path(file.name).name
+    if not (target.exists() and target.stat().st_size == file.size):
+        file.check_size()
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            file.download(partial)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target

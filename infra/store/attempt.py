@@ -14,9 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from infra.store.artifact import Artifact, Checkpoint
+from infra.store.artifact import Artifact, Checkpoint, check_unit, local_file
 from infra.store.lease import require
-from infra.store.store import Store, StoreError, to_json
+from infra.store.records import DamagedError, StoreError, check_files, inside
+from infra.store.seal import seal_folder
+from infra.store.store import Store, to_json
 from specs.job import Job
 
 LIBRARIES = ("torch", "torchtitan", "transformers", "datatrove", "tokenizers", "prefect", "fsspec", "numpy", "pydantic")
@@ -32,7 +34,7 @@ class Attempt:
         self.workdir = Path(job.scratch) / "work"
         self.workdir.mkdir(parents=True, exist_ok=True)
         self.files: dict[str, dict[str, Any]] = {}
-        self.history: list[str] = []
+        self.history: list[dict[str, Any]] = []
         self._rows: list[dict[str, Any]] = []
         self._before = {"startup": 0.0, "compute": 0.0, "storage": 0.0}
         self._resumed_from: list[str] = []
@@ -68,7 +70,7 @@ class Attempt:
 
     def folder(self, name: str = "") -> str:
         """Path in the store of this attempt's folder, or of something in it."""
-        return f"{self.job.path}/attempts/{self.job.attempt}" + (f"/{name}" if name else "")
+        return f"{self.job.path}/attempts/{self.job.attempt}" + (f"/{inside(name, 'an attempt')}" if name else "")
 
     def location(self, name: str) -> str:
         """The same as a local path or URL, for libraries that write by themselves."""
@@ -79,8 +81,7 @@ class Attempt:
         self.files[name] = self.store.upload(Path(local), self.folder(name))
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        chunks = iter((data, b""))
-        self.files[name] = self.store.write_stream(self.folder(name), lambda: next(chunks))
+        self.files[name] = self.store.write_bytes(self.folder(name), data)
 
     def write_json(self, name: str, document: Any) -> None:
         self.write_bytes(name, to_json(document))
@@ -88,9 +89,17 @@ class Attempt:
     # Units: restartable pieces of a stage's work
 
     def unit(self, key: str) -> dict[str, Any] | None:
-        """The committed unit of that key, by whichever attempt: `{"data", "files": {name: {size, sha256, path}}}`, or None."""
+        """The committed unit of that key, by whichever attempt: `{"data", "files": {name: record and "path"}}`, or None."""
         path = f"{self.job.path}/units/{key}.json"
-        return self.store.read_json(path) if self.store.exists(path) else None
+        unit = self.store.read_json_if_there(path)
+        return None if unit is None else check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
+
+    def unit_files(self, key: str, unit: dict[str, Any]) -> dict[str, Path]:
+        """Local paths of the files of a unit, content checked: the stored ones, or copies of them. DamagedError names one that differs."""
+        try:
+            return {name: local_file(self.store.reader(record["path"], record)) for name, record in unit["files"].items()}
+        except DamagedError as error:
+            raise DamagedError(f"{error} (unit {key})") from error
 
     def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> dict[str, Any]:
         """Uploads the files of a unit, then makes it visible. The unit as committed, which may be another attempt's."""
@@ -116,21 +125,23 @@ class Attempt:
         """A row of the training history; kept with the next checkpoint."""
         self._rows.append(row)
 
-    def commit_checkpoint(self, step: int, facts: dict[str, Any]) -> Checkpoint:
-        """Makes the files that lie in `checkpoint_folder(step)` a checkpoint. `facts`: consumed tokens and samples, last losses."""
-        folder = self.folder(self.checkpoint_folder(step))
-        root = self.store.full(folder)
-        names = sorted(str(path)[len(root) :].lstrip("/") for path in self.store.fs.find(root))
-        if not names:
-            raise StoreError(f"there are no files of a checkpoint in {folder}")
-        records = {name: self.store.digest(f"{folder}/{name}") for name in names}
+    def commit_checkpoint(self, step: int, facts: dict[str, Any], *, files: dict[str, dict[str, Any]]) -> Checkpoint:
+        """Makes files in `checkpoint_folder(step)` a checkpoint; the checkpoint as committed, which may be another attempt's.
+
+        Args:
+            facts: consumed tokens and samples, last losses.
+            files: name in the folder -> record, of every file, as `Store.writer` gave it to whichever process wrote it. Nothing is listed
+                or read here.
+        """
+        if not files:
+            raise StoreError(f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}")
         self._flush_history(step)
         marker = {
             "step": step,
             "attempt": self.job.attempt,
             "attempts": [*self._resumed_from, self.job.attempt],
             "folder": self.checkpoint_folder(step),
-            "files": records,
+            "files": check_files(files, f"checkpoint {step}"),
             "facts": facts,
             "history": self.history,
             "seconds": self.seconds(),
@@ -139,6 +150,10 @@ class Attempt:
         self.check_lease()
         self.store.write_once(f"{self.job.path}/checkpoints/{step:08d}.json", to_json(marker))
         return self.artifact.checkpoint(step)
+
+    def sealed_checkpoint(self, step: int) -> dict[str, dict[str, Any]]:
+        """Records of the files in `checkpoint_folder(step)` that something else than `Store.writer` wrote: they are listed and read."""
+        return seal_folder(self.store, self.folder(self.checkpoint_folder(step)))
 
     def prune(self, keep: int, protected: set[int]) -> list[int]:
         """Removes checkpoints but the last `keep`, the protected steps and the ends of finished segments; the steps removed.
@@ -160,9 +175,8 @@ class Attempt:
             return
         name = f"history/{step:08d}.jsonl"
         text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in self._rows)
-        chunks = iter((text.encode(), b""))
-        self.store.write_stream(self.folder(name), lambda: next(chunks))
-        self.history = [*self.history, f"{self.job.attempt}/{name}"]
+        record = self.store.write_bytes(self.folder(name), text.encode())
+        self.history = [*self.history, {"path": f"{self.job.attempt}/{name}", **record}]
         self._rows = []
 
     # The end

@@ -8,11 +8,14 @@ has already is left as it is: the same fingerprint is the same work.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from infra.store.contents import Contents, Marker, open_contents
-from infra.store.store import CHUNK, Store, StoreError
+from infra.store.records import DamagedError, StoreError
+from infra.store.store import Store
 
 _ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
 
@@ -107,31 +110,33 @@ def copy(
     return amount
 
 
-def _equal(target: Store, name: str, contents: Contents, record: dict[str, object]) -> bool:
+def _equal(target: Store, name: str, contents: Contents, record: dict[str, Any]) -> bool:
     """Whether the target has the file already, by size first, then by content."""
-    if not target.exists(name):
+    size = target.size(name)
+    if size is None or size != record.get("size", contents.files[name].size if name in contents.files else None):
         return False
-    size = record.get("size", contents.files[name].size if name in contents.files else None)
-    with target.timed():
-        if target.fs.size(target.full(name)) != size:
-            return False
-    return "sha256" in record and target.digest(name)["sha256"] == record["sha256"]
-
-
-def _copy_file(source: Store, target: Store, name: str, record: dict[str, object]) -> None:
     try:
-        with source.fs.open(source.full(name), "rb") as stream:
-            found = target.write_stream(name, lambda: stream.read(CHUNK))
-    except FileNotFoundError as error:
-        raise StoreError(
-            f"'{name}' is missing from the store {source.url}, though a marker names it; nothing that names it was copied"
-        ) from error
-    if any(record.get(key, found[key]) != found[key] for key in ("size", "sha256")):
-        target.remove(name)
-        raise StoreError(
-            f"'{name}' in the store {source.url} is damaged: {found['size']} bytes with SHA-256 {found['sha256'][:12]}..., its marker "
-            f"states {record['size']} bytes with {str(record['sha256'])[:12]}...; nothing that names it was copied"
-        )
+        if "size" in record:
+            target.reader(name, record).check()
+            return True
+        return hashlib.sha256(target.read_bytes(name)).hexdigest() == record.get("sha256")
+    except StoreError:
+        return False
+
+
+def _copy_file(source: Store, target: Store, name: str, record: dict[str, Any]) -> None:
+    try:
+        if "size" not in record:  # the digests of a file's pieces, of which that file's record states the digest
+            data = source.read_bytes(name)
+            if hashlib.sha256(data).hexdigest() != record.get("sha256", hashlib.sha256(data).hexdigest()):
+                raise DamagedError(f"'{name}' is damaged")
+            target.write_bytes(name, data)
+            return
+        with target.writer(name) as writer:
+            for block in source.reader(name, record).blocks():
+                writer.write(block)
+    except DamagedError as error:
+        raise DamagedError(f"{error} (in the store {source.url}); nothing that names it was copied") from error
 
 
 def _records(source: Store, documents: set[str]) -> Iterator[str]:

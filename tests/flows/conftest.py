@@ -52,7 +52,7 @@ def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]
     step = until or node.end_step
     folder = attempt.folder(Attempt.checkpoint_folder(step))
     plan.store.write_once(f"{folder}/weights", b"weights")
-    attempt.commit_checkpoint(step, {"tokens": 0})
+    attempt.commit_checkpoint(step, {"tokens": 0}, files=attempt.sealed_checkpoint(step))
     if step == node.end_step:
         attempt.commit(metrics=metrics, step=step)
 

@@ -75,7 +75,7 @@ def store(
             attempt.add_metrics(row)
         step = until or node.end_step
         plan.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"weights")
-        attempt.commit_checkpoint(step, facts or {})
+        attempt.commit_checkpoint(step, facts or {}, files=attempt.sealed_checkpoint(step))
         if step == node.end_step:
             attempt.commit(metrics=metrics or facts or {}, step=step)
     plan.steps[name] = decide(node, plan)

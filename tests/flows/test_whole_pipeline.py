@@ -165,7 +165,8 @@ def commit_validated(plan: Plan, node: Node, losses: dict[int, float]) -> None:
     attempt.begin()
     for step, loss in losses.items():
         plan.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"weights")
-        attempt.commit_checkpoint(step, {"tokens": 0, "validation": {"chat": loss}, "validation_step": step})
+        facts = {"tokens": 0, "validation": {"chat": loss}, "validation_step": step}
+        attempt.commit_checkpoint(step, facts, files=attempt.sealed_checkpoint(step))
     attempt.commit(metrics={}, step=max(losses))
 
 

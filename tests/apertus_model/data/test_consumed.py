@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from apertus_model.data.megatron import TokenFileError, TokenFileWriter
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.stages.training_data import OtherDataError, same_data
 from apertus_model.trainer.loader import SampleLoader
+from infra.store.ranges import LocalFile
 
 LENGTH, SOURCES = 8, {"a": 901, "b": 453, "c": 201}
 MAIN, SECOND = {"a": 3, "b": 2}, {"a": 1, "b": 1, "c": 2}
@@ -128,15 +128,24 @@ class Huge:
                 f"{shard}{suffix}": {"size": size} for shard in shards for suffix, size in ((".bin", 4 * 1_500_000_000), (".idx", 62))
             },
         }
-        self.store = SimpleNamespace(is_local=True)
 
-    def stored_name(self, name: str) -> str:
-        return name
+    def open(self, name: str) -> HugeFile:
+        return HugeFile(self, name)
 
-    def local(self, name: str) -> Path:
-        assert name.startswith(self.there), f"{name} was opened"
-        self.opened.append(name)
-        return self.folder / name
+
+class HugeFile:
+    """A file of it, which must not be read unless it is there."""
+
+    remote = False
+
+    def __init__(self, corpus: Huge, name: str) -> None:
+        self.corpus, self.name, self.size = corpus, name, corpus.manifest["files"][name]["size"]
+
+    def read(self, start: int, stop: int) -> bytes:
+        assert self.name.startswith(self.corpus.there), f"{self.name} was opened"
+        if self.name not in self.corpus.opened:
+            self.corpus.opened.append(self.name)
+        return LocalFile(self.corpus.folder / self.name).read(start, stop)
 
 
 def test_opening_15_trillion_tokens_opens_no_file_and_a_sample_opens_its_own(tmp_path: Path) -> None:

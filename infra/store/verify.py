@@ -1,0 +1,247 @@
+"""Re-checking what is stored: every marker, and every file that a marker names, piece by piece.
+
+Invariants: `verify` only reads. `withdraw` takes markers away, and keeps each below `damaged/`; files stay where they are. What is
+withdrawn is what names a damaged file, so the next run finds it missing and makes it again. Stages that read a damaged artifact are named
+and kept: they compared what they read with its digests when they read it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from infra.store.artifact import check_marker, check_unit
+from infra.store.reader import CheckedFile
+from infra.store.records import DamagedError, StoreError
+from infra.store.store import Store
+
+READERS = 8
+NOT_ARTIFACTS = {"inputs", "runs", "reports", "protected", "damaged"}
+FOLDERS = {"identity.json", "units", "checkpoints"}
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was committed. `markers` name it, and are what `withdraw` takes away; `file` is empty when the marker
+    itself cannot be read, `pieces` when the file is gone or has another size."""
+
+    artifact: str
+    markers: tuple[str, ...]
+    file: str
+    what: str
+    pieces: tuple[int, ...] = ()
+    history: bool = False
+
+
+@dataclass
+class Verified:
+    """What was looked at, and what was found. `names`: artifact -> name of the stage's part; `readers`: artifact -> those made from it."""
+
+    markers: int = 0
+    files: int = 0
+    bytes: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, list[str]] = field(default_factory=dict)
+
+    def rerun(self) -> list[dict[str, str]]:
+        """Parts whose artifact is damaged, then those that were made from them, nearest first: `{"name", "artifact", "because"}`."""
+        damaged = [damage.artifact for damage in self.damages if not damage.history]
+        found = {artifact: "damaged" for artifact in damaged if artifact.split("/")[0] not in NOT_ARTIFACTS}
+        queue = deque(found)
+        while queue:
+            artifact = queue.popleft()
+            for reader in self.readers.get(artifact, []):
+                if reader not in found:
+                    found[reader] = f"made from {self.names.get(artifact, artifact)}"
+                    queue.append(reader)
+        return [{"name": self.names.get(path, path), "artifact": path, "because": because} for path, because in found.items()]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A file, and the markers that name it."""
+
+    file: CheckedFile
+    artifact: str
+    markers: list[str]
+    history: bool
+
+
+def artifacts(store: Store) -> list[str]:
+    """Folders of artifacts, `<kind>/<fingerprint>`, sorted: those with a marker, or with the file that says what was hashed."""
+    kinds = [name for name in store.names("") if name not in NOT_ARTIFACTS and not name.endswith(".json")]
+    paths = [f"{kind}/{name}" for kind in kinds for name in store.names(kind)]
+    return [path for path in paths if any(name in FOLDERS or name.startswith("manifest") for name in store.names(path))]
+
+
+def markers_of(store: Store, artifact: str) -> list[str]:
+    """Paths of the markers of one artifact: units, checkpoints, manifests."""
+    manifests = [f"{artifact}/{name}" for name in store.names(artifact) if name.startswith("manifest") and name.endswith(".json")]
+    below = [f"{artifact}/{folder}/{name}" for folder in ("units", "checkpoints") for name in store.names(f"{artifact}/{folder}")]
+    return [*(path for path in below if path.endswith(".json")), *manifests]
+
+
+def read_marker(store: Store, artifact: str, path: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Files that a marker names, and its rows of metrics: place in the store -> record. StoreError for what is no marker."""
+    what, document = f"'{path}' in the store {store.url}", store.read_json(path)
+    if path.startswith(f"{artifact}/units/"):
+        return {record["path"]: record for record in check_unit(document, artifact, what)["files"].values()}, {}
+    marker = check_marker(document, what)
+    folder = f"{artifact}/attempts/{marker['attempt']}"
+    if path.startswith(f"{artifact}/checkpoints/"):
+        folder += f"/{marker.get('folder')}"
+    history = {f"{artifact}/attempts/{entry['path']}": entry for entry in marker.get("history", [])}
+    return {f"{folder}/{name}": record for name, record in marker["files"].items()}, history
+
+
+def verify(
+    store: Store, chosen: Iterable[str] | None = None, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Verified:
+    """Reads everything.
+
+    Args:
+        chosen: artifacts to check; all of the store, with its records of runs and inputs, by default.
+        on_progress: called with bytes done and bytes in all.
+    """
+    found = Verified()
+    everything = artifacts(store)
+    with ThreadPoolExecutor(READERS, "verify") as pool:
+        named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), found)
+        if chosen is None:
+            _read_records(store, pool, found)
+        total, done = sum(entry.file.size for entry in named), 0
+        found.files, found.bytes = len(named), total
+        on_progress(0, total)
+        for entry, problem in zip(named, pool.map(lambda entry: _look(entry.file), named), strict=True):
+            if problem:
+                found.damages.append(_damage(entry, problem))
+                total -= entry.file.size
+        damaged = {damage.file for damage in found.damages}
+        tasks = ((entry, span) for entry in named if entry.file.name not in damaged for span in entry.file.spans())
+        wrong: dict[int, list[int]] = {}
+        for (entry, (first, last)), pieces in _side_by_side(pool, tasks, lambda task: task[0].file.differing(*task[1])):
+            done += min(last * entry.file.piece_bytes, entry.file.size) - first * entry.file.piece_bytes
+            on_progress(done, total)
+            if pieces:
+                wrong.setdefault(id(entry), []).extend(pieces)
+        for entry in named:
+            if differing := wrong.get(id(entry)):
+                found.damages.append(_damage(entry, str(entry.file.damaged(differing)), tuple(differing)))
+    return found
+
+
+def _read_markers(store: Store, pool: ThreadPoolExecutor, everything: list[str], chosen: set[str], found: Verified) -> list[_Named]:
+    files: dict[tuple[str, str], _Named] = {}
+    for path, identity in zip(everything, pool.map(lambda path: _identity(store, path), everything), strict=True):
+        if isinstance(identity, str):
+            if path in chosen:
+                markers = [marker for marker in markers_of(store, path) if "/manifest" in marker]
+                found.damages.append(Damage(path, (f"{path}/identity.json", *markers), "", identity))
+            continue
+        found.names[path] = str(identity.get("name", path))
+        for read in identity["inputs"].values():
+            if isinstance(read, dict) and read.get("path"):
+                found.readers.setdefault(str(read["path"]), []).append(path)
+    for artifact in sorted(chosen):
+        markers = markers_of(store, artifact)
+        found.markers += len(markers)
+
+        def read(path: str, artifact: str = artifact) -> list[_Named] | str:
+            try:
+                content = read_marker(store, artifact, path)
+                return [
+                    _Named(store.reader(name, record), artifact, [], history)
+                    for history, records in zip((False, True), content, strict=True)
+                    for name, record in records.items()
+                ]
+            except StoreError as error:
+                return str(error)
+
+        for path, entries in zip(markers, pool.map(read, markers), strict=True):
+            if isinstance(entries, str):
+                found.damages.append(Damage(artifact, (path,), "", entries))
+                continue
+            for entry in entries:
+                files.setdefault((entry.file.name, entry.file.record["sha256"]), entry).markers.append(path)
+    return list(files.values())
+
+
+def _identity(store: Store, path: str) -> dict[str, Any] | str:
+    """What an artifact was made from, or what is wrong with the file that says so."""
+    try:
+        identity = store.read_json(f"{path}/identity.json")
+    except StoreError as error:
+        return str(error)
+    if not isinstance(identity, dict) or not isinstance(identity.get("inputs"), dict):
+        return f"'{path}/identity.json' is damaged: it names no inputs"
+    return identity
+
+
+def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
+    """Records of runs and of documents outside have no files; they must be JSON."""
+    paths = [f"inputs/{name}" for name in store.names("inputs")]
+    paths += [f"runs/{pipeline}/{name}" for pipeline in store.names("runs") for name in store.names(f"runs/{pipeline}")]
+    found.markers += len(paths)
+
+    def read(path: str) -> str:
+        try:
+            store.read_json(path)
+            return ""
+        except StoreError as error:
+            return str(error)
+
+    for path, problem in zip(paths, pool.map(read, paths), strict=True):
+        if problem:
+            found.damages.append(Damage(path.rsplit("/", 1)[0], (path,), "", problem))
+
+
+def _look(file: CheckedFile) -> str:
+    """What is wrong with the size or the list of digests of a file; empty when nothing is."""
+    try:
+        file.check_size()
+        file.digests  # noqa: B018  (they are loaded and compared here)
+        return ""
+    except DamagedError as error:
+        return str(error)
+
+
+def _damage(entry: _Named, what: str, pieces: tuple[int, ...] = ()) -> Damage:
+    return Damage(entry.artifact, tuple(entry.markers), entry.file.name, what, pieces, entry.history)
+
+
+def _side_by_side(pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[T], R]) -> Iterator[tuple[T, R]]:
+    """Results in the order of the tasks, of which few are begun ahead."""
+    pending: deque[tuple[T, Future[R]]] = deque()
+    for task in tasks:
+        pending.append((task, pool.submit(work, task)))
+        if len(pending) >= 2 * READERS:
+            first, future = pending.popleft()
+            yield first, future.result()
+    for task, future in pending:
+        yield task, future.result()
+
+
+def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
+    """Takes the markers of what is damaged away, and keeps them below `damaged/<time>/`; their paths. A checkpoint whose rows of metrics
+    alone are damaged stays: what it holds is sound."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    gone = sorted({marker for damage in damages if not damage.history for marker in damage.markers})
+    for path in gone:
+        put_away(store, path, stamp)
+    return gone
+
+
+def put_away(store: Store, path: str, stamp: str) -> None:
+    """Moves a marker to `damaged/<stamp>/`."""
+    data = store.read_if_there(path)
+    if data is not None:
+        store.write_once(f"damaged/{stamp}/{path}", data)
+        store.remove(path)
