@@ -36,6 +36,10 @@ class PipelineFailed(RuntimeError):
     """At least one stage did not finish. The message lists each with its reason."""
 
 
+class PipelineInterrupted(KeyboardInterrupt):
+    """A stage was stopped from outside, so the run ends as if it had been."""
+
+
 class _Silent:
     """An observer for runs without a terminal: Prefect's logs say it all."""
 
@@ -165,6 +169,8 @@ def walk(session: Session) -> None:
         for future in running.values():
             future.wait()
         raise
+    if runner.stopping:
+        raise PipelineInterrupted(runner.stopping)
     if failed:
         raise PipelineFailed("\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in failed.items()))
 

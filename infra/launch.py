@@ -50,6 +50,12 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = ""
 
+    @property
+    def grace(self) -> float:
+        """Seconds that a stage has for its last checkpoint when it is told to stop."""
+        before = self.launch.stop_before_end
+        return max(STOP_GRACE_SECONDS, before.seconds + 30 if before is not None else 0.0)
+
     def command(self, job_file: Path) -> list[str]:
         module = ["-m", "apertus_model.stages", str(job_file)]
         if not self.distributed:
@@ -57,6 +63,7 @@ class Process:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self.launch.world_size}"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1", "--max-restarts=0"),
+            f"--shutdown-timeout={int(self.grace)}",
             *module,
         ]
 
@@ -72,6 +79,7 @@ class Process:
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": path,
             "HF_HUB_OFFLINE": "1",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # passed on to the ranks
             "TOKENIZERS_PARALLELISM": "true",
         }
 
@@ -107,7 +115,16 @@ class Process:
                     self.stop(f"the time limit of {limit} is over")
                 time.sleep(0.05)
             self._close_stdin()  # the ranks may outlive a torchrun that was killed; they notice this
-            reader.join(STOP_GRACE_SECONDS)
+            reader.join(self.grace)
+            if stacks := _stacks(scratch):
+                with open(scratch / "log.txt", "a", encoding="utf-8") as log:
+                    for line in stacks:
+                        log.write(line + "\n")
+                        on_line(line)
+                with self._lock:
+                    self._stopped = self._stopped or (
+                        "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
+                    )
         finally:
             over.set()
             follower.join()
@@ -125,7 +142,7 @@ class Process:
         if process is None or process.poll() is not None:
             return
         self._close_stdin()
-        timer = threading.Timer(STOP_GRACE_SECONDS, self._kill)
+        timer = threading.Timer(self.grace, self._kill)
         timer.daemon = True
         timer.start()
 
@@ -152,6 +169,15 @@ class Process:
                 file.flush()
                 tail.append(line)
                 on_line(line)
+
+
+def _stacks(scratch: Path) -> list[str]:
+    """What ranks that hung have said of themselves (`apertus_model.trainer.hang`)."""
+    lines: list[str] = []
+    for file in sorted(scratch.glob("stacks-*.txt")):
+        if text := file.read_text(errors="replace").strip():
+            lines += [f"stacks of rank {file.stem.removeprefix('stacks-')}:", *text.splitlines()]
+    return lines
 
 
 def _follow(path: Path, on_progress: Callable[[dict[str, Any]], None], over: threading.Event) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator
 from pydantic_core import PydanticUndefined
 
+from specs.anomalies import Anomalies
 from specs.base import role_of
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, Slurm, Validation
@@ -77,7 +78,7 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 """
 NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
-    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
+    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Anomalies, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
     *(Launch, Parallel, Slurm, Retries),
 )

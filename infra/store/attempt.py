@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.artifact import Artifact, Checkpoint
+from infra.store.retention import refer
 from infra.store.store import Store, StoreError, to_json
 from specs.job import Job
 
@@ -46,6 +47,9 @@ class Attempt:
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
         self.store.write_once(f"{self.job.path}/identity.json", to_json(self._identity()))
+        for read in self.job.inputs.values():
+            if read.path is not None and read.step is not None:
+                refer(self.store, read.path, read.step, self.job.path)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -108,14 +112,17 @@ class Attempt:
         """A row of the training history; kept with the next checkpoint."""
         self._rows.append(row)
 
-    def commit_checkpoint(self, step: int, facts: dict[str, Any]) -> Checkpoint:
-        """Makes the files that lie in `checkpoint_folder(step)` a checkpoint. `facts`: consumed tokens and samples, last losses."""
+    def commit_checkpoint(self, step: int, facts: dict[str, Any], files: dict[str, dict[str, Any]] | None = None) -> Checkpoint:
+        """Makes the files that lie in `checkpoint_folder(step)` a checkpoint. `facts`: consumed tokens and samples, last losses. `files`:
+        their records by name, as `Store.writer` gave them; None reads what lies there."""
         folder = self.folder(self.checkpoint_folder(step))
         root = self.store.full(folder)
-        names = sorted(str(path)[len(root) :].lstrip("/") for path in self.store.fs.find(root))
-        if not names:
+        if files is None:
+            names = sorted(str(path)[len(root) :].lstrip("/") for path in self.store.fs.find(root))
+            files = {name: self.store.digest(f"{folder}/{name}") for name in names}
+        if not files:
             raise StoreError(f"there are no files of a checkpoint in {folder}")
-        records = {name: self.store.digest(f"{folder}/{name}") for name in names}
+        records = files
         self._flush_history(step)
         marker = {
             "step": step,
@@ -130,19 +137,6 @@ class Attempt:
         }
         self.store.write_once(f"{self.job.path}/checkpoints/{step:08d}.json", to_json(marker))
         return self.artifact.checkpoint(step)
-
-    def prune(self, keep: int, protected: set[int]) -> list[int]:
-        """Removes checkpoints but the last `keep`, the protected steps and the ends of finished segments; the steps removed.
-
-        The marker goes first: a checkpoint that is half removed is not one."""
-        steps = self.artifact.checkpoint_steps()
-        ends = set(self.artifact.manifest_steps())
-        gone = [step for step in steps[:-keep] if step not in protected and step not in ends]
-        for step in gone:
-            folder = self.artifact.checkpoint(step).folder
-            self.store.remove(f"{self.job.path}/checkpoints/{step:08d}.json")
-            self.store.remove(folder)
-        return gone
 
     def _flush_history(self, step: int) -> None:
         if not self._rows:

@@ -8,6 +8,7 @@ Layout, below the store's URL:
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
     <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
     <kind>/<fingerprint>/checkpoints/<step>.json   written last: that checkpoint is complete
+    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.retention`)
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
 
@@ -18,6 +19,7 @@ a marker appears whole or not at all, and the first writer wins.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import time
@@ -173,6 +175,10 @@ class Store:
                     os.fsync(target.fileno())
         return {"size": size, "sha256": digest.hexdigest()}
 
+    def writer(self, path: str) -> Writer:
+        """A file to write to, in a `with` statement; its `record` is there when it is closed."""
+        return Writer(self, path)
+
     def digest(self, path: str) -> dict[str, Any]:
         """Size and SHA-256 of a stored file, read in chunks."""
         digest, size = hashlib.sha256(), 0
@@ -189,6 +195,44 @@ class Store:
                 self.fs.rm(self.full(path), recursive=True)
             except FileNotFoundError:
                 pass
+
+
+class Writer(io.RawIOBase):
+    """A stored file that is being written; `record` (`{"size", "sha256"}`) is there when it is closed. Left by an error, it has none."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._full = store.full(path)
+        if store.is_local:
+            Path(self._full).parent.mkdir(parents=True, exist_ok=True)
+        self._target = store.fs.open(self._full, "wb")
+        self._digest, self._size = hashlib.sha256(), 0
+        self.record: dict[str, Any] = {}
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        with self._store.timed():
+            self._digest.update(view)
+            self._target.write(view)
+        self._size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self._size
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        with self._store.timed():
+            if self._store.is_local:
+                self._target.flush()
+                os.fsync(self._target.fileno())
+            self._target.close()
+        self.record = {"size": self._size, "sha256": self._digest.hexdigest()}
+        super().close()
 
 
 def to_json(document: Any) -> bytes:
