@@ -1,4 +1,4 @@
-"""When a stage has to stop: a signal, or the death of the launcher.
+"""When a stage has to stop: a signal, the death of the launcher, or a job that is about to end.
 
 The launcher holds the write end of the pipe that every process of a stage has as its standard input. When the launcher dies, however it
 dies, the pipe ends, and a thread in each process notices. torchrun passes its standard input on to the ranks, so this reaches them too.
@@ -17,20 +17,40 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+
+from specs.errors import StageError
 
 GRACE_SECONDS = 90.0
 POLL_SECONDS = 1.0
 LOST_SECONDS = 600.0  # without a change of the launcher's file, until it counts as gone: shared folders are slow at times
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")  # environment variables with the unix time; the first that is set
+
+
+def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Unix time at which the job that this process belongs to ends; None where the environment does not say.
+
+    Raises:
+        StageError: it says something else.
+    """
+    for name in JOB_ENDS:
+        if text := environment.get(name):
+            try:
+                return float(text)
+            except ValueError:
+                raise StageError(f"{name} is '{text}', which is no unix time; set it to the output of `date +%s -d '...'`") from None
+    return None
 
 
 class StopSignal:
-    """`requested` turns true at the first SIGTERM, SIGINT or end of standard input, and stays so."""
+    """`requested` turns true at the first SIGTERM, SIGINT, SIGUSR1 or end of standard input, and stays so."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._grace = GRACE_SECONDS
         self._cooperative = False
         self.reason = ""
 
@@ -47,6 +67,15 @@ class StopSignal:
         """Waits until it is requested, or for so long; whether it is."""
         return self._event.wait(seconds)
 
+    def before_end(self, seconds: float) -> None:
+        """Asks for a stop so long before the job ends, if it is known when. Whatever else asks for one, no less time is given."""
+        self._grace = max(self._grace, seconds)
+        end = job_end()
+        if end is not None:
+            timer = threading.Timer(max(0.0, end - seconds - time.time()), self.request, [f"the job ends in {seconds:g} s"])
+            timer.daemon = True
+            timer.start()
+
     @contextlib.contextmanager
     def cooperating(self) -> Iterator[None]:
         """In it the stage looks at `requested` and ends by itself, within the grace period, since it has something to end elsewhere."""
@@ -60,7 +89,7 @@ class StopSignal:
         """Begins to listen. `cooperative`: the stage looks at `requested` and ends by itself, within the grace period; otherwise its
         process group is killed at once, which costs no committed unit."""
         self._cooperative = cooperative
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         watch = self._watch_files if os.environ.get("APERTUS_STOP_FILE") else self._watch_stdin
         threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
@@ -94,7 +123,7 @@ class StopSignal:
         self.request(reason)
         if not self._cooperative:
             _kill_group()
-        timer = threading.Timer(GRACE_SECONDS, _kill_group)
+        timer = threading.Timer(self._grace, _kill_group)
         timer.daemon = True
         timer.start()
 

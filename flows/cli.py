@@ -140,7 +140,8 @@ def run(
 
 def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
     """Starts Prefect in this process and the flow in it."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _as_interrupt)
     console.print("starting Prefect ...", style="dim")
     from flows.pipeline import PipelineFailed, run_here
     from flows.server import start_prefect

@@ -49,6 +49,10 @@ class WorkerLost(RuntimeError):
     """The worker that started a deployed run is gone, and nobody would hear of a cancellation."""
 
 
+class PipelineInterrupted(KeyboardInterrupt):
+    """A stage was stopped from outside, so the run ends as if it had been."""
+
+
 class _Silent:
     """An observer for runs without a terminal: Prefect's logs say it all."""
 
@@ -190,6 +194,8 @@ def walk(session: Session) -> None:
         for future in running.values():
             future.wait()
         raise
+    if runner.stopping:
+        raise PipelineInterrupted(runner.stopping)
     if failed:
         raise PipelineFailed(failed)
 

@@ -22,6 +22,7 @@ from infra.launchers import Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from infra.store.lease import Lease, LeaseLost, Leases, Timing
+from infra.store.retention import refer
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
@@ -78,6 +79,10 @@ class Runner:
         plan.store.initialise()
         for name, listing in plan.graph.listings.items():
             lock(plan.store, listing, plan.graph.digests[name])
+        for node in plan.graph.nodes.values():
+            for read in node.inputs.values():
+                if read.node is not None and read.step is not None:
+                    refer(plan.store, plan.graph.nodes[read.node].path, read.step, node.path)
         Records(plan.store, plan.pipeline.name).write(plan.graph, plan.pipeline.model_dump(mode="json", by_alias=True))
 
     def stop(self, reason: str) -> None:
@@ -204,6 +209,9 @@ class Runner:
         lease.check()
         if ended.stopped:
             raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
+        if ended.error and ended.error.get("interrupted"):  # told to stop by somebody else, or by the clock
+            self.stop(ended.error["message"])
+            raise Interrupted(f"{node.name} was interrupted: {ended.error['message']}")
         if ended.error:
             raise StageFailed(f"{node.name}: {ended.error['message']} (log: {log})", again=bool(ended.error["again"]))
         last = ended.tail[-1] if ended.tail else "it printed nothing"

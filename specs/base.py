@@ -77,7 +77,7 @@ class Spec(BaseModel):
             if role_of(type(self), name) != "identity":
                 continue
             value = getattr(self, name)
-            if any(isinstance(mark, _Neutral) and mark.value == value for mark in info.metadata):
+            if any(isinstance(mark, _Neutral) and encode(mark.value) == encode(value) for mark in info.metadata):
                 continue
             values[name] = encode(value)
         return values

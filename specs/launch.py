@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from specs.base import Spec, execution
 from specs.units import Duration
@@ -55,6 +55,16 @@ class Launch(Spec):
     time_limit: Duration | None = execution(
         None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"
     )
+    hang_timeout: Duration | None = execution(
+        None,
+        description="training that makes no step for so long is ended, with the stacks of all its threads in the log, and tried again; "
+        "30 min by default, three times as long until the first step is done, while it validates and while it waits for a checkpoint",
+    )
+    stop_before_end: Duration | None = execution(
+        None,
+        description="training commits a checkpoint and ends as interrupted so long before its job does, whose end is in "
+        "APERTUS_JOB_END or SLURM_JOB_END_TIME (unix time); no less is waited for a checkpoint when a stage is told to stop",
+    )
 
     def over(self, base: Launch) -> Launch:
         """Fields stated here win over those of `base`."""
@@ -98,16 +108,46 @@ class Retries(Spec):
     backoff: Duration = execution(Duration(5.0), description="wait before the first retry; doubles each time")
 
 
-class Checkpointing(Spec):
-    """When a training stage saves, and how many of its checkpoints are kept beside the last of each segment."""
+def _steps_or_time(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    try:
+        duration = Duration.parse(value)
+    except ValueError:
+        duration = Duration(0.0)
+    if duration.seconds <= 0:
+        raise ValueError(f"{value!r} is no interval; write a number of steps, such as 100, or a time, such as '30min'")
+    return duration
 
-    interval: int = execution(100, ge=1, description="optimizer steps between checkpoints")
+
+class Checkpointing(Spec):
+    """When a training stage saves, and how many of its checkpoints are kept beside the last of each segment. Whatever is stated here, a
+    checkpoint is kept that another artifact or the next step of a run starts from."""
+
+    interval: Annotated[Annotated[int, Field(ge=1)] | Duration, BeforeValidator(_steps_or_time)] = execution(
+        100, description="between checkpoints: optimizer steps, or a time such as `30min`"
+    )
     keep: int = execution(2, ge=1, description="latest checkpoints kept; the end of a segment is always kept")
-    milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are kept for good")
+    keep_every: int | None = execution(None, ge=1, description="checkpoints at multiples of so many steps of the stage are made and kept")
+    milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are made and kept for good")
     best: list[str] = execution(
         default_factory=list,
         description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; what `@best:` asks for is added",
     )
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is made at this step, whatever the time."""
+        every = [number for number in (self.interval, self.keep_every) if isinstance(number, int)]
+        return step in self.milestones or any(step % number == 0 for number in every)
+
+    @property
+    def seconds(self) -> float | None:
+        """Time between checkpoints; None where they are counted in steps."""
+        return self.interval.seconds if isinstance(self.interval, Duration) else None
+
+    def kept(self, step: int) -> bool:
+        """Whether the checkpoint of this step is kept for good."""
+        return step in self.milestones or (self.keep_every is not None and step % self.keep_every == 0)
 
 
 class Validation(Spec):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator
 from pydantic_core import PydanticUndefined
 
+from specs.anomalies import Anomalies
 from specs.base import role_of
 from specs.elsewhere import DeclaredModel, Elsewhere
 from specs.filters import FilterSpec
@@ -78,7 +79,7 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 """
 NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
-    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
+    *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Anomalies, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
     *(Launch, Parallel, SlurmTask, Retries),
 )

@@ -1,7 +1,8 @@
 """Entry point of a stage's process: `python -m apertus_model.stages JOB.json`, or the same under torchrun.
 
 Invariant: the module of a kind is found by its name; everything it needs is in the job file; its standard input is the
-launcher's pipe. An error is left in `error.json` for the launcher, with whether another attempt may succeed.
+launcher's pipe. An error is left in `error.json` for the launcher, with whether another attempt may succeed; so is that the stage was told
+to stop, which is no error.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def main(path: str) -> int:
             print(REPORT + json.dumps({"error": report}), flush=True)
         print(message, file=sys.stderr, flush=True)
         return 1
+    if stop.requested:
+        (Path(job.scratch) / "error.json").write_text(json.dumps({"message": stop.reason, "again": False, "interrupted": True}))
     return 0
 
 

@@ -10,6 +10,8 @@ on from with the same data only.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
@@ -18,11 +20,15 @@ from apertus_model.progress import Progress
 from apertus_model.stages.training_data import TrainingData, open_data, same_data
 from apertus_model.stop import StopSignal
 from apertus_model.tracking import Tracker
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.anomalies import Event
+from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.config import RunHooks, trainer_config
+from apertus_model.trainer.hang import HangWatch
 from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Artifact, Attempt, Store
+from infra.store.retention import prune
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.dpo import DpoSegment
@@ -32,47 +38,64 @@ from specs.stages.training import Segment
 
 SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}  # the others train on a mixture
 STATE_OF_A_ROW = ("step", "tokens", "tokens_per_second", "time")
+NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")  # facts of a checkpoint that the manifest states elsewhere, or not
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Trains the segment to its end, or until a stop is asked for, which leaves a checkpoint and no manifest."""
     segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2) as world_size:
-        data = open_data(attempt.store, job.inputs, segment)
-        tracker = Tracker.open(job) if os.environ["RANK"] == "0" else Tracker({})
-        report = Report(attempt, progress, segment, data, tracker)
-        if job.resume_step is not None:
-            facts = attempt.artifact.checkpoint(job.resume_step).facts
-            same_data(
-                {**data.identity, "samples": segment.sample_at(job.resume_step)},
-                {**facts["data"], "samples": facts["samples"]},
-                job.resume_step,
-            )
-            report.go_on(facts)
-        report.passes_before = passes_of_parent(job, attempt)
-        hooks = RunHooks(
-            open_samples=lambda: data.samples,
-            heldout=data.heldout,
-            source=starting_point(job, segment, attempt),
-            begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
-            checkpoint_location=lambda step: attempt.location(attempt.checkpoint_folder(step)),
-            commit=report.commit_checkpoint,
-            record=report.add_step,
-            record_heldout=report.add_heldout,
-            stop_requested=lambda: stop.requested,
-            scratch=job.scratch,
-            timed=attempt.store.timed,
-        )
-        trainer = trainer_config(segment, hooks, world_size=world_size).build()
+    launch = Launch.model_validate(job.launch)
+    if launch.stop_before_end is not None:
+        stop.before_end(launch.stop_before_end.seconds)
+    with engine_process(threads=launch.threads or 2) as world_size:
+        watch = HangWatch(job.scratch, int(os.environ["RANK"]), launch.hang_timeout.seconds if launch.hang_timeout else None)
         try:
-            finished = trainer.train()
+            _train(job, attempt, progress, stop, segment, watch, world_size)
         finally:
-            trainer.close()
-            tracker.close()
-        if finished and dist.get_rank() == 0:
-            attempt.commit(
-                step=segment.end_step, metrics={name: fact for name, fact in report.facts.items() if name not in ("passes", "data")}
-            )
+            watch.close()
+
+
+def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, segment: Segment, watch: HangWatch, world_size: int) -> None:
+    data = open_data(attempt.store, job.inputs, segment)
+    tracker = Tracker.open(job) if os.environ["RANK"] == "0" else Tracker({})
+    report = Report(attempt, progress, segment, data, tracker)
+    if job.resume_step is not None:
+        facts = attempt.artifact.checkpoint(job.resume_step).facts
+        same_data(
+            {**data.identity, "samples": segment.sample_at(job.resume_step)},
+            {**facts["data"], "samples": facts["samples"]},
+            job.resume_step,
+        )
+        report.go_on(facts)
+    report.passes_before = passes_of_parent(job, attempt)
+    uploads = Store(attempt.store.fs, attempt.store.root)  # its seconds are not those that training waits
+    hooks = RunHooks(
+        open_samples=lambda: data.samples,
+        heldout=data.heldout,
+        source=starting_point(job, segment, attempt),
+        begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
+        checkpoint_writer=lambda step: CheckpointWriter(uploads, attempt.folder(attempt.checkpoint_folder(step))),
+        prepare_commit=report.prepare_commit,
+        committed=lambda step: attempt.store.location(attempt.artifact.checkpoint(step).folder),
+        record=report.add_step,
+        record_heldout=report.add_heldout,
+        record_anomaly=report.add_anomaly,
+        anomalies=report.facts.get("anomalies", {}),
+        stop_requested=lambda: stop.requested,
+        scratch=job.scratch,
+        timed=attempt.store.timed,
+        watch=watch,
+    )
+    trainer = trainer_config(segment, hooks, world_size=world_size).build()
+    try:
+        finished = trainer.train()
+    finally:
+        trainer.close()
+        tracker.close()
+    if finished and dist.get_rank() == 0:
+        metrics = {name: fact for name, fact in report.facts.items() if name not in NOT_METRICS}
+        facts = {"checkpoints": report.facts["checkpoints"], "anomalies": report.facts.get("anomalies", {}).get("events", [])}
+        attempt.commit(step=segment.end_step, metrics=metrics, facts=facts)
 
 
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
@@ -108,7 +131,10 @@ def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
 
 
 class Report:
-    """Turns what the engine reports into history, progress and facts. Only rank 0 is told of steps and checkpoints."""
+    """Turns what the engine reports into history, progress and facts. Only rank 0 is told of steps and checkpoints.
+
+    `facts` are those of the last checkpoint that was committed. Rows wait here for the checkpoint whose history they are: the attempt is
+    touched by one thread, the one that commits."""
 
     def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: TrainingData, tracker: Tracker) -> None:
         self._attempt = attempt
@@ -116,6 +142,7 @@ class Report:
         self._progress = progress
         self._segment = segment
         self._data = data
+        self._rows: list[dict[str, Any]] = []
         self._speeds: list[float] = []
         self._heldout: dict[str, Any] = {}
         self._heldout_step: int | None = None
@@ -128,13 +155,14 @@ class Report:
         self.facts = facts
         self._heldout, self._heldout_step = facts["validation"], facts.get("validation_step")
 
-    def _record(self, row: dict[str, Any]) -> None:
-        self._attempt.add_metrics(row)
+    def _note(self, row: dict[str, Any]) -> None:
+        """Keeps a row for the next checkpoint, and shows it."""
+        self._rows.append(row)
         self._tracker.write(row)
 
     def add_step(self, row: dict[str, Any]) -> None:
         """A step is done."""
-        self._record(row)
+        self._note(row)
         self._last = row
         self._speeds.append(row["tokens_per_second"])
         segment = self._segment
@@ -145,35 +173,72 @@ class Report:
             **{name: row[name] for name in ("step", "loss", "lr", "grad_norm", "tokens_per_second")},
         )
 
+    def add_anomaly(self, event: Event) -> None:
+        """A step was not taken."""
+        if dist.get_rank() == 0:
+            self._rows.append({"step": event.step, "tokens": self._segment.tokens_at(event.step), "anomaly": asdict(event)})
+            self._progress.log(event.text)
+
     def add_heldout(self, step: int, losses: dict[str, HeldOutLoss]) -> None:
         """Held-out losses were measured."""
         if dist.get_rank() != 0:
             return
         self._heldout = {name: round(loss.nats, 6) for name, loss in losses.items()}
         self._heldout_step = step
-        self._record({"step": step, "validation": self._heldout})
+        self._note({"step": step, "validation": self._heldout})
         told = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
         self._progress.log(f"step {step}: held-out loss {told}")
 
-    def commit_checkpoint(self, step: int) -> None:
-        """Every rank has written its part of the checkpoint of `step`."""
+    def prepare_commit(self, step: int, anomalies: dict[str, Any]) -> Callable[[Saved], None]:
+        """The state of `step` is copied: what is said of it is what is known now."""
         segment = self._segment
         samples = segment.sample_at(step)
-        self.facts = {
+        last = self._last or {name: fact for name, fact in self.facts.items() if name in ("loss", "grad_norm", "lr", "masked_share")}
+        facts = {
             "tokens": segment.tokens_at(step),
             "samples": samples,
             "data": self._data.identity,
             "epochs": dict(zip(self._data.names, self._data.samples.epochs(samples), strict=True)),
             "passes": self._passes(samples),
-            **{name: value for name, value in self._last.items() if name not in STATE_OF_A_ROW},
-            "tokens_per_second": round(_median(self._speeds), 1),
+            **{name: value for name, value in last.items() if name not in STATE_OF_A_ROW},
+            "tokens_per_second": round(_median(self._speeds), 1) if self._speeds else 0.0,
             "validation": self._heldout,
             "validation_step": self._heldout_step,
         }
-        self._attempt.commit_checkpoint(step, self.facts, files=self._attempt.sealed_checkpoint(step))
-        best = best_steps(self._attempt.artifact, segment.checkpoint.best)
-        self._attempt.prune(segment.checkpoint.keep, {*segment.checkpoint.milestones, *best})
-        self._progress.log(f"step {step}: checkpoint committed, loss {self._last['loss']:.4f}")
+        if anomalies:
+            facts["anomalies"] = anomalies
+        rows, self._rows = self._rows, []
+        return lambda saved: self._commit(saved, facts, rows)
+
+    def _commit(self, saved: Saved, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Every rank has written its part. In the thread of the upload."""
+        attempt, spec = self._attempt, self._segment.checkpoint
+        cost = {"stall_seconds": saved.stall_seconds, "upload_seconds": saved.upload_seconds, "bytes": saved.bytes}
+        for row in [*rows, {"step": saved.step, "checkpoint": {name: round(value, 4) for name, value in cost.items()}}]:
+            attempt.add_metrics(row)
+        before = self.facts.get("checkpoints", {})
+        totals = {name: round(before.get(name, 0) + value, 4) for name, value in {"number": 1, **cost}.items()}
+        attempt.commit_checkpoint(saved.step, facts | {"checkpoints": totals}, files=saved.files)
+        self.facts = facts | {"checkpoints": totals}
+        loss = f", loss {facts['loss']:.4f}" if "loss" in facts else ""
+        self._progress.log(
+            f"step {saved.step}: checkpoint committed{loss}; training stood still for {saved.stall_seconds:.2f} s, "
+            f"{saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
+        )
+        best = best_steps(attempt.artifact, spec.best)
+        back = self._back(saved.step)
+        prune(
+            attempt.artifact,
+            keep=spec.keep,
+            kept=lambda step: spec.kept(step) or step in best or back <= step,
+            before=attempt.check_lease,
+        )
+
+    def _back(self, step: int) -> float:
+        """The earliest step that a later rollback may go to."""
+        policy = self._segment.anomalies
+        back = policy.rollback_step(step + 1, self._segment.start_step) if policy.rolls_back else None
+        return float("inf") if not policy.rolls_back else float("-inf") if back is None else back
 
     def _passes(self, samples: int) -> dict[str, float]:
         """Passes over each source since the weights were new: what memorisation is compared with."""

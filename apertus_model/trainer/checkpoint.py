@@ -5,34 +5,45 @@ drops the optimizer from the last checkpoint and deletes old ones in a thread. T
 (`BaseCheckpointManager`) and does none of that: it loads the one location it was given, saves everything each time, and
 hands a complete folder to the store, which commits and prunes.
 
+A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with a process group of its own.
+
 Invariants:
 - A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay, betas and the
   position in the data come from the spec and the step, never from a checkpoint.
-- A folder is committed only when every rank has written its part.
+- A folder is committed only when every rank has written its part. One save at most is in flight: the next one waits for it.
+- A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one is committed.
 - Whoever reads weights reads them through `load_tensors`, so nobody sees the base of an adapted model in place of the model.
 """
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
-from apertus_model.trainer.safe_reader import CheckpointError, reader
+from apertus_model.trainer.safe_reader import CheckpointError, readable, reader
+from apertus_model.trainer.upload import CheckpointWriter, Records, StagedPlan, Staging
 
 logger = logging.getLogger(__name__)
 
 STEP = "progress.step"
+UPLOAD_TIMEOUT = timedelta(days=1)  # of the collectives of a save, in which ranks wait for the slowest; training is watched elsewhere
+
+
+class UploadError(RuntimeError):
+    """A checkpoint that was not stored."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +59,41 @@ class Source:
     new_adapters: bool = False
 
 
-class StoreCheckpoints(BaseCheckpointManager):
-    """Loads from `Config.source`, saves to where `Config.location(step)` says, then calls `Config.commit(step)` on rank 0.
+@dataclass(frozen=True)
+class Saved:
+    """Files that all ranks have written, and what they have cost: seconds that training stood still, on rank 0, and seconds of writing."""
 
-    `Config.timed` surrounds what goes over to storage."""
+    step: int
+    files: Records
+    stall_seconds: float
+    upload_seconds: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(record["size"] for record in self.files.values())
+
+
+Commit = Callable[[Saved], None]
+
+
+class StoreCheckpoints(BaseCheckpointManager):
+    """Loads from `Config.source`; saves at the steps that `Config.due` names, and when told to.
+
+    writer: makes the writer of the files of a step.
+    prepare: called on rank 0 with the step and the engine's own facts when the state is copied; notes what is known then, and returns what
+        makes the files a checkpoint, which is called from a thread when all ranks have written.
+    timed: surrounds what training waits for.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
         source: Source | None = None
-        location: Callable[[int], str]
-        commit: Callable[[int], None]
+        due: Callable[[int], bool]
+        writer: Callable[[int], CheckpointWriter]
+        prepare: Callable[[int, dict[str, Any]], Commit]
         timed: Callable[[], AbstractContextManager[None]]
+
+    facts: Callable[[], dict[str, Any]] = dict  # the engine's own facts about the current step; set by the trainer
 
     def __init__(
         self,
@@ -69,10 +104,13 @@ class StoreCheckpoints(BaseCheckpointManager):
         **unused: Any,
     ) -> None:
         self.enable = config.enable
-        self.save_future = None
+        self.save_future: Future[None] | None = None
+        self.saved_step: int | None = None
         self._config = config
         self._states = {MODEL: ModelWrapper(model_parts), OPTIMIZER: optimizers}
-        self._saved_step: int | None = None
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
     def _state(self, *, step: int, optimizer: bool) -> dict[str, Any]:
         """Every tensor under the name it is stored by; the tensors are those in use, so loading writes into them."""
@@ -82,16 +120,28 @@ class StoreCheckpoints(BaseCheckpointManager):
             state |= {f"{OPTIMIZER}.{name}": value for name, value in self._states[OPTIMIZER].state_dict().items()}
         return state
 
-    @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
         """Load `Config.source`. `step`, torchtitan's own choice, is ignored.
 
         Raises:
-            CheckpointError: the checkpoint lacks an entry, or is of another step than the store says.
+            CheckpointError: the checkpoint lacks an entry, is of another step than the store says, or is damaged.
         """
-        source = self._config.source
-        if source is None:
+        if self._config.source is None:
             return False
+        self._read(self._config.source)
+        return True
+
+    def restore(self, location: str, step: int) -> None:
+        """Weights and optimizer state become those of a checkpoint of this run. Collective; waits for the save in flight.
+
+        Raises:
+            CheckpointError: as when loading.
+        """
+        self.maybe_wait_for_saving()
+        self._read(Source(location, step, optimizer=True))
+
+    @torch.no_grad()
+    def _read(self, source: Source) -> None:
         begin = time.monotonic()
         state = self._state(step=-1, optimizer=source.optimizer)
         if source.new_adapters:
@@ -110,29 +160,69 @@ class StoreCheckpoints(BaseCheckpointManager):
                 {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             )
         logger.info("loaded %s in %.1f s", source.location, time.monotonic() - begin)
-        return True
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Save at every multiple of the interval and at the last step; False when there was nothing to do."""
-        if curr_step == self._saved_step or not (last_step or curr_step % self._config.interval == 0):
+        """Begins to save where a checkpoint is due, and with `last_step`; False when there was nothing to do.
+
+        Raises:
+            UploadError: the save before has failed.
+        """
+        if curr_step == self.saved_step or not (last_step or self._config.due(curr_step)):
             return False
-        location = self._config.location(curr_step)
-        with self._config.timed(), self._states[OPTIMIZER].averaged():  # Optimizers
-            dcp.save(self._state(step=curr_step, optimizer=True), storage_writer=writer(location))
-        if dist.get_rank() == 0:
-            self._config.commit(curr_step)
-        self._saved_step = curr_step
+        begin = time.perf_counter()
+        with self._config.timed():
+            self.maybe_wait_for_saving()
+            with self._states[OPTIMIZER].averaged():  # Optimizers
+                state = self._state(step=curr_step, optimizer=True)
+                copies = self._staging.copy(state)
+        chief = dist.get_rank() == 0
+        plan = StagedPlan(state, copies, is_coordinator=chief)
+        commit = self._config.prepare(curr_step, self.facts()) if chief else None
+        self.saved_step = curr_step
+        self.save_future = self._thread.submit(self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin)
         return True
 
+    def _upload(self, step: int, copies: dict[str, torch.Tensor], plan: StagedPlan, commit: Commit | None, stall: float) -> None:
+        """In a thread of every rank: collective over `_group`."""
+        begin = time.perf_counter()
+        writer = self._config.writer(step)
+        with _causes():
+            dcp.save(copies, storage_writer=writer, planner=plan, process_group=self._group)
+        if commit is not None:
+            commit(Saved(step, writer.records, stall, time.perf_counter() - begin))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save in flight has failed on this rank."""
+        return self.save_future is not None and self.save_future.done() and self.save_future.exception() is not None
+
     def _wait_for_saving(self) -> None:
-        """Saving is synchronous."""
+        """UploadError when it fails."""
+        assert self.save_future is not None
+        future, self.save_future = self.save_future, None
+        if (error := future.exception()) is not None:
+            raise UploadError(f"the checkpoint of step {self.saved_step} was not stored: {type(error).__name__}: {error}") from error
 
     def _maybe_wait_for_staging(self) -> None:
-        """Nothing is staged."""
+        """Staging is over when `_save` returns."""
 
     def _close(self) -> None:
-        """Nothing to release."""
+        """Waits for the save in flight, whatever else ends the run; its failure is logged, unless it was raised before."""
+        self._thread.shutdown(wait=True)
+        if self.failed:
+            assert self.save_future is not None
+            logger.error("the checkpoint of step %d was not stored: %s", self.saved_step, self.save_future.exception())
+        self.save_future = None
+
+
+@contextmanager
+def _causes() -> Iterator[None]:
+    """What went wrong on some rank, in place of DCP's envelope, which is no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(cause for cause, _ in error.failures.values()) from error
 
 
 def writer(location: str) -> FileSystemWriter:
@@ -150,7 +240,8 @@ def load_tensors(state: dict[str, Any], location: str) -> None:
         location: checkpoint folder, as local path or fsspec URL.
 
     Raises:
-        CheckpointError: a tensor is not in the checkpoint, has another shape, or the index holds something unexpected.
+        CheckpointError: a tensor is not in the checkpoint, has another shape, the index holds something unexpected, or a file was
+            truncated, altered or removed.
     """
     storage = reader(location)
     index = storage.read_metadata().state_dict_metadata
@@ -163,12 +254,14 @@ def load_tensors(state: dict[str, Any], location: str) -> None:
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):  # read_index lets only tensors pass
             raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {location}, this model has {tuple(tensor.shape)}")
-    dcp.load(state, storage_reader=storage)
+    with readable(location), _causes():
+        dcp.load(state, storage_reader=storage)
     for name in state:
         parts = [_part(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            dcp.load(adapter, storage_reader=reader(location), no_dist=True)  # stages of a pipeline have adapters of their own
+            with readable(location), _causes():
+                dcp.load(adapter, storage_reader=reader(location), no_dist=True)  # stages of a pipeline have adapters of their own
             merge_adapter(state[name], *adapter.values())
 
 

@@ -4,9 +4,11 @@ Invariant: every number comes from the segment, except what says where and how (
 with it as its execution part. Combinations that cannot run are refused here, before anything is built.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -14,7 +16,9 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import refuse_unsupported, titan_model
-from apertus_model.trainer.checkpoint import Source, StoreCheckpoints
+from apertus_model.trainer.anomalies import Event, Guard
+from apertus_model.trainer.checkpoint import Commit, Source, StoreCheckpoints
+from apertus_model.trainer.hang import HANG_SECONDS, SLOW, HangWatch
 from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
 from apertus_model.trainer.metrics import Row, StepMetrics
@@ -23,6 +27,7 @@ from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.pipeline import LossThatWasRead
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
+from apertus_model.trainer.upload import CheckpointWriter
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
@@ -32,7 +37,7 @@ from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
 RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
-COLLECTIVE_TIMEOUT_SECONDS = 1800  # longer than rank 0 takes to hash and commit a large checkpoint
+COLLECTIVE_TIMEOUT_SECONDS = 1800  # where no training is watched
 
 
 @dataclass(frozen=True)
@@ -43,26 +48,36 @@ class RunHooks:
     heldout: held-out sequences by source name.
     source: checkpoint to begin from; None begins with initial weights.
     begin_step: steps of the stage that are done.
-    checkpoint_location: path or URL of the folder for the checkpoint of a step.
-    commit: makes that folder a checkpoint; rank 0, when all ranks have written.
+    checkpoint_writer: makes the writer of the files of the checkpoint of a step.
+    prepare_commit: see `StoreCheckpoints`; rank 0.
+    committed: location of the committed checkpoint of a step, for rollbacks.
     record: takes a row of metrics per step; rank 0.
     record_heldout: takes the held-out losses of a step; all ranks.
     stop_requested: whether this process was asked to stop.
     scratch: local folder for torchtitan's own files.
-    timed: surrounds reading and writing of checkpoints.
+    timed: surrounds what training waits for storage.
+    record_anomaly: told of every step that is not taken; all ranks.
+    anomalies: facts of the checkpoint that is gone on from, as `Guard.facts` gave them.
+    watch: ends the process when it hangs.
+    clock: seconds, for checkpoints by time.
     """
 
     open_samples: Callable[[], Samples]
     source: Source | None
     begin_step: int
-    checkpoint_location: Callable[[int], str]
-    commit: Callable[[int], None]
+    checkpoint_writer: Callable[[int], CheckpointWriter]
+    prepare_commit: Callable[[int, dict[str, Any]], Commit]
+    committed: Callable[[int], str]
     record: Callable[[Row], None]
     record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
     stop_requested: Callable[[], bool]
     scratch: str
     heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
     timed: Callable[[], AbstractContextManager[None]] = nullcontext
+    record_anomaly: Callable[[Event], None] = lambda event: None
+    anomalies: dict[str, Any] = field(default_factory=dict)
+    watch: HangWatch | None = None
+    clock: Callable[[], float] = time.monotonic
 
 
 def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> ApertusTrainer.Config:
@@ -81,6 +96,8 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
     refused = refused_layout(segment.optimizer.name, segment.parallel, world_size)
     if reason := refused or refused_objective(segment.optimizer.name, segment.objective):
         raise StageError(reason)
+    if segment.anomalies.skips and segment.optimizer.name == "sophia":
+        raise StageError("sophia takes a batch into its Hessian before its loss is known, so no step can be skipped; use anomalies: stop")
     micro_batch = micro_batch_size(segment, world_size=world_size)
     parallelism = parallelism_config(segment.parallel, micro_batch_size=micro_batch)
     attention = resolve_backend(
@@ -92,6 +109,8 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
     objective = objective_of(segment)
     if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
         raise ValueError(f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use another layout")
+    # A rank that hangs is to say where, before the others give up waiting for it.
+    collective_timeout = int(2 * SLOW * (hooks.watch.seconds if hooks.watch is not None else HANG_SECONDS))
     lora = segment.lora if isinstance(segment, SftSegment) else None
     model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=initial_seed(segment), lora=lora)
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
@@ -124,18 +143,18 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         parallelism=parallelism,
         checkpoint=StoreCheckpoints.Config(
             enable=True,
-            interval=segment.checkpoint.interval,
             keep_latest_k=0,
             initial_load_model_only=False,
             last_save_model_only=False,
             source=hooks.source,
-            location=hooks.checkpoint_location,
-            commit=hooks.commit,
+            due=checkpoint_due(segment),
+            writer=hooks.checkpoint_writer,
+            prepare=hooks.prepare_commit,
             timed=hooks.timed,
         ),
         activation_checkpoint=RECOMPUTATION[segment.activation_checkpointing](),
         compile=CompileConfig(enable=segment.compile),
-        comm=CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS, train_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS),
+        comm=CommConfig(init_timeout_seconds=collective_timeout, train_timeout_seconds=collective_timeout),
         metrics=StepMetrics.Config(
             disable_color_printing=True,
             record=hooks.record,
@@ -149,7 +168,19 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         heldout=hooks.heldout,
         heldout_interval=segment.validation.interval if hooks.heldout else 0,
         record_heldout=hooks.record_heldout,
+        guard=Guard(segment.anomalies, segment.start_step, hooks.anomalies),
+        record_anomaly=hooks.record_anomaly,
+        committed=hooks.committed,
+        save_seconds=segment.checkpoint.seconds,
+        clock=hooks.clock,
+        watch=hooks.watch,
     )
+
+
+def checkpoint_due(segment: Segment) -> Callable[[int], bool]:
+    """Whether a checkpoint is made at a step, whatever the time: as the spec says, and where a rollback may go to."""
+    every = segment.anomalies.rollback_interval if segment.anomalies.rolls_back else None
+    return lambda step: segment.checkpoint.due(step) or (every is not None and step % every == 0)
 
 
 def initial_seed(segment: Segment) -> int:

@@ -3,12 +3,15 @@
 DCP stores its index (`.metadata`) as a pickle and loads every entry that is not a tensor with an unrestricted
 `torch.load`. Here the index may only name the classes that such an index consists of, and only tensors are read.
 
-Invariant: nothing stored in a checkpoint is executed while it is read.
+Invariants: nothing stored in a checkpoint is executed while it is read. What is not what was written is a `CheckpointError`, whatever
+torch makes of it.
 """
 
 import importlib
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +42,24 @@ _ALLOWED = {
 
 class CheckpointError(RuntimeError):
     """A checkpoint that does not hold what it should; the message names the entry and what to do."""
+
+
+@contextmanager
+def readable(location: str) -> Iterator[None]:
+    """Whatever goes wrong in reading a checkpoint that is there, but for storage that fails, is its damage."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{location} is not complete: {error}; remove the checkpoint from the store") from error
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{location} is damaged ({type(error).__name__}: {error}): a file was truncated or altered after it was committed; "
+            "remove the checkpoint from the store, and the one before it is used"
+        ) from error
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -98,7 +119,7 @@ def read_index(stream: IO[bytes]) -> Metadata:
 
 class _TensorsOnly(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as stream:
+        with readable(str(self.path)), self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as stream:
             metadata = read_index(stream)
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id

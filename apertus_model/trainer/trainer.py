@@ -4,11 +4,14 @@ Invariants:
 - All ranks stop after the same step, with a checkpoint of it.
 - The state after step s is a function of the state after step s - 1, of the spec and of s. Interrupting and going on from a
   checkpoint gives the same bits as never having stopped (same machine, same layout, same number of threads).
+- A step that is not taken (`trainer.anomalies`) leaves weights and optimizer state as they were, or as they are in an earlier checkpoint;
+  step and data go on. All ranks decide alike, by the numbers of rank 0.
 - A loss is divided by what the whole step has of kept labels (weights, completions, pairs) before any gradient is made, so that neither
   ranks nor micro-batches change it.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,12 +20,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.attention.flex_attention import BlockMask
+from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
 
+from apertus_model.trainer.anomalies import Event, Guard
+from apertus_model.trainer.checkpoint import UploadError
 from apertus_model.trainer.device import set_collective_timeout
 from apertus_model.trainer.gauss_newton import DrawnLabels, with_places
+from apertus_model.trainer.hang import SLOW, HangWatch
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import Batch, SampleLike
 from apertus_model.trainer.metrics import Row
@@ -66,6 +74,12 @@ class ApertusTrainer(Trainer):
         heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
         heldout_interval: int = 0
         record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
+        guard: Guard
+        record_anomaly: Callable[[Event], None]
+        committed: Callable[[int], str]  # location of the checkpoint of a step of this segment
+        save_seconds: float | None = None
+        clock: Callable[[], float] = time.monotonic
+        watch: HangWatch | None = None
 
     config: Config
     _objective: Objective  # of the pass that runs
@@ -73,20 +87,31 @@ class ApertusTrainer(Trainer):
     _columns: dict[str, torch.Tensor]  # name -> (sum, number) of the current step, this rank
 
     def train(self) -> bool:
-        """Train until the last step, or until a rank is asked to stop.
+        """Train until the last step, or until a rank is asked to stop. The last checkpoint is committed when it returns.
 
         Returns:
             Whether the last step was reached. If not, and if a step was made, there is a checkpoint of the step it stopped at.
+
+        Raises:
+            UploadError: a checkpoint was not stored.
+            AnomalyError: a step at which the policy says to stop.
         """
         config = self.config
+        self._alive(SLOW)
+        self._control = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self.checkpointer.load()
+        self.checkpointer.facts = config.guard.facts  # StoreCheckpoints
         self.step = config.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
         self.metrics_processor.columns = self._averaged_columns  # StepMetrics
         batches = self.batch_generator(self.dataloader)
-        stop_group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
-        while self.step < config.training.steps and not self._agreed_to_stop(stop_group):
+        saved = config.clock()
+        while self.step < config.training.steps:
+            overdue = config.save_seconds is not None and config.clock() - saved >= config.save_seconds
+            stop, overdue = self._agree(overdue)
+            if stop:
+                break
             self.step += 1
             self.gc_handler.run(self.step)
             self.train_step(batches)
@@ -94,15 +119,41 @@ class ApertusTrainer(Trainer):
                 timeout = timedelta(seconds=config.comm.train_timeout_seconds)
                 set_collective_timeout(timeout, self.parallel_dims)
             last = self.step == config.training.steps
+            self._alive(SLOW)
             if config.heldout_interval and (last or self.step % config.heldout_interval == 0):
                 config.record_heldout(self.step, self.heldout_losses())
-            self.checkpointer.save(self.step, last_step=last)
+                self._alive(SLOW)
+            if self.checkpointer.save(self.step, last_step=last or overdue):
+                saved = config.clock()
+            self._alive()
+        self._alive(SLOW)
         finished = self.step == config.training.steps
         if not finished:
             logger.info("stopping after step %d of %d, as requested", self.step, config.training.steps)
             if self.step > config.begin_step:
                 self.checkpointer.save(self.step, last_step=True)
+        self.checkpointer.maybe_wait_for_saving()
         return finished
+
+    def _alive(self, factor: float = 1.0) -> None:
+        if self.config.watch is not None:
+            self.config.watch.alive(factor)
+
+    def _agree(self, overdue: bool) -> tuple[bool, bool]:
+        """Whether any rank was asked to stop, and whether rank 0's clock wants a checkpoint; the same answers on all ranks.
+
+        Raises:
+            UploadError: a checkpoint was not stored, on whichever rank.
+        """
+        overdue = overdue and dist.get_rank() == 0
+        flags = torch.tensor([self.config.stop_requested(), overdue, self.checkpointer.failed], dtype=torch.int32)
+        if self._control is not None:
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control)
+        stop, overdue, failed = flags.tolist()
+        if failed:
+            self.checkpointer.maybe_wait_for_saving()
+            raise UploadError(f"the checkpoint of step {self.checkpointer.saved_step} was not stored: another rank has the reason")
+        return bool(stop), bool(overdue)
 
     def close(self) -> None:
         """Ends the threads that read ahead, and what torchtitan has open."""
@@ -122,20 +173,81 @@ class ApertusTrainer(Trainer):
             return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
-        """One optimizer step. What the objective's mean is taken over is known before the first micro-batch runs."""
-        objective = self.config.objective
+        """Gradients of one global batch, and an optimizer step if they are what they should be.
+
+        In the order of torchtitan's own, which updates before it looks at the loss. What the objective's mean is taken over is known before
+        the first micro-batch runs.
+        """
+        dims = self.parallel_dims
         self._columns = {}
-        if self.parallel_dims.pp_enabled:
-            return super().train_step(data_iterator)
-        batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
-        counts = [objective.count(labels, inputs) for inputs, labels in batches]
-        self._denominator = torch.stack(counts).sum().to(self.device)
+        rate = self.lr_schedulers.get_metrics()
+        number = self.num_pipeline_parallel_microbatches
+        groups = [[next(data_iterator) for _ in range(number)] for _ in range(self.gradient_accumulation_steps)]
+        trained = sum(((labels != IGNORE_INDEX).sum() for group in groups for _, labels in group), torch.tensor(0)).to(self.device)
+        if dims.dp_enabled:
+            trained = dist_utils.dist_sum_tensor(trained, dims.get_mesh("batch"))
+        if not dims.pp_enabled:
+            self._begin_objective([batch for group in groups for batch in group])
+        self.optimizers.zero_grad(set_to_none=True)
+        losses = []
+        for group in groups:
+            inputs: Any = [{name: tensor.to(self.device) for name, tensor in fields.items()} for fields, _ in group]
+            labels: Any = [its_labels.to(self.device) for _, its_labels in group]
+            if not dims.pp_enabled:
+                (inputs,), (labels,) = inputs, labels
+            losses.append(self.forward_backward_step(input_dict=inputs, labels=labels, global_valid_tokens=trained).detach())
+        total = losses[0].clone()
+        for loss in losses[1:]:
+            total.add_(loss)
+        norm = dist_utils.clip_grad_norm_(
+            [parameter for part in self.model_parts for parameter in part.parameters()],
+            self.config.training.max_norm,
+            foreach=True,
+            pp_mesh=dims.get_optional_mesh("pp"),
+            ep_enabled=dims.ep_enabled,
+        )
+        loss = dist_utils.dist_sum(total, dims.get_optional_mesh("loss")) if dims.dp_cp_enabled else float(total.item())
+        if self._take(loss, float(norm.item())):
+            self.optimizers.step()
+            self.lr_schedulers.step()
+            self.metrics_processor.log(self.step, loss, loss, float(norm.item()), extra_metrics=rate)
+        else:
+            self.lr_schedulers.step()
+            self.metrics_processor.time_last_log = time.perf_counter()
+
+    def _take(self, loss: float, grad_norm: float) -> bool:
+        """Whether the step is taken; what is done instead is done. The same on all ranks.
+
+        Raises:
+            AnomalyError: the policy says to stop.
+        """
+        if self._control is not None:
+            found = torch.tensor([loss, grad_norm], dtype=torch.float64)
+            dist.broadcast(found, src=0, group=self._control)
+            loss, grad_norm = found.tolist()
+        event = self.config.guard.judge(self.step, loss, grad_norm)
+        if event is None:
+            return True
+        logger.warning("%s", event.text)
+        self.config.record_anomaly(event)
+        if event.action == "stop":
+            raise self.config.guard.stop(event)
+        if event.to is not None:
+            self._alive(SLOW)
+            self.checkpointer.maybe_wait_for_saving()
+            if self._control is not None:
+                dist.barrier(group=self._control)  # rank 0 has committed
+            self.checkpointer.restore(self.config.committed(event.to), event.to)
+        return False
+
+    def _begin_objective(self, batches: Sequence[Batch]) -> None:
+        objective = self.config.objective
+        self._denominator = torch.stack([objective.count(labels, inputs) for inputs, labels in batches]).sum().to(self.device)
         if self.parallel_dims.dp_enabled:
             dist.all_reduce(self._denominator, group=self.parallel_dims.get_mesh("batch").get_group())
         if self.optimizers.hessian_due():  # Optimizers
             self._estimate_hessian(batches)
         self._objective = objective
-        super().train_step(iter(batches))
 
     def _estimate_hessian(self, batches: Sequence[Batch]) -> None:
         """A pass over the step's batch with labels that the model draws itself; its gradients serve the estimate and nothing else."""
@@ -218,10 +330,3 @@ class ApertusTrainer(Trainer):
         if (mesh := self.parallel_dims.get_optional_mesh("loss")) is not None:
             dist.all_reduce(totals, group=mesh.get_group())
         return {name: total / number for name, (total, number) in zip(self._columns, totals.tolist(), strict=True) if number}
-
-    def _agreed_to_stop(self, group: dist.ProcessGroup | None) -> bool:
-        """Whether any rank was asked to stop; the same answer on all of them."""
-        requested = torch.tensor(int(self.config.stop_requested()))
-        if group is not None:
-            dist.all_reduce(requested, op=dist.ReduceOp.MAX, group=group)
-        return bool(requested)

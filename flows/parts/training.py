@@ -78,6 +78,7 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
             "schedule": cut.schedule,
             "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
             "precision": trajectory.precision,
+            "anomalies": settings.anomalies,
             "end_step": cut.end_step,
             "micro_batch_size": settings.micro_batch_size,
             "attention": settings.attention,

@@ -57,6 +57,12 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = ""
 
+    @property
+    def grace(self) -> float:
+        """Seconds that a stage has for its last checkpoint when it is told to stop."""
+        before = self.launch.stop_before_end
+        return max(STOP_GRACE_SECONDS, before.seconds + 30 if before is not None else 0.0)
+
     def command(self, job_file: Path) -> list[str]:
         module = ["-m", "apertus_model.stages", str(job_file)]
         if not self.distributed:
@@ -64,6 +70,7 @@ class Process:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self.launch.world_size}"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1", "--max-restarts=0"),
+            f"--shutdown-timeout={int(self.grace)}",
             *module,
         ]
 
@@ -112,7 +119,16 @@ class Process:
                     self.stop(f"the time limit of {limit} is over")
                 time.sleep(0.05)
             self._close_stdin()  # the ranks may outlive a torchrun that was killed; they notice this
-            reader.join(STOP_GRACE_SECONDS)
+            reader.join(self.grace)
+            if stacks := stacks_of(scratch):
+                with open(scratch / "log.txt", "a", encoding="utf-8") as log:
+                    for line in stacks:
+                        log.write(line + "\n")
+                        on_line(line)
+                with self._lock:
+                    self._stopped = self._stopped or (
+                        "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
+                    )
         finally:
             over.set()
             follower.join()
@@ -128,7 +144,7 @@ class Process:
         if process is None or process.poll() is not None:
             return
         self._close_stdin()
-        timer = threading.Timer(STOP_GRACE_SECONDS, self._kill)
+        timer = threading.Timer(self.grace, self._kill)
         timer.daemon = True
         timer.start()
 
@@ -167,6 +183,7 @@ def stage_environment(launch: Launch) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # passed on to the ranks
         "TOKENIZERS_PARALLELISM": "true",
     }
 
@@ -176,6 +193,15 @@ def error_of(scratch: Path) -> dict[str, Any] | None:
     file = scratch / "error.json"
     error: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
     return error
+
+
+def stacks_of(scratch: Path) -> list[str]:
+    """What ranks that hung have said of themselves (`apertus_model.trainer.hang`)."""
+    lines: list[str] = []
+    for file in sorted(scratch.glob("stacks-*.txt")):
+        if text := file.read_text(errors="replace").strip():
+            lines += [f"stacks of rank {file.stem.removeprefix('stacks-')}:", *text.splitlines()]
+    return lines
 
 
 def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any
 from infra.store.artifact import Artifact, Checkpoint, check_unit, local_file
 from infra.store.lease import require
 from infra.store.records import DamagedError, StoreError, check_files, inside
+from infra.store.retention import refer
 from infra.store.seal import seal_folder
 from infra.store.store import Store, to_json
 from specs.job import Job
@@ -49,6 +50,9 @@ class Attempt:
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
         self.store.write_once(f"{self.job.path}/identity.json", to_json(self._identity()))
+        for read in self.job.inputs.values():
+            if read.path is not None and read.step is not None:
+                refer(self.store, read.path, read.step, self.job.path)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -154,21 +158,6 @@ class Attempt:
     def sealed_checkpoint(self, step: int) -> dict[str, dict[str, Any]]:
         """Records of the files in `checkpoint_folder(step)` that something else than `Store.writer` wrote: they are listed and read."""
         return seal_folder(self.store, self.folder(self.checkpoint_folder(step)))
-
-    def prune(self, keep: int, protected: set[int]) -> list[int]:
-        """Removes checkpoints but the last `keep`, the protected steps and the ends of finished segments; the steps removed.
-
-        The marker goes first: a checkpoint that is half removed is not one."""
-        steps = self.artifact.checkpoint_steps()
-        ends = set(self.artifact.manifest_steps())
-        gone = [step for step in steps[:-keep] if step not in protected and step not in ends]
-        if gone:
-            self.check_lease()
-        for step in gone:
-            folder = self.artifact.checkpoint(step).folder
-            self.store.remove(f"{self.job.path}/checkpoints/{step:08d}.json")
-            self.store.remove(folder)
-        return gone
 
     def _flush_history(self, step: int) -> None:
         if not self._rows:

@@ -11,6 +11,7 @@ Layout, below the store's URL:
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
     <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
     <kind>/<fingerprint>/checkpoints/<step>.json   written last: that checkpoint is complete
+    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.retention`)
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
     <kind>/<fingerprint>/leases/...            who works at it (`infra.store.lease`)

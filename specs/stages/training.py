@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from specs.anomalies import Anomalies
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath
 from specs.launch import Checkpointing, Parallel, Validation
@@ -63,6 +64,7 @@ class Training(Spec):
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = identity(default_factory=ScheduleSpec)
     precision: Precision | None = identity(None)
+    anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
     micro_batch_size: int | None = execution(
         None, ge=1, description="sequences per forward pass and data-parallel rank, at most; all of them by default"
     )
@@ -176,6 +178,7 @@ class Segment(Spec):
     goldfish: Goldfish | None = identity(None, neutral=None)
     packing: Packing = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
+    anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
 
     end_step: int = execution(ge=1)
     micro_batch_size: int | None = execution(None)

@@ -3,10 +3,12 @@
 Runs use one thread per process, which also keeps OpenMP out of forked children.
 """
 
+import faulthandler
 import itertools
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +19,11 @@ import numpy as np
 import torch
 
 import apertus_model.trainer.config  # noqa: F401  # imported here so that the children need not
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.anomalies import Event
+from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.config import RunHooks, trainer_config
+from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Store
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
@@ -157,6 +162,9 @@ class Result:
     asked: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     heldout: dict[int, Any] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    saved: dict[int, Saved] = field(default_factory=dict)
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     finished: bool = True
 
 
@@ -171,6 +179,9 @@ def train(
     heldout: dict[str, list[Sample]] | None = None,
     inspect: Callable[[Any], Any] | None = None,
     data: Callable[[], ListedSamples] = ListedSamples,
+    anomalies: dict[str, Any] | None = None,
+    clock: Callable[[], float] | None = None,
+    storage: Callable[[str], Store] = Store.open,
 ) -> list[Result]:
     """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is asked to stop there."""
 
@@ -182,12 +193,24 @@ def train(
         def stop() -> bool:  # asked before each step
             return stop_at is not None and rank == processes - 1 and next(steps) >= stop_at
 
+        def prepare(step: int, facts: dict[str, Any]) -> Callable[[Saved], None]:
+            def commit(saved: Saved) -> None:
+                result.committed.append(step)
+                result.saved[step] = saved
+                result.facts[step] = facts
+
+            return commit
+
         hooks = RunHooks(
             open_samples=lambda: samples,
             source=source,
             begin_step=begin_step if begin_step is not None else spec.start_step,
-            checkpoint_location=lambda step: str(folder / f"step-{step}"),
-            commit=result.committed.append,
+            checkpoint_writer=lambda step: CheckpointWriter(storage(str(folder)), f"step-{step}"),
+            prepare_commit=prepare,
+            committed=lambda step: str(folder / f"step-{step}"),
+            record_anomaly=result.events.append,
+            anomalies=anomalies or {},
+            clock=clock or time.monotonic,
             record=result.rows.append,
             record_heldout=result.heldout.__setitem__,
             stop_requested=stop,
@@ -195,17 +218,19 @@ def train(
             heldout=heldout or {},
         )
         trainer = trainer_config(spec, hooks, world_size=processes).build()
-        result.finished = trainer.train()
-        for part in trainer.model_parts:
-            result.weights |= full(part.state_dict())
-        result.optimizer = full(trainer.optimizers.state_dict())
-        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        result.learning_rates = [group["lr"] for group in groups]
-        result.weight_decays = [group["weight_decay"] for group in groups]
-        result.asked = sorted(samples.asked)  # several threads ask
-        if inspect is not None:
-            inspect(trainer)
-        trainer.close()
+        try:
+            result.finished = trainer.train()
+            for part in trainer.model_parts:
+                result.weights |= full(part.state_dict())
+            result.optimizer = full(trainer.optimizers.state_dict())
+            groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+            result.learning_rates = [group["lr"] for group in groups]
+            result.weight_decays = [group["weight_decay"] for group in groups]
+            result.asked = sorted(samples.asked)  # several threads ask
+            if inspect is not None:
+                inspect(trainer)
+        finally:
+            trainer.close()  # waits for the last checkpoint
         return result
 
     return in_processes(folder, run, processes)
@@ -218,6 +243,7 @@ def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
     """The results of `work(rank)` in forked processes that form a process group; the first error is raised here."""
     folder.mkdir(parents=True, exist_ok=True)
+    faulthandler.cancel_dump_traceback_later()  # a child that sets it anew would wait for pytest's thread, which a fork does not copy
     context = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

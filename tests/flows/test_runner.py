@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+from infra.launch import Ended, Process
+
 from flows.plan import Plan, Step
-from flows.runner import Runner
+from flows.runner import Interrupted, Runner
 from infra.store import Artifact
+from infra.store.retention import referred_steps
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
@@ -48,3 +52,31 @@ def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned
 def test_nothing_is_resumed_from_where_nothing_is_stored(planned: Planned) -> None:
     plan = planned()
     assert Runner(plan, Notes()).sound_checkpoint(plan.graph.nodes["pretrain/2"], None) is None
+
+
+def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage(Process):
+        def run(self, *arguments: Any) -> Ended:
+            return Ended(0, "", (), {"message": "the job ends in 300 s", "again": False, "interrupted": True})
+
+    monkeypatch.setattr("flows.runner.Process", Stage)
+    plan = planned()
+    runner = Runner(plan, Notes())
+    runner.prepare()
+    first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
+    with pytest.raises(Interrupted, match="was interrupted: the job ends in 300 s"):
+        runner.run(first)
+    with pytest.raises(Interrupted, match="was not started: the job ends in 300 s"):
+        runner.run(first)
+
+
+def test_a_run_refers_to_the_checkpoints_that_its_parts_start_from(planned: Planned) -> None:
+    plan = planned()
+    Runner(plan, Notes()).prepare()
+    wanted: dict[str, set[int]] = {}
+    for node in plan.graph.nodes.values():
+        for read in node.inputs.values():
+            if read.node is not None and read.step is not None:
+                wanted.setdefault(plan.graph.nodes[read.node].path, set()).add(read.step)
+    assert wanted
+    assert {path: referred_steps(plan.store, path) for path in wanted} == wanted

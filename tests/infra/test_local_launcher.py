@@ -153,6 +153,26 @@ with stop.cooperating():
     assert (ended.code, process.lines) == (0, ["up", "ended it"])
 
 
+def test_stacks_that_ranks_left_are_in_the_log_and_the_reason(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys
+pathlib.Path("SCRATCH/stacks-1.txt").write_text("Thread 1:\\n  in step\\n")
+pathlib.Path("SCRATCH/stacks-0.txt").write_text("")
+print("up", flush=True)
+sys.exit(1)
+""".replace("SCRATCH", str(tmp_path))
+    process = Script(tmp_path, program)
+    ended = process.go()
+    assert process.lines == ["up", "stacks of rank 1:", "Thread 1:", "  in step"]
+    assert (tmp_path / "log.txt").read_text().splitlines() == process.lines
+    assert "no step was made for longer than launch.hang_timeout" in ended.stopped
+
+
+def test_a_stage_has_as_long_for_its_last_checkpoint_as_before_the_end_of_its_job(tmp_path: Path) -> None:
+    assert Script(tmp_path, "").grace == 120
+    assert Script(tmp_path, "", stop_before_end=Duration(600)).grace == 630
+
+
 def _when(condition: Any, then: Any, timeout: float = 20) -> bool:
     deadline = time.monotonic() + timeout
     while not condition():

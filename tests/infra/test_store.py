@@ -150,20 +150,6 @@ def test_a_checkpoint_without_its_marker_is_never_seen(store: Store, tmp_path: P
     assert writing.artifact.checkpoint(10).facts == {"tokens": 100}
 
 
-def test_retention_keeps_the_last_the_milestones_and_the_ends(store: Store, tmp_path: Path) -> None:
-    writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
-    for step in (10, 20, 30, 40, 50):
-        save(writing, step)
-        writing.commit_checkpoint(step, {}, files=writing.sealed_checkpoint(step))
-        if step == 20:
-            writing.commit(metrics={}, step=20)
-    assert writing.prune(keep=2, protected={10}) == [30]
-    assert writing.artifact.checkpoint_steps() == [10, 20, 40, 50]
-    assert writing.prune(keep=1, protected=set()) == [10, 40]
-    assert writing.artifact.checkpoint_steps() == [20, 50]
-    assert not store.fs.exists(store.full(writing.folder("step-00000040")))
-
-
 def test_a_damaged_checkpoint_is_noticed(store: Store, tmp_path: Path) -> None:
     writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
     save(writing, 10)

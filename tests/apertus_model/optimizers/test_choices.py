@@ -14,6 +14,8 @@ from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.config import RunHooks, trainer_config
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
+from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Store
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
@@ -46,8 +48,9 @@ def run_here(folder: Path, spec: Any, *, processes: int, source: Source | None =
         open_samples=SyntheticSamples,
         source=source,
         begin_step=source.step if source else 0,
-        checkpoint_location=lambda step: str(folder / f"step-{step}"),
-        commit=result.committed.append,
+        checkpoint_writer=lambda step: CheckpointWriter(Store.open(str(folder)), f"step-{step}"),
+        prepare_commit=lambda step, facts: lambda saved: result.committed.append(step),
+        committed=lambda step: str(folder / f"step-{step}"),
         record=result.rows.append,
         record_heldout=result.heldout.__setitem__,
         stop_requested=lambda: False,

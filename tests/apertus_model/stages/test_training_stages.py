@@ -300,7 +300,7 @@ def test_training_goes_on_from_an_exported_folder_as_from_its_checkpoint(stages:
     rows = []
     for name, parent in (("of-checkpoint", stages.ref("pretrain/trained", 6)), ("of-folder", stages.ref("import_model/imported", 1))):
         history = list(stages.train(name, branch, inputs={"parent": parent}).history())
-        rows.append([(row["step"], row.get("loss"), row.get("validation")) for row in history])
+        rows.append([(row["step"], row.get("loss"), row.get("validation")) for row in history if "checkpoint" not in row])
     assert len(rows[0]) == 4
     assert rows[0] == rows[1]
     assert weights_of(Artifact(stages.store, "pretrain/of-folder"), 2) == weights_of(Artifact(stages.store, "pretrain/of-checkpoint"), 2)

@@ -17,7 +17,12 @@ SIGNATURES = {
     # apertus_model/trainer/device.py
     "torchtitan.distributed.utils.set_pg_timeouts": ["timeout", "parallel_dims"],
     # apertus_model/trainer/trainer.py
-    "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],
+    "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],  # ours does the same, and judges the step before the update
+    "torchtitan.distributed.utils.clip_grad_norm_": [
+        "parameters", "max_norm", "norm_type", "error_if_nonfinite", "foreach", "pp_mesh", "ep_enabled",
+    ],
+    "torchtitan.distributed.utils.dist_sum": ["x", "mesh", "extra_pg"],
+    "torchtitan.distributed.utils.dist_sum_tensor": ["x", "mesh", "extra_pg"],
     "torchtitan.trainer.Trainer.forward_backward_step": ["self", "input_dict", "labels", "global_valid_tokens"],
     "torchtitan.trainer.Trainer.batch_generator": ["self", "data_iterable"],
     "torchtitan.trainer.Trainer.post_dataloading_process": ["self", "input_dict", "labels"],
@@ -54,6 +59,14 @@ SIGNATURES = {
     "torchtitan.components.checkpointer.BaseCheckpointManager._load": ["self", "step"],
     "torchtitan.components.checkpointer.BaseCheckpointManager._save": ["self", "curr_step", "last_step"],
     "torchtitan.components.checkpointer.base.ModelWrapper.load_state_dict": ["self", "state_dict"],
+    # apertus_model/trainer/upload.py
+    "torch.distributed.checkpoint.DefaultSavePlanner.set_up_planner": ["self", "state_dict", "storage_meta", "is_coordinator"],
+    "torch.distributed.checkpoint.DefaultSavePlanner.create_local_plan": ["self"],
+    "torch.distributed.checkpoint.DefaultSavePlanner.resolve_data": ["self", "write_item"],
+    "torch.distributed.checkpoint.FileSystemWriter.prepare_local_plan": ["self", "plan"],
+    "torch.distributed.checkpoint.FileSystemWriter.write_data": ["self", "plan", "planner"],
+    "torch.distributed.checkpoint.FileSystemWriter.finish": ["self", "metadata", "results"],
+    "torch.distributed.checkpoint.filesystem.FileSystem.create_stream": ["self", "path", "mode"],
     # apertus_model/trainer/safe_reader.py
     "torch.distributed.checkpoint.FileSystemReader._get_metadata_path": ["self", "rank"],
     "torch.distributed.checkpoint._fsspec_filesystem.FsspecReader.__init__": ["self", "path", "kwargs"],

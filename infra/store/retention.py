@@ -1,0 +1,48 @@
+"""Which checkpoints of a training artifact stay, and taking the others away.
+
+Whoever starts from a checkpoint says so in a small file beside it, `references/<step>-<fingerprint>.json`, written once, before it starts:
+a run for all that its plan contains, and every attempt for what it reads. So pruning reads one folder, however large the store is.
+What removes an artifact for good removes the references that it has written (`referrer` names it).
+
+Invariants: a checkpoint is removed only after a newer one is committed. Never removed: the newest, what is referred to, ends of finished
+segments. A marker goes before its files, so that a checkpoint that is half removed is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from infra.store.artifact import Artifact
+from infra.store.store import Store, to_json
+
+
+def refer(store: Store, path: str, step: int, referrer: str) -> None:
+    """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of the artifact at `path`."""
+    store.write_once(f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json", to_json({"referrer": referrer}))
+
+
+def referred_steps(store: Store, path: str) -> set[int]:
+    """Steps of an artifact that others start from, or are planned to. One listing."""
+    return {int(step) for name in store.names(f"{path}/references") if (step := name.partition("-")[0]).isdecimal()}
+
+
+def prune(artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before: Callable[[], None] = lambda: None) -> list[int]:
+    """Removes checkpoints; the steps removed. Called after a commit.
+
+    Args:
+        keep: newest checkpoints that stay.
+        kept: whether the checkpoint of a step stays for another reason.
+        before: called once before anything is removed; an error there leaves everything as it is.
+    """
+    store = artifact.store
+    old = [step for step in sorted(artifact.checkpoint_steps())[: -max(1, keep)] if not kept(step)]
+    if old:
+        stays = referred_steps(store, artifact.path) | set(artifact.manifest_steps())
+        old = [step for step in old if step not in stays]
+    if old:
+        before()
+    for step in old:
+        folder = artifact.checkpoint(step).folder
+        store.remove(f"{artifact.path}/checkpoints/{step:08d}.json")
+        store.remove(folder)
+    return old

@@ -1,0 +1,54 @@
+"""The Young/Daly interval against the minimum of the expected time, and published figures of its accuracy."""
+
+import math
+
+import pytest
+
+from specs.intervals import expected_time, young, young_daly
+from specs.launch import Checkpointing
+
+
+@pytest.mark.parametrize(("write", "mean"), [(1.0, 3600.0), (30.0, 4 * 3600.0), (300.0, 8 * 3600.0), (600.0, 3600.0)])
+def test_the_interval_is_near_the_minimum_of_the_expected_time(write: float, mean: float) -> None:
+    candidates = [mean * 1.001**power for power in range(-12000, 1000)]
+    best = min(candidates, key=lambda interval: expected_time(interval, write, mean))
+    assert young_daly(write, mean) == pytest.approx(best, rel=5e-3)
+    lost = expected_time(young_daly(write, mean), write, mean) / expected_time(best, write, mean)
+    assert lost < 1 + 1e-5
+    assert abs(young_daly(write, mean) - best) < abs(young(write, mean) - best)  # the higher order is worth its name
+
+
+def test_the_expected_time_is_that_of_a_simulation() -> None:
+    from random import Random
+
+    random, work, write, mean = Random(0), 50.0, 10.0, 100.0
+    total = 0.0
+    rounds = 100_000
+    for _ in range(rounds):
+        while (failure := random.expovariate(1 / mean)) < work + write:
+            total += failure
+        total += work + write
+    assert total / rounds / work == pytest.approx(expected_time(work, write, mean), rel=0.01)
+
+
+def test_the_formula_is_the_published_one() -> None:
+    d, m = 60.0, 86400.0
+    assert young(d, m) == pytest.approx(math.sqrt(2 * 60 * 86400))
+    assert young_daly(d, m) == pytest.approx(math.sqrt(2 * d * m) * (1 + (d / (2 * m)) ** 0.5 / 3 + d / (2 * m) / 9) - d)
+    assert young_daly(50.0, 20.0) == 20.0  # d >= 2 M
+
+
+def test_times_that_are_not_positive_are_refused() -> None:
+    with pytest.raises(ValueError, match="both have to be positive"):
+        young_daly(0.0, 100.0)
+
+
+def test_an_interval_is_steps_or_a_time() -> None:
+    assert Checkpointing(interval=30).due(60)
+    timed = Checkpointing.model_validate({"interval": "30 min", "milestones": [7], "keep_every": 50})
+    assert timed.seconds == 1800
+    assert [step for step in range(1, 110) if timed.due(step)] == [7, 50, 100]
+    assert Checkpointing.model_validate(timed.model_dump(mode="json")) == timed
+    for wrong in (0, -5, "0s", "often", True, 1.5):
+        with pytest.raises(ValueError, match=r"is no interval; write a number of steps, such as 100, or a time, such as '30min'"):
+            Checkpointing.model_validate({"interval": wrong})
