@@ -12,6 +12,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
@@ -43,15 +44,19 @@ def main(path: str) -> int:
             message = f"{type(error).__name__}: {error}"
         message = redacted(message)
         again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
-        report = {"message": message, "again": again}
-        (Path(job.scratch) / "error.json").write_text(json.dumps(report))
-        if job.progress == REPORT:
-            print(REPORT + json.dumps({"error": report}), flush=True)
+        _tell(job, {"message": message, "again": again})
         print(message, file=sys.stderr, flush=True)
         return 1
     if stop.requested:
-        (Path(job.scratch) / "error.json").write_text(json.dumps({"message": stop.reason, "again": False, "interrupted": True}))
+        _tell(job, {"message": stop.reason, "again": False, "interrupted": True})
     return 0
+
+
+def _tell(job: Job, error: dict[str, Any]) -> None:
+    """Leaves for the launcher why there is no result, where it looks for it."""
+    (Path(job.scratch) / "error.json").write_text(json.dumps(error))
+    if job.progress == REPORT:
+        print(REPORT + json.dumps({"error": error}), flush=True)
 
 
 if __name__ == "__main__":

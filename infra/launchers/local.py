@@ -29,6 +29,7 @@ from specs.redaction import redacted
 
 STOP_GRACE_SECONDS = 120.0
 TAIL_LINES = 30
+HUNG = "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -126,9 +127,7 @@ class Process:
                         log.write(line + "\n")
                         on_line(line)
                 with self._lock:
-                    self._stopped = self._stopped or (
-                        "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
-                    )
+                    self._stopped = self._stopped or HUNG
         finally:
             over.set()
             follower.join()

@@ -26,7 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from infra import slurm
-from infra.launchers.local import ROOT, STOP_GRACE_SECONDS, TAIL_LINES, Ended, error_of, follow, lines_of, stage_environment
+from infra.launchers.local import (
+    HUNG,
+    ROOT,
+    STOP_GRACE_SECONDS,
+    TAIL_LINES,
+    Ended,
+    error_of,
+    follow,
+    lines_of,
+    stacks_of,
+    stage_environment,
+)
 from specs.errors import StageError
 from specs.job import Job
 from specs.launch import Launch
@@ -165,6 +176,12 @@ class SlurmJob:
             helper.start()
         try:
             state = self._wait()
+            if stacks := stacks_of(self.scratch):
+                for line in stacks:
+                    on_line(line)
+                with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:
+                    log.write("\n".join([*stacks, ""]))
+                self._stopped = self._stopped or HUNG
         finally:
             slurm.cancel([self._number])
             over.set()
@@ -218,11 +235,13 @@ class SlurmJob:
         assert self._number is not None
         code = self.scratch / "code"
         number = int(code.read_text()) if code.exists() else 1
-        why, dead = "", tuple[str, ...]()
+        error, why, dead = error_of(self.scratch), "", tuple[str, ...]()
         if not self._stopped:
             why = ENDED_BY_CLUSTER.get(state, "")
             if not why and (self.scratch / "deadline").exists():
                 why = "its time limit was near"
+            if not why and error is not None and error.get("interrupted"):  # by the clock: `launch.stop_before_end`
+                why = error["message"]
         if state in ("NODE_FAIL", "BOOT_FAIL"):
             dead = tuple(slurm.failed_nodes(self._number, tail))
         if why:
@@ -231,7 +250,7 @@ class SlurmJob:
             number,
             self._stopped,
             (*tail, *([] if code.exists() else [f"Slurm job {self._number}: {state}"])),
-            error_of(self.scratch),
+            error,
             why,
             dead,
         )
