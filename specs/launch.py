@@ -74,6 +74,9 @@ class Launch(Spec):
     )
     slurm: Slurm | None = execution(None, description="for `executor: slurm`")
     parallel: Parallel | None = execution(None)
+    mfu: float | None = execution(
+        None, gt=0, le=1, description="model FLOPs utilisation that a plan expects here; by default what `cluster` says"
+    )
     time_limit: Duration | None = execution(
         None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"
     )

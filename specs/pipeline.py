@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
 
+from specs.advice import Silenced
 from specs.base import Spec, execution, reference
+from specs.cluster import Cluster
 from specs.compose import compose, distinct, keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, SpecError, nearest
@@ -62,6 +64,8 @@ class Pipeline(Spec):
     store: str = execution("apertus-store", description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it")
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)
+    cluster: Cluster | None = execution(None, description="what `plan` estimates hours, energy, cost and memory for")
+    silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given")
     concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     stages: dict[Name, AnyStage] = reference(min_length=1)

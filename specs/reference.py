@@ -14,6 +14,7 @@ from pydantic import BaseModel, Discriminator
 from pydantic_core import PydanticUndefined
 
 from specs.base import role_of
+from specs.cluster import Cluster
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, Slurm, Validation
 from specs.model import ModelSpec, RopeScaling
@@ -79,7 +80,7 @@ NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
-    *(Launch, Parallel, Slurm, Retries),
+    *(Launch, Parallel, Slurm, Retries, Cluster),
 )
 
 

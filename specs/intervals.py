@@ -1,0 +1,47 @@
+"""How often to save: the interval that wastes least time, for a stated write time and failure rate.
+
+Owns the model of waste that `plan` advises by. With an interval of work t between saves, a write time d and exponentially distributed
+failures of mean M, the expected time per second of work is, with restarts that cost nothing (Daly 2006, eq. 13, R = 0),
+
+    T(t) = M (exp((t + d) / M) - 1) / t.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def expected_time(interval: float, write_seconds: float, mean_time_between_failures: float) -> float:
+    """Expected seconds per second of work, T(t) above; infinite where it is too large for a float. All arguments in seconds, positive."""
+    exponent = (interval + write_seconds) / mean_time_between_failures
+    return mean_time_between_failures * math.expm1(exponent) / interval if exponent < 700 else math.inf
+
+
+def young(write_seconds: float, mean_time_between_failures: float) -> float:
+    """First order (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974): sqrt(2 d M) seconds of
+    work between saves."""
+    return math.sqrt(2 * write_seconds * mean_time_between_failures)
+
+
+def young_daly(write_seconds: float, mean_time_between_failures: float) -> float:
+    """Higher order (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, eq. 37).
+
+        t = sqrt(2 d M) [1 + sqrt(d / (2 M)) / 3 + (d / (2 M)) / 9] - d    for d < 2 M
+        t = M                                                             otherwise
+
+    Args:
+        write_seconds: d, for which training stands still at a save. Of asynchronous saves that is the stall.
+        mean_time_between_failures: M, in seconds, of the whole job: that of a node divided by the number of nodes.
+
+    Returns:
+        Seconds of work between the end of a save and the begin of the next.
+
+    Raises:
+        ValueError: an argument is not positive.
+    """
+    if write_seconds <= 0 or mean_time_between_failures <= 0:
+        raise ValueError(f"a write time of {write_seconds} s and failures every {mean_time_between_failures} s: both have to be positive")
+    if write_seconds >= 2 * mean_time_between_failures:
+        return mean_time_between_failures
+    ratio = write_seconds / (2 * mean_time_between_failures)
+    return young(write_seconds, mean_time_between_failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - write_seconds
