@@ -80,11 +80,23 @@ def plan(
     store: StoreOption = None,
     overrides: SetOption = None,
     check_sources: Annotated[bool, typer.Option("--check-sources", help="ask remote urls too whether what is declared is there")] = False,
+    against: Annotated[str | None, typer.Option(metavar="SPEC", help="another recipe: show what differs, in place of the plan")] = None,
+    details: Annotated[bool, typer.Option("--details", help="memory by part, and checkpoints, of every stage of training")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a run would do with every stage, and why. Changes nothing."""
+    """Say what a run would do with every stage, why, and what it takes. Changes nothing."""
     with _mistakes_are_messages():
         made = _plan(spec, store, overrides, check_sources)
+        from flows.estimate import tables
+        from flows.estimate.against import compare
+
+        if against is not None:
+            comparison = compare(made, _plan(against, store, None, check_sources))
+            if as_json:
+                _print_json(comparison.to_json())
+            else:
+                tables.show_comparison(console, comparison, spec, against)
+            return
         if as_json:
             _print_json(made.to_json())
             return
@@ -97,8 +109,14 @@ def plan(
         )
         if made.demands:
             console.print(terminal.supply_table(made))
+        if made.estimates.stages:
+            console.print(tables.estimate_table(made.estimates))
+            if details:
+                console.print(tables.memory_table(made.estimates))
+                console.print(tables.checkpoint_table(made.estimates))
         for note in made.graph.notes:
             console.print(f"note: {escape(note)}", soft_wrap=True)
+        tables.show_advice(console, made)
 
 
 @app.command()

@@ -112,8 +112,13 @@ class Graph:
 
     def twin(self, node: Node) -> str | None:
         """The first part that is the same work: another stage needs it too, and it is done once."""
-        first = next(other for other in self.nodes.values() if (other.path, other.end_step) == (node.path, node.end_step))
-        return first.name if first.name != node.name else None
+        return self.twins().get(node.name)
+
+    def twins(self) -> dict[str, str]:
+        """Every part that is done as another one, and the first part that is that work."""
+        first: dict[tuple[str, int | None], str] = {}
+        names = {node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()}
+        return {name: other for name, other in names.items() if name != other}
 
     def ends_of(self, stage: str) -> list[str]:
         """The parts of a stage that no other part of it reads: the last of a chain, all parts of a corpus."""

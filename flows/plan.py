@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from flows import absent, supply
+from flows.advice import Given, advise
+from flows.estimate import Estimates, estimate
 from flows.graph import Graph, Input, Node
 from flows.nearest import Records, difference
 from flows.parts import build
@@ -59,13 +61,15 @@ class Step:
 
 @dataclass
 class Plan:
-    """Steps by part, inputs first; `demands`: what training asks of the sources."""
+    """Steps by part, inputs first; `demands`: what training asks of the sources; `estimates`: what it takes."""
 
     pipeline: Pipeline
     store: Store
     graph: Graph
     steps: dict[str, Step] = field(default_factory=dict)
     demands: list[supply.Demand] = field(default_factory=list)
+    estimates: Estimates = field(default_factory=Estimates)
+    advice: Given = field(default_factory=Given)
 
     @property
     def pending(self) -> list[Step]:
@@ -92,7 +96,7 @@ class Plan:
         }
         document["declared"] = {name: found.to_json() for name, found in self.graph.absent.items()}
         document["supply"] = [demand.to_json() for demand in self.demands]
-        return document
+        return document | {"estimates": self.estimates.to_json()} | self.advice.to_json()
 
 
 def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -143,6 +147,9 @@ def make(
     problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
     if problems:
         raise pipeline.located(SpecError(problems))
+    plan.estimates = estimate(plan.graph, pipeline, store)
+    plan.advice = advise(plan.graph, pipeline, plan.demands, plan.estimates)
+    plan.graph.notes += plan.advice.notes
     return plan
 
 

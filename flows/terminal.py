@@ -24,6 +24,19 @@ from infra.store import Artifact, StoreError
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
 DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
 PLAIN_INTERVAL = 5.0
+NUMBERS = (
+    "steps",
+    "tokens",
+    "FLOPs",
+    "GPUs",
+    "time",
+    "GPU-hours",
+    "energy",
+    "cost",
+    "per GPU",
+    "total",
+    "difference",
+)  # columns set to the right
 
 
 def amount(value: float) -> str:
@@ -44,7 +57,7 @@ def plan_table(plan: Plan) -> Table:
         numbers = (amount(step.node.steps), amount(step.node.tokens), amount(step.node.flops))
         rows.append([name, f"[{colour}]{action}[/]", *numbers, escape(step.reason)])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
-    return _table(f"plan of {plan.pipeline.name}", f"store: {plan.store.url}", headings, rows, overflow="fold")
+    return table(f"plan of {plan.pipeline.name}", f"store: {plan.store.url}", headings, rows, overflow="fold")
 
 
 def supply_table(plan: Plan) -> Table:
@@ -54,7 +67,7 @@ def supply_table(plan: Plan) -> Table:
         held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
         passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
         rows.append([escape(demand.stage), escape(demand.source), amount(demand.tokens), held, passes])
-    return _table("what training draws", "", ("stage", "source", "tokens", "held", "passes in all"), rows, overflow="fold")
+    return table("what training draws", "", ("stage", "source", "tokens", "held", "passes in all"), rows, overflow="fold")
 
 
 def status_table(plan: Plan) -> Table:
@@ -69,15 +82,15 @@ def status_table(plan: Plan) -> Table:
         rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
     headings = ("part", "state", "id", "steps", "tokens", "seconds*", "result")
     caption = f"* start-up + compute + storage; store: {plan.store.url}"
-    return _table(f"status of {plan.pipeline.name}", caption, headings, rows, overflow="ellipsis")
+    return table(f"status of {plan.pipeline.name}", caption, headings, rows, overflow="ellipsis")
 
 
-def _table(title: str, caption: str, headings: tuple[str, ...], rows: list[list[str]], *, overflow: Literal["fold", "ellipsis"]) -> Table:
+def table(title: str, caption: str, headings: tuple[str, ...], rows: list[list[str]], *, overflow: Literal["fold", "ellipsis"]) -> Table:
     """A table whose columns keep their width; the last one gets what is left of the terminal."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, heading in enumerate(headings[:-1]):
         width = max(len(heading), *(Text.from_markup(row[index]).cell_len for row in rows))
-        justify: Literal["left", "right"] = "right" if heading in ("steps", "tokens", "FLOPs") else "left"
+        justify: Literal["left", "right"] = "right" if heading in NUMBERS else "left"
         table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
     table.add_column(headings[-1], no_wrap=overflow == "ellipsis", overflow=overflow)
     for row in rows:

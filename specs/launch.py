@@ -52,6 +52,9 @@ class Launch(Spec):
     )
     slurm: SlurmTask | None = execution(None, description="for `executor: slurm`: what a task asks for")
     parallel: Parallel | None = execution(None)
+    mfu: float | None = execution(
+        None, gt=0, le=1, description="model FLOPs utilisation that a plan expects here; by default what `cluster` says"
+    )
     time_limit: Duration | None = execution(
         None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"
     )

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
 
+from specs.advice import Silenced
 from specs.base import Spec, execution, reference
+from specs.cluster import Cluster
 from specs.compose import compose, distinct
 from specs.document import Document
 from specs.elsewhere import Elsewhere
@@ -61,6 +63,8 @@ class Pipeline(Spec):
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)
     tracking: Tracking = execution(default_factory=Tracking)
+    cluster: Cluster | None = execution(None, description="what `plan` estimates hours, energy, cost and memory for")
+    silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given")
     concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")

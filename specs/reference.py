@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from specs.anomalies import Anomalies
 from specs.base import role_of
+from specs.cluster import Cluster
 from specs.elsewhere import DeclaredModel, Elsewhere
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, SlurmTask, Validation
@@ -81,7 +82,7 @@ NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Anomalies, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
-    *(Launch, Parallel, SlurmTask, Retries),
+    *(Launch, Parallel, SlurmTask, Retries, Cluster),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from flows.estimate.flops import training as flops_per_token
 from flows.graph import Graph, Input
 from flows.mixtures import corpora
 from flows.parts.builder import Builder, reads
@@ -98,7 +99,7 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
             start_step=cut.start_step,
             end_step=cut.end_step,
             tokens=tokens,
-            flops=tokens * trajectory.model.flops_per_token(trajectory.sequence_length),
+            flops=tokens * flops_per_token(segment),
             leg=leg.name,
         )
         if parent is not None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
+from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
 from specs.launch import Launch
 from specs.units import Reference
@@ -25,6 +26,7 @@ class Stage(Spec):
     )
     launch: Launch = execution(default_factory=Launch)
     protect: bool = execution(False, description="a finished stage is never rerun by a change: the plan refuses and says what changed")
+    silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given here")
     description: str = execution("")
 
 

@@ -1,0 +1,304 @@
+"""Memory of one GPU in a training step, by part, from the shapes alone.
+
+Float32 weights and optimizer states are sharded by FSDP; what is computed with is gathered in the parameters' precision, group by group:
+embedding, each layer, last norm with output projection. A step has its peak at one of a few moments, of which the largest is taken:
+
+    loss       all activations, a chunk of logits, the gradient of the output weight
+    backward   the same after the output: the last layer's backward pass works on top of the activations of all layers
+    end        the first layer's backward pass, beside the gradients of all layers
+    embedding  all gradients, that of the embedding in full
+    update     all gradients and what the optimizer computes in
+
+Invariants: a pure function of shapes and layout. What torch allocates was counted on CPU for several shapes and layouts
+(`tests/apertus_model/trainer/test_memory_model.py`), with `device="cpu"`. `device="cuda"` differs in what two operators keep: the fused
+RMSNorm keeps its input, where the CPU's keeps two float32 copies, and attention keeps no mask. Not counted: CUDA context, workspaces of
+libraries and fragmentation, for which `specs.cluster` leaves room.
+
+Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the feed-forward, V own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from specs.layout import micro_batch_size
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.stages.sft import SftSegment
+from specs.stages.training import Segment
+
+Device = Literal["cuda", "cpu"]
+CHUNK_TOKENS = 1024  # of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
+ADEMAMIX_CHUNK = 1 << 27  # elements that its foreach path updates at a time: apertus_model.optimizers.ademamix
+SOAP_LARGEST = 10_000  # longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
+_WIDTH = {"float32": 4, "bfloat16": 2}
+
+# float32 tensors per parameter in the state: of matrices in the layers, and of what else there is.
+_STATES: dict[str, tuple[int, int]] = {
+    "ademamix": (3, 3),
+    "adamw": (2, 2),
+    "adopt": (2, 2),
+    "lion": (1, 1),
+    "signum": (1, 1),
+    "muon": (1, 2),
+    "d-muon": (1, 2),
+    "soap": (2, 2),  # beside its eigenbases, see `state_bytes`
+    "prodigy": (4, 4),
+    "schedule-free-adamw": (2, 2),
+    "mars": (3, 3),
+    "sophia": (2, 2),
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU at the moment of the peak; with a pipeline, of the rank that needs the most.
+
+    weights: the own shard, float32; gradients: the own shard, float32, and in a pipeline what is added up before it is reduced;
+    optimizer_states; activations: what is kept of the forward pass for the backward pass; working: what the pass of a layer adds to that
+    while it runs; output: logits of a chunk, gradients of the output weight and of the states; communication: gathered weights and
+    gradients that are being reduced; update: what the optimizer computes in. moment: where the peak is.
+    """
+
+    weights: float
+    gradients: float
+    optimizer_states: float
+    activations: float
+    working: float
+    output: float
+    communication: float
+    update: float
+    moment: str
+
+    @property
+    def total(self) -> float:
+        return sum(value for value in asdict(self).values() if isinstance(value, float))
+
+    def to_json(self) -> dict[str, Any]:
+        """Whole bytes by part, their `total`, and the `moment`."""
+        parts = {name: round(value) for name, value in asdict(self).items() if isinstance(value, float)}
+        return {**parts, "total": sum(parts.values()), "moment": self.moment}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters that one rank computes with, before FSDP: of a layer (`matrices` of them in matrices), of the embedding, of
+    the last norm and the output projection."""
+
+    layer: float
+    matrices: float
+    embedding: float
+    head: float
+
+
+def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
+    """What tensor parallelism leaves on a rank: its part of matrices and tables, and all of the norms."""
+    queries, keys = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    matrices = (2 * model.dim * queries + 2 * model.dim * keys + 2 * model.dim * model.ffn_dim) / tp
+    table = model.vocab_size * model.dim / tp
+    return Parameters(matrices + 2 * model.dim + 2 * model.head_dim + 2, matrices, table, table + model.dim)
+
+
+def state_bytes(optimizer: OptimizerSpec, matrices: float, others: float, model: ModelSpec, layers: float) -> float:
+    """Bytes of the optimizer's states for parameters in matrices of layers, and others (tables, norms, scalars)."""
+    assert optimizer.name is not None, "the planner resolves the optimizer"
+    inside, outside = _STATES[optimizer.name]
+    bases = 0.0
+    if optimizer.name == "soap":  # two square matrices per side of a matrix: an average, and its eigenvectors
+        queries, keys, dim, ffn = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim, model.dim, model.ffn_dim
+        sides = [(queries, dim), (keys, dim), (keys, dim), (dim, queries), (ffn, dim), (dim, ffn)]
+        tables = [(model.vocab_size, dim)] * 2 if others else []
+        squares = [
+            number * side**2 for number, pairs in ((layers, sides), (1, tables)) for pair in pairs for side in pair if side <= SOAP_LARGEST
+        ]
+        bases = 4 * 2 * sum(squares)
+    return _WIDTH[optimizer.state_dtype or "float32"] * (inside * matrices + outside * others) + bases
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A rank's shapes: N tokens, bytes per value `b`, the layers it has, and how many micro-batches are on their way through it."""
+
+    model: ModelSpec
+    tokens: float
+    rows: float
+    b: int
+    tp: int
+    cp: int
+    spread: int  # ranks that share the residual stream and the norms: tp with sequence parallelism, else 1
+    device: Device
+    masked: bool  # attention keeps a mask of (tokens x whole sequence)
+    checkpointing: str
+    resting: bool  # weights have no gradients (LoRA)
+
+    def norm(self, width: float) -> float:
+        """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its weight's
+        gradient, the normed input in float32."""
+        return ((4 if self.resting else 8) if self.device == "cpu" else self.b) * width
+
+    def layer(self) -> float:
+        """Bytes that a whole layer keeps without recomputation."""
+        model, b = self.model, self.b
+        dim, queries, keys = model.dim / self.spread, model.n_heads * model.head_dim / self.tp, model.n_kv_heads * model.head_dim / self.tp
+        whole = model.dim  # tensor parallelism gathers the results of the norms along the sequence before the matrices
+        norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
+        attention = b * (queries + 2 * keys * self.cp) + b * queries + 4 * model.n_heads / self.tp + 8 * model.head_dim
+        statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
+        feed_forward = 2 * b * model.ffn_dim / self.tp
+        return self.tokens * (norms + attention + statistics + feed_forward) + self.mask()
+
+    def mask(self) -> float:
+        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one of the boolean one."""
+        return self.b * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
+
+    def kept(self) -> float:
+        """Bytes that a layer keeps from its forward to its backward pass."""
+        model, b = self.model, self.b
+        if self.checkpointing == "none":
+            return self.layer()
+        kept = b * model.dim / self.spread  # its input
+        if self.checkpointing == "selective":  # every second product: queries, values and the upper half of the feed-forward
+            kept += b * (model.n_heads * model.head_dim + model.n_kv_heads * model.head_dim + model.ffn_dim) / self.tp
+            if self.device == "cuda":  # what attention gives, and its logarithms
+                kept += (b * model.n_heads * model.head_dim + 4 * model.n_heads) / self.tp
+        return self.tokens * kept
+
+    def backward(self) -> float:
+        """Bytes that a layer's backward pass adds to what it kept, at the derivative of xIELU: what was made again, the gradient of the
+        activation and four tensors like it in place of the activation itself, the residual stream's gradient twice, and gradients of
+        matrices in the parameters' precision."""
+        model, b = self.model, self.b
+        again = self.layer() - self.kept() if self.checkpointing != "none" else 0.0
+        if self.checkpointing == "full":
+            again += self.tokens * b * model.dim / self.spread
+        feed_forward, states = 4 * b * model.ffn_dim / self.tp, 2 * b * model.dim
+        return again + self.tokens * (feed_forward + states) + b * model.dim * model.ffn_dim / self.tp
+
+
+def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") -> Memory:
+    """The most that a GPU holds in a step of a segment on that many of them, one process each. The layout must fit (`specs.layout`)."""
+    found = [_of_rank(segment, processes, device, rank) for rank in range(segment.parallel.pp)]
+    return max(found, key=lambda memory: memory.total)
+
+
+def _of_rank(segment: Segment, processes: int, device: Device, rank: int) -> Memory:
+    """The memory of the GPUs with index `rank` in their pipeline."""
+    model, parallel = segment.model, segment.parallel
+    tp, cp, pp = parallel.tp, parallel.cp, parallel.pp
+    ranks = processes // (tp * cp * pp)
+    shards = ranks // parallel.dp_replicate * cp  # FSDP shards over context-parallel ranks as well
+    share = segment.global_batch_size // ranks
+    rows = micro_batch_size(parallel, share, segment.micro_batch_size) or 1
+    micro_batches = share // rows
+    layers = _layers(model.n_layers, parallel.stages, pp, rank)
+    first, last = rank == 0, rank == pp - 1
+    b = _WIDTH[segment.precision.param]
+    masked = device == "cpu" or segment.attention == "sdpa"
+    spread = tp if parallel.sequence_parallel else 1
+    tokens = rows * segment.sequence_length / cp
+    lora = segment.lora if isinstance(segment, SftSegment) else None
+    work = _Work(model, tokens, rows, b, tp, cp, spread, device, masked, segment.activation_checkpointing, lora is not None)
+    count = parameters(model, tp)
+    embedding, head = count.embedding * first, count.head * last
+    own = layers * count.layer + embedding + head
+    trained_layer, trained = count.layer, own
+    trained_matrices = layers * count.matrices
+    if lora is not None:
+        trained_layer = trained_matrices = adapters(model, lora.rank, lora.targets) / tp
+        own += layers * trained_layer
+        trained = trained_matrices = layers * trained_layer
+        embedding = head = 0.0
+    states = state_bytes(segment.optimizer, trained_matrices / shards, (trained - trained_matrices) / shards, model, layers)
+    piped = pp > 1  # then weights stay gathered, and gradients are added up in full until the last micro-batch
+    gathered = b * (layers * count.layer + count.embedding * first + count.head * last) if piped else 0.0
+    in_flight = _in_flight(parallel.pp_schedule, pp, rank, micro_batches, parallel.stages)
+    activations = in_flight * layers * work.kept()
+    final = in_flight * tokens * (work.norm(model.dim / spread) + b * model.dim) * last
+    single = shards == 1 and parallel.dp_replicate == 1
+    copies = 0 if single and b == 4 else 1  # nothing is copied to gather what is there
+    ahead = 1 if single else 2  # a group is gathered while another is computed
+    prefetched = 0.0 if piped else copies * b * count.layer * ahead
+    reduced = 4.0 * trained_layer
+    table = 4.0 * model.vocab_size * model.dim / tp
+    states_gradient = tokens * model.dim * b * last
+    # The float32 sum of the output weight's gradient, which the graph of a micro-batch holds as long as it lives.
+    kept_table = table * last * (lora is None) * (in_flight if parallel.pp_schedule == "gpipe" else 1)
+    shard = 4.0 * trained / shards
+    every = 4.0 * trained if piped else shard
+    before = every if micro_batches > 1 else 0.0
+    chunk = min(CHUNK_TOKENS, tokens)
+    logits = chunk * model.vocab_size / tp * (4 + (b if b == 2 else 0)) * last + (4 * chunk * model.dim * last if device == "cpu" else 0)
+    largest = max(head, count.matrices / 2) / shards
+    base = Memory(4.0 * own / shards, 0.0, states, 0.0, 0.0, 0.0, gathered, 0.0, "")
+    head_copy = 0.0 if piped else copies * b * count.head * last
+    moments = [
+        replace(
+            base, gradients=before, activations=activations + final, output=logits + kept_table + states_gradient,
+            communication=gathered + head_copy, moment="loss",
+        ),
+        replace(
+            base, gradients=max(before, 4.0 * head / (1 if piped else shards)), activations=activations, working=work.backward(),
+            output=kept_table + states_gradient, communication=gathered + prefetched + (0.0 if piped else 4.0 * head), moment="backward",
+        ),
+        replace(
+            base, gradients=max(before, every - 4.0 * embedding / shards), activations=activations / layers if layers else 0.0,
+            working=work.backward(), output=kept_table + states_gradient,
+            communication=gathered + prefetched + (0.0 if piped else reduced), moment="end",
+        ),
+        replace(
+            base, gradients=every, output=kept_table + states_gradient,
+            communication=gathered + (0.0 if piped else 4.0 * embedding * (1 if single else 2)), moment="embedding",
+        ),
+        replace(base, gradients=shard, update=_update(segment.optimizer, trained / shards, largest, device), moment="update"),
+    ]  # fmt: skip
+    return max(moments, key=lambda memory: memory.total)
+
+
+def adapters(model: ModelSpec, rank: int, targets: Sequence[str]) -> int:
+    """Trained parameters of the adapters of a layer."""
+    queries, keys, dim, ffn = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim, model.dim, model.ffn_dim
+    sides = {
+        "wq": (dim, queries),
+        "wk": (dim, keys),
+        "wv": (dim, keys),
+        "wo": (queries, dim),
+        "up_proj": (dim, ffn),
+        "down_proj": (ffn, dim),
+    }
+    return rank * sum(sum(sides[target]) for target in targets)
+
+
+def _layers(n_layers: int, stages: int, pp: int, rank: int) -> float:
+    """Layers of a rank of the pipeline, as torchtitan divides them: embedding and output count as a layer each, and what cannot be divided
+    goes to the first stages. With two stages per process, process r has stages r and r + pp."""
+    each, more = divmod(n_layers + 2, stages)
+    sizes = [each + (index < more) for index in range(stages)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return sum(sizes[rank::pp])
+
+
+def _in_flight(schedule: str, pp: int, rank: int, micro_batches: int, stages: int) -> float:
+    """Micro-batches, in units of all the layers of the rank, whose backward pass has not been made (Narayanan et al. 2021,
+    arXiv 2104.04473, section 2.2)."""
+    if pp == 1:
+        return 1
+    if schedule == "gpipe":
+        return micro_batches
+    if schedule == "1f1b":
+        return min(micro_batches, pp - rank)
+    chunks = stages // pp
+    return min(micro_batches * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1) / chunks
+
+
+def _update(optimizer: OptimizerSpec, trained: float, largest: float, device: Device) -> float:
+    """Bytes that the update computes in: AdEMAMix on a GPU is one kernel without any; elsewhere the roots of the second moment and the
+    numerators of a chunk, float32 copies of bfloat16 moments, and bits to round the largest tensor. Others: one like the parameters."""
+    if optimizer.name == "ademamix":
+        if device == "cuda":
+            return 0.0
+        rounded = optimizer.state_dtype == "bfloat16"
+        return 4.0 * min(trained, max(ADEMAMIX_CHUNK, largest)) * (5 if rounded else 2) + (3 * 4.0 * largest if rounded else 0)
+    return 4.0 * trained

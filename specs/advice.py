@@ -1,0 +1,117 @@
+"""What a plan advises on: codes, which recipes can silence, each with its reason and the paper or document behind it.
+
+Invariant: a code never changes its meaning. `flows/advice` decides when one applies, and with which numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator
+
+from specs.errors import nearest
+
+
+class Code(NamedTuple):
+    """when: it is given; reason: why it matters; source: where that is known from."""
+
+    when: str
+    reason: str
+    source: str
+
+
+CODES: dict[str, Code] = {
+    "sft-optimizer": Code(
+        "a stage of SFT, QRPO or DPO has another optimizer than the pretraining that it descends from",
+        "Full fine-tuning with the optimizer of pretraining forgets least at the same gain on the new task.",
+        "arXiv 2605.06654",
+    ),
+    "decay-before-sft": Code(
+        "the learning rate was decayed somewhere on the way to a stage of SFT",
+        "Models whose rate was only warmed up and held constant were better after SFT, although their loss before it was higher: decay "
+        "ends in sharper minima.",
+        "arXiv 2603.16127",
+    ),
+    "learning-rate-jump": Code(
+        "a stage of pretraining begins with more than 1.5 times the rate that its parent ended with, and does not warm up to it; or with "
+        "less than 1/1.5 of it",
+        "Going up at once raises the loss, which costs tokens to come down again; going down at once ends the stable phase without decay.",
+        "arXiv 2403.08763",
+    ),
+    "slow-warmup": Code(
+        "AdEMAMix reaches its alpha or b3 only after the last step that its states live",
+        "The slow average never gets the weight that is stated: training is closer to AdamW. The published warm-ups are for runs of "
+        "100,000 steps and more.",
+        "arXiv 2409.03137",
+    ),
+    "repetition": Code(
+        "a stage ends with more than 4 passes over a source, counted from new weights",
+        "Up to about four passes repeated tokens are worth nearly as much as new ones, afterwards quickly less.",
+        "arXiv 2305.16264",
+    ),
+    "goldfish-off": Code(
+        "a stage sees a source more than once and trains on all of its labels",
+        "What is repeated is memorised verbatim; leaving out a fixed part of the labels prevents it at little cost.",
+        "arXiv 2406.10209",
+    ),
+    "rope-theta": Code(
+        "the base of the rotary embedding is below the bound for the sequence length, or the context grows and the base does not",
+        "Below the bound a query cannot prefer similar tokens over random ones at that distance: long contexts look trained by their loss "
+        "and are not used.",
+        "arXiv 2405.14591",
+    ),
+    "tokens-per-batch": Code(
+        "a stage changes the length of its sequences and inherits the number of them per step",
+        "Tokens per step change with the length, and so does the noise of the gradient that the learning rate was chosen for.",
+        "arXiv 1812.06162",
+    ),
+    "checkpoint-interval": Code(
+        "the time between checkpoints is less than a third, or more than three times, of the one that wastes least",
+        "Too rare, and failures cost the work since the last one; too often, and writing does.",
+        "Young 1974; Daly 2006 (doi 10.1016/j.future.2004.11.016)",
+    ),
+    "gpu-memory": Code(
+        "a stage does not fit into the memory of the cluster's GPU",
+        "It would end with an out-of-memory error at its first step. The nearest setting that fits is named.",
+        "docs/estimates.md",
+    ),
+    "cluster-size": Code(
+        "a stage has more processes than the cluster has GPUs",
+        "It would wait for nodes that do not exist.",
+        "the recipe",
+    ),
+}
+
+
+def _known(code: str) -> str:
+    if code not in CODES:
+        raise ValueError(f"there is no advice '{code}'; {nearest(code, CODES)}")
+    return code
+
+
+Silenced = list[Annotated[str, AfterValidator(_known)]]
+
+
+def markdown() -> str:
+    """The page `docs/advice.md`."""
+    rows = [f"| `{name}` | {code.when} | {code.reason} | {code.source} |" for name, code in CODES.items()]
+    return "\n".join([_INTRODUCTION, "| code | given when | reason | source |", "|---|---|---|---|", *rows, ""])
+
+
+_INTRODUCTION = """\
+# Advice
+
+Made from `specs/advice.py` (`python -m specs.advice > docs/advice.md`). `apertus plan` prints what applies to a recipe behind its tables,
+with numbers; `plan --json` has it under `advice`, and what is silenced under `silenced`. Nothing is refused because of it. What is wanted
+as it stands is silenced by its code, for a stage or for the whole file:
+
+    silence: [decay-before-sft]
+    stages:
+      sft: {kind: sft, silence: [sft-optimizer], ...}
+
+A code that does not exist is an error; one that is silenced and does not apply (any more) is noted.
+"""
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

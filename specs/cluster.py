@@ -1,0 +1,73 @@
+"""The machines that a recipe is planned for, and what they cost: facts for estimates. Execution only; nothing here enters a fingerprint.
+
+Invariant: what the plan computes from a GPU comes from `GPUS`, each number with its source; where a run is started (partitions, accounts,
+containers) is no part of a recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple, get_args
+
+from pydantic import Field
+
+from specs.base import Spec, execution
+from specs.units import Duration
+
+GpuName = Literal["A100-40GB", "A100", "H100", "H200", "GH200", "B200", "MI300X"]
+
+
+class Gpu(NamedTuple):
+    """One GPU of a data sheet. bf16_flops: dense peak in bfloat16 with float32 sums, per second; memory: bytes of its own memory, counted
+    as the sheet does (10^9 to a gigabyte; the device has up to 7 % more, which is left to CUDA context, libraries and fragmentation);
+    watts: thermal design power."""
+
+    bf16_flops: float
+    memory: float
+    watts: float
+    source: str
+
+
+# NVIDIA's sheets state tensor-core rates with sparsity, twice the dense ones. The SXM variants.
+GPUS: dict[str, Gpu] = {
+    "A100-40GB": Gpu(312e12, 40e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 40 GB, 400 W"),
+    "A100": Gpu(312e12, 80e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 80 GB, 400 W"),
+    "H100": Gpu(989.5e12, 80e9, 700, "NVIDIA H100 data sheet: 1,979 TFLOP/s with sparsity, 80 GB, up to 700 W"),
+    "H200": Gpu(989.5e12, 141e9, 700, "NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity, 141 GB, up to 700 W"),
+    # The module's 450 to 1,000 W are CPU, GPU and memory together; the GPU is an H100. The Apertus report (arXiv 2509.14233) measured
+    # about 560 W per GPU: state it as `power_per_gpu`.
+    "GH200": Gpu(989.5e12, 96e9, 700, "NVIDIA GH200 data sheet: 1,979 TFLOP/s with sparsity, 96 GB HBM3; the power of an H100"),
+    "B200": Gpu(2250e12, 180e9, 1000, "NVIDIA DGX B200 data sheet: 8 GPUs, 36 PFLOP/s with sparsity, 1,440 GB; 1,000 W each"),
+    "MI300X": Gpu(1307.4e12, 192e9, 750, "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 192 GB, 750 W"),
+}
+assert set(GPUS) == set(get_args(GpuName))
+
+
+class Cluster(Spec):
+    """What a plan computes hours, energy, cost and memory for. A stage takes as many GPUs as its `launch` has processes. Prices are in
+    whatever currency they are stated in."""
+
+    gpu: GpuName = execution()
+    gpus_per_node: int = execution(4, ge=1)
+    nodes: int = execution(1, ge=1, description="nodes that there are; a stage's share is its processes")
+    mfu: Annotated[float, Field(gt=0, le=1)] | Literal["measured"] = execution(
+        "measured",
+        description="model FLOPs utilisation that is expected, as a fraction of the GPU's dense bfloat16 peak (no recomputation counted); "
+        "measured: that of what is stored of the same stage, else of the other stages. `launch.mfu` of a stage wins over it",
+    )
+    price_per_gpu_hour: float | None = execution(None, ge=0)
+    power_per_gpu: float | None = execution(None, gt=0, description="watts, with its share of the node; the GPU's design power by default")
+    pue: float = execution(1.0, ge=1, description="power usage effectiveness: what the whole centre takes for a watt of the machines")
+    storage_price: float | None = execution(None, ge=0, description="per terabyte (10^12 bytes) and month of 30 days")
+    storage_bandwidth: float | None = execution(
+        None, gt=0, description="gigabytes (10^9 bytes) per second that a checkpoint is written with"
+    )
+    mean_time_between_failures: Duration | None = execution(None, description="of one node")
+
+    @property
+    def device(self) -> Gpu:
+        return GPUS[self.gpu]
+
+    @property
+    def watts(self) -> float:
+        """Power of a GPU while it trains, without the PUE."""
+        return self.power_per_gpu or self.device.watts

@@ -1,0 +1,63 @@
+"""The FLOPs that a plan expects are those of the matrix products that the real trainer makes, to the last one.
+
+torch's counter is told of `addmm_`, which it does not know; attention is computed by the plain backend, which makes two products forward
+and four backward. Fused kernels make the scores a second time in their backward pass, which is no model FLOP.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import ListedSamples, segment, train
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, mm_flop
+
+from flows.estimate import flops
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.stages.sft import Lora
+from specs.stages.training import Precision
+
+GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ffn_dim=336, vocab_size=512)
+FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
+ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
+
+
+class WholeSamples(ListedSamples):
+    """Every label is trained on."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.masked = length, False
+
+
+def counted(folder: Path, spec: Any) -> int:
+    """Operations of one step."""
+
+    def check(trainer: Any) -> None:
+        product = {torch.ops.aten.addmm_: lambda kept, a, b, out_shape=None, **_: mm_flop(a, b)}
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=product) as counter:
+            trainer.train_step(trainer.batch_generator(trainer.dataloader))
+        (folder / "flops").write_text(str(counter.get_total_flops()))
+
+    train(folder, spec, inspect=check, data=lambda: WholeSamples(spec.sequence_length))
+    return int((folder / "flops").read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "changes"),
+    [
+        ("pretrain", GROUPED, {"sequence_length": 128}),
+        ("pretrain", FLAT, {"sequence_length": 32, "micro_batch_size": 1, "precision": Precision(param="bfloat16")}),
+        ("pretrain", GROUPED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
+        ("pretrain", FLAT, {"sequence_length": 256, "activation_checkpointing": "full"}),
+        ("sft", GROUPED, {"sequence_length": 64, "lora": Lora(rank=8)}),
+    ],
+)
+def test_a_step_makes_the_products_that_are_expected(tmp_path: Path, kind: str, model: ModelSpec, changes: dict[str, Any]) -> None:
+    spec = segment(kind, model=model, global_batch_size=2, end_step=1, optimizer=ADAMW, **changes)
+    expected = spec.tokens_per_step * (flops.training(spec) + flops.recomputation(spec))
+    assert counted(tmp_path, spec) == expected

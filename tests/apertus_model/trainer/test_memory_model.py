@@ -1,0 +1,158 @@
+"""The memory that a plan expects is what torch allocates in a step of the real trainer, within a tenth."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import ListedSamples, PreferenceRows, Result, segment, train
+from step_memory import local, peak_of_step
+
+from apertus_model.losses import cross_entropy
+from apertus_model.model.model import model_config
+from apertus_model.optimizers import ademamix
+from apertus_model.trainer.optimizer import optimizer_config
+from flows.estimate import memory as estimated
+from flows.estimate.memory import Device, memory_of_step
+from flows.estimate.storage import checkpoint_bytes
+from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.optimizer import PUBLISHED, OptimizerSpec
+from specs.stages.sft import Lora
+from specs.stages.training import Precision
+
+DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
+WIDE = ModelSpec(dim=256, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
+DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=16_384)
+FLAT = ModelSpec(dim=512, n_layers=3, n_heads=8, n_kv_heads=4, head_dim=64, ffn_dim=2688, vocab_size=1024)
+ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
+ADEMAMIX = OptimizerSpec(lr=1e-3).resolved({})
+BFLOAT16 = Precision(param="bfloat16")
+ROUNDED = OptimizerSpec(lr=1e-3, state_dtype="bfloat16").resolved({})
+
+
+class WholeSamples(ListedSamples):
+    """Every label is trained on."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.masked = length, False
+
+
+SAMPLES: dict[str, Any] = {"pretrain": WholeSamples, "sft": WholeSamples, "qrpo": PreferenceRows}
+
+
+def peak(folder: Path, model: ModelSpec, processes: int = 1, parallel: Parallel | None = None, **changes: Any) -> tuple[int, float]:
+    """What the GPU (process) that needs the most has, and what is expected: bytes. `micro`: sequences of a micro-batch; `batches`: number
+    of micro-batches of a step."""
+    parallel = parallel or Parallel()
+    length, micro, batches = changes.pop("length"), changes.pop("micro", 1), changes.pop("batches", 1)
+    kind = changes.pop("kind", "pretrain")
+    ranks = processes // (parallel.tp * parallel.cp * parallel.pp)
+    spec = segment(
+        kind, model=model, sequence_length=length, global_batch_size=micro * batches * ranks, micro_batch_size=micro, end_step=1,
+        parallel=parallel, **changes,
+    )  # fmt: skip
+
+    def check(trainer: Any) -> None:
+        (folder / f"peak-{next(numbers)}-{torch.distributed.get_rank()}").write_text(str(peak_of_step(trainer)))
+
+    numbers = itertools.count()
+    results: list[Result] = train(folder, spec, processes=processes, inspect=check, data=lambda: SAMPLES[kind](length))
+    assert len(results) == processes
+    return max(int(path.read_text()) for path in folder.glob("peak-*")), memory_of_step(spec, processes, DEVICE).total
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (WIDE, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": Precision(param="bfloat16")}),
+        (FLAT, {"length": 512, "micro": 2, "optimizer": ROUNDED, "activation_checkpointing": "full", "precision": BFLOAT16}),
+        (DEEP, {"length": 256, "micro": 2, "batches": 2, "optimizer": ADEMAMIX, "activation_checkpointing": "selective"}),
+    ],
+)  # fmt: skip
+def test_a_step_on_one_process_takes_what_is_expected(tmp_path: Path, model: ModelSpec, changes: dict[str, Any]) -> None:
+    found, expected = peak(tmp_path, model, **changes)
+    assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "parallel", "changes"),
+    [
+        (2, Parallel(), {"micro": 4}),
+        (2, Parallel(), {"micro": 4, "activation_checkpointing": "full"}),
+        (2, Parallel(), {"micro": 2, "batches": 2, "precision": Precision(param="float32")}),
+        (2, Parallel(dp_replicate=2), {"micro": 2}),
+        (2, Parallel(tp=2), {"micro": 4}),
+        (2, Parallel(tp=2, sequence_parallel=True), {"micro": 4}),
+        (2, Parallel(cp=2), {"micro": 4}),
+        (2, Parallel(pp=2), {"batches": 4}),
+        (2, Parallel(pp=2), {"batches": 4, "activation_checkpointing": "full"}),
+        (2, Parallel(pp=2, pp_schedule="gpipe"), {"batches": 4}),
+        (4, Parallel(pp=2), {"batches": 4}),
+        (4, Parallel(tp=2), {"batches": 4, "activation_checkpointing": "selective"}),
+    ],
+)
+def test_a_step_on_several_processes_takes_what_is_expected(
+    tmp_path: Path, processes: int, parallel: Parallel, changes: dict[str, Any]
+) -> None:
+    found, expected = peak(tmp_path, WIDE, processes, parallel, length=512, optimizer=ADAMW, **{"precision": BFLOAT16, **changes})
+    assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("optimizer", [ADAMW, ADEMAMIX, ROUNDED], ids=["adamw", "ademamix", "rounded"])
+@pytest.mark.parametrize("param", ["float32", "bfloat16"])
+def test_every_combination_of_checkpointing_optimizer_and_precision(
+    tmp_path: Path, checkpointing: str, optimizer: OptimizerSpec, param: Any
+) -> None:
+    for model, length, micro in ((WIDE, 256, 4), (FLAT, 512, 1)):
+        found, expected = peak(
+            tmp_path / str(length), model, length=length, micro=micro, optimizer=optimizer, precision=Precision(param=param),
+            activation_checkpointing=checkpointing,
+        )  # fmt: skip
+        assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "changes"), [("sft", {"lora": Lora(rank=8)}), ("sft", {}), ("qrpo", {})])
+def test_other_kinds_of_training_take_what_is_expected(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    found, expected = peak(tmp_path, WIDE, kind=kind, length=256, micro=4, optimizer=ADAMW, precision=BFLOAT16, **changes)
+    assert expected == pytest.approx(found, rel=0.1)
+
+
+SMALL = ModelSpec(dim=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=40, vocab_size=128)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "ademamix in bfloat16"])
+def test_states_of_an_optimizer_have_the_size_that_is_expected(name: str) -> None:
+    spec = OptimizerSpec(
+        name=name.split()[0], lr=1e-3, state_dtype="bfloat16" if " " in name else None  # type: ignore[arg-type]
+    ).resolved({})  # fmt: skip
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = model_config(SMALL, sequence_length=16, attention="sdpa").build()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    state = optimizer_config(spec).build(model_parts=[model]).state_dict()
+    torch.set_num_threads(threads)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    found = weights + sum(local(tensor).nbytes for tensor in state.values() if tensor.numel() > 1 or tensor.dtype != torch.float64)
+    assert checkpoint_bytes(segment(model=SMALL, optimizer=spec)) == pytest.approx(found, rel=0.01)
+
+
+def test_constants_that_cannot_be_imported_without_torch_are_those_of_the_engine() -> None:
+    assert estimated.CHUNK_TOKENS == cross_entropy.CHUNK_TOKENS
+    assert estimated.ADEMAMIX_CHUNK == ademamix._MAX_CHUNK_ELEMENTS
+
+
+def test_adapters_have_the_number_of_parameters_that_is_expected() -> None:
+    lora = Lora(rank=8, targets=["wq", "wv", "down_proj"])
+    model = model_config(SMALL, sequence_length=16, attention="sdpa", lora=lora).build()
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert trained == SMALL.n_layers * estimated.adapters(SMALL, lora.rank, list(lora.targets))

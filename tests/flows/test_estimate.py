@@ -1,0 +1,220 @@
+"""What a plan says it takes: published numbers, arithmetic by hand, storage, utilisation of stored runs, two plans side by side."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows.estimate import flops, storage, tables
+from flows.estimate.against import compare
+from flows.estimate.memory import memory_of_step
+from flows.estimate.time_and_cost import spent
+from flows.plan import Plan, make
+from infra.store import Store
+from specs.cluster import GPUS, Cluster
+from specs.errors import SpecError
+from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.pipeline import load
+from specs.schedule import Schedule
+from specs.stages.training import Segment
+from tests.flows.conftest import finish
+from tests.recipes import CHAT, write_recipe
+
+Planned = Callable[..., Plan]
+CLUSTER = "cluster={gpu: H100, gpus_per_node: 2, mfu: 0.5, price_per_gpu_hour: 3, power_per_gpu: 500, pue: 1.2, storage_price: 20}"
+
+
+def segment(flavour: str = "8b", **changes: object) -> Segment:
+    fields: dict[str, object] = {
+        "model": ModelSpec(flavour=flavour),
+        "sequence_length": 4096,
+        "global_batch_size": 2048,
+        "optimizer": OptimizerSpec(lr=1e-4).resolved({}),
+        "schedule": Schedule(peak=1e-4),
+        "end_step": 1000,
+    }
+    return Segment.model_validate({**fields, **changes})
+
+
+def test_flops_are_those_of_the_report() -> None:
+    """arXiv 2509.14233, appendix E: 6.74e24 for 70B over 15T tokens."""
+    assert flops.training(segment("70b")) * 15e12 == pytest.approx(6.74e24, rel=1e-3)
+
+
+@pytest.mark.parametrize("flavour", ["1.5b", "8b", "70b"])
+def test_flops_are_six_times_the_parameters_and_twelve_times_the_scores(flavour: str) -> None:
+    """PaLM (arXiv 2204.02311, appendix B): 6 N + 12 L Q S, N without the input embedding; norms and scalars are not in matrices."""
+    model = ModelSpec(flavour=flavour)
+    inside = model.parameters - model.vocab_size * model.dim
+    scores = 12 * model.n_layers * model.n_heads * model.head_dim * 4096
+    assert flops.training(segment(flavour)) == pytest.approx(6 * inside + scores, rel=1e-4)
+    assert flops.training(segment(flavour)) == model.flops_per_token(4096)
+
+
+def test_hours_energy_and_cost_follow_from_the_utilisation() -> None:
+    """989.5 TFLOP/s at one half for an hour, on two GPUs."""
+    cluster = Cluster(gpu="H100", mfu=0.5, price_per_gpu_hour=3, power_per_gpu=500, pue=1.2)
+    assert spent(989.5e12 * 3600, 2, 0.5, cluster) == pytest.approx((3600.0, 2.0, 1.2, 6.0))
+    assert spent(1e20, 2, None, cluster) == (None, None, None, None)
+    assert spent(1e20, 2, 0.5, Cluster(gpu="H100", mfu=0.5)).cost is None
+
+
+def test_the_published_throughput_of_70b_is_its_published_gpu_hours() -> None:
+    """Report: 723 tokens per second and GPU on GH200, about 6 million GPU-hours in all."""
+    per_token = flops.training(segment("70b"))
+    mfu = 723 * per_token / GPUS["GH200"].bf16_flops
+    assert mfu == pytest.approx(0.328, abs=1e-3)
+    hours = spent(15e12 * per_token, 4096, mfu, Cluster(gpu="GH200")).gpu_hours
+    assert hours == pytest.approx(15e12 / 723 / 3600)
+    assert hours == pytest.approx(6e6, rel=0.05)
+
+
+def test_a_checkpoint_holds_float32_weights_and_the_states() -> None:
+    adamw = segment(optimizer=OptimizerSpec(name="adamw", lr=1e-4).resolved({}))
+    rounded = segment(optimizer=OptimizerSpec(lr=1e-4, state_dtype="bfloat16").resolved({}))
+    parameters = 8_053_338_176
+    found = [storage.checkpoint_bytes(each) for each in (adamw, segment(), rounded)]
+    assert found == [12 * parameters, 16 * parameters, 10 * parameters]
+
+
+def test_retention_leaves_the_last_ones_the_milestones_and_the_end() -> None:
+    """Steps 300 to 1250, saved every 100: ten, and the end."""
+    saved = storage.checkpoints(
+        segment(start_step=300, end_step=1250, checkpoint={"interval": 100, "keep": 2, "milestones": [200, 500, 1000]}), None
+    )
+    assert (saved.written, saved.kept, saved.most) == (10, 3, 6)
+
+
+def test_requests_grow_with_the_parts_of_large_files() -> None:
+    each = 3 * storage.PART_BYTES
+    found = storage.REQUESTS(4, 4 * each)
+    assert (found.put, found.head, found.delete) == (4 * (3 + 2) + 2, 6, 6)
+    assert storage.REQUESTS(4, 1000).put == 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"micro_batch_size": 1}, {"micro_batch_size": 4}),
+        ({"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}),
+        ({"activation_checkpointing": "selective"}, {"activation_checkpointing": "none"}),
+        ({"parallel": Parallel(tp=4, sequence_parallel=True)}, {"parallel": Parallel(tp=4)}),
+        ({"parallel": Parallel(tp=4)}, {"parallel": Parallel(tp=2)}),
+        ({"parallel": Parallel(cp=2)}, {}),
+        ({}, {"parallel": Parallel(dp_replicate=64)}),
+        ({"parallel": Parallel(pp=4)}, {"parallel": Parallel(pp=4, pp_schedule="gpipe")}),
+    ],
+)
+def test_settings_that_save_memory_save_it(less: dict[str, object], more: dict[str, object]) -> None:
+    found = [memory_of_step(segment(**{"micro_batch_size": 2, **changes}), 64).total for changes in (less, more)]
+    assert found[0] < found[1]
+
+
+def test_weights_and_states_are_shared_by_all_that_do_not_copy_them() -> None:
+    memory = memory_of_step(segment(parallel=Parallel(dp_replicate=2, tp=2), micro_batch_size=1), 16)
+    parameters = 8_053_338_176
+    assert memory.weights == pytest.approx(4 * parameters / 8, rel=1e-3)
+    assert memory.optimizer_states == pytest.approx(12 * parameters / 8, rel=1e-3)
+
+
+def test_a_plan_sums_what_its_stages_take(planned: Planned) -> None:
+    document = planned(CLUSTER, "launch.mfu=0.25", "stages.cooldown.launch.mfu=0.5").to_json()["estimates"]
+    stages, totals = document["stages"], document["totals"]
+    assert list(stages) == ["pretrain", "cooldown"]
+    pretrain, cooldown = stages["pretrain"], stages["cooldown"]
+    assert (pretrain["mfu"], cooldown["mfu"], pretrain["mfu_source"]) == (0.25, 0.5, "stated")
+    assert pretrain["tokens"] == (12 * 4 + 4 * 8) * 32 and pretrain["sequences"] == 12 * 4 + 4 * 8 and pretrain["steps"] == 16
+    hours = pretrain["flops"] / (0.25 * 989.5e12) / 3600
+    assert pretrain["gpu_hours"] == pytest.approx(hours)
+    assert pretrain["energy_kwh"] == pytest.approx(hours * 0.5 * 1.2) and pretrain["cost"] == pytest.approx(3 * hours)
+    for name in ("tokens", "steps", "flops", "gpu_hours", "seconds", "energy_kwh", "cost"):
+        assert totals[name] == pytest.approx(pretrain[name] + cooldown[name])
+    assert totals["storage_cost_per_month"] == pytest.approx(totals["stored_bytes"] / 1e12 * 20)
+    assert pretrain["fits"] and pretrain["memory_limit_bytes"] == 80e9
+    parts = {name: value for name, value in pretrain["memory_bytes"].items() if name not in ("total", "moment")}
+    assert sum(parts.values()) == pretrain["memory_bytes"]["total"]
+
+
+def test_without_a_cluster_what_hangs_on_it_is_not_known(planned: Planned) -> None:
+    document = planned().to_json()["estimates"]
+    assert document["cluster"] is None
+    assert [document["totals"][name] for name in ("gpu_hours", "seconds", "energy_kwh", "cost")] == [None] * 4
+    assert document["totals"]["flops"] > 0 and document["stages"]["pretrain"]["fits"] is None
+
+
+def test_utilisation_is_measured_on_what_is_stored(planned: Planned) -> None:
+    """Half of what is stored is of a stage, the other stage takes its number over."""
+    measuring = "cluster={gpu: H100}"
+    assert planned(measuring).to_json()["estimates"]["stages"]["pretrain"]["mfu"] is None
+    plan = planned(measuring)
+    finish(plan, "pretrain/1", "pretrain/2", "pretrain/3", metrics={"tokens_per_second": 1e6})
+    stages = planned(measuring).to_json()["estimates"]["stages"]
+    node = plan.graph.nodes["pretrain/1"]
+    expected = 1e6 * node.flops / node.tokens / 989.5e12
+    assert (stages["pretrain"]["mfu"], stages["pretrain"]["mfu_source"]) == (pytest.approx(expected), "measured")
+    assert (stages["cooldown"]["mfu"], stages["cooldown"]["mfu_source"]) == (pytest.approx(expected), "measured elsewhere")
+    changed = planned(measuring, "stages.pretrain.optimizer.lr=2e-2").to_json()["estimates"]["stages"]["pretrain"]
+    assert changed["mfu_source"] == "measured"  # by the last run under the same names
+
+
+def test_work_that_two_stages_share_is_counted_once(planned: Planned, tmp_path: Path, store: Store) -> None:
+    text = write_recipe(tmp_path).read_text()
+    twin = text + "  again: {kind: cooldown, from: pretrain, mixture: main, budget: 6 steps}\n"
+    (tmp_path / "twin.yaml").write_text(twin)
+    assert make(load(tmp_path / "twin.yaml"), store).estimates.totals()["flops"] == planned().estimates.totals()["flops"]
+
+
+def test_two_plans_are_compared_by_fields_and_totals(planned: Planned) -> None:
+    longer = planned("stages.cooldown.budget=12 steps", CLUSTER)
+    found = compare(longer, planned())
+    assert found.fields["stages.cooldown.budget"] == ("6 steps", "12 steps")
+    assert found.fields["cluster.gpu"] == (None, "H100")
+    assert set(found.fields) == {"stages.cooldown.budget", *(name for name in found.fields if name.startswith("cluster."))}
+    before, now = found.totals["tokens"]
+    assert now is not None and before is not None and now - before == 6 * 8 * 32
+    assert found.totals["gpu_hours"][0] is None
+    document = found.to_json()
+    assert document["totals"]["tokens"]["difference"] == 6 * 8 * 32 and document["totals"]["cost"]["difference"] is None
+    assert compare(longer, longer).fields == {}
+
+
+@pytest.mark.parametrize("width", [100, 140])
+def test_tables_fit_the_terminal(tmp_path: Path, store: Store, width: int) -> None:
+    plan = make(load(write_recipe(tmp_path, CHAT), [CLUSTER]), store)
+    console = Console(width=width, file=io.StringIO())
+    for table in (tables.estimate_table, tables.memory_table, tables.checkpoint_table):
+        console.print(table(plan.estimates))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    for heading in ("GPU-hours", "per GPU", "total", "requests"):
+        assert any(heading in line for line in lines)
+    assert sum(line.lstrip().startswith("longer ") for line in lines) == 3
+
+
+def test_units_are_readable() -> None:
+    assert [tables.duration(seconds) for seconds in (None, 30, 720, 15_000, 5_071_680)] == ["-", "30 s", "12 min", "4.17 h", "58.7 d"]
+    assert [tables.energy(kwh) for kwh in (None, 3.23e6, 214, 0.002)] == ["-", "3.23 GWh", "214 kWh", "2 Wh"]
+    assert tables.size(1.13e12) == "1.13 TB"
+
+
+def test_a_utilisation_above_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"cluster\.mfu"):
+        load(write_recipe(tmp_path), ["cluster={gpu: H100, mfu: 36}"])
+
+
+def test_the_command_compares_two_recipes(tmp_path: Path, store: Store) -> None:
+    recipe = write_recipe(tmp_path)
+    other = tmp_path / "other.yaml"
+    other.write_text(recipe.read_text().replace("budget: 6 steps", "budget: 9 steps"))
+    command = [sys.executable, "-m", "flows.cli", "plan", str(recipe), "--against", str(other), "--store", store.url, "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found["fields"]["stages.cooldown.budget"] == {"against": "9 steps", "this": "6 steps"}
