@@ -1,3 +1,32 @@
-from tests.numerics import numerics, pytest_addoption, pytest_sessionfinish
+from collections.abc import Iterator
 
-__all__ = ["numerics", "pytest_addoption", "pytest_sessionfinish"]
+import pytest
+
+from tests.infra.moto import Moto
+from tests.infra.swift import Swift
+from tests.numerics import numerics, pytest_sessionfinish
+from tests.numerics import pytest_addoption as add_numerics
+
+__all__ = ["numerics", "pytest_sessionfinish"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_numerics(parser)
+    parser.addoption("--crashes", action="store_true", help="write the kills of test_crashes.py into docs/crashes.json and docs/crashes.md")
+    parser.addoption("--crash-seed", type=int, help="draw the moments and victims of test_crashes.py from this seed")
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Moto]:
+    server = Moto()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
+    server = Swift(tmp_path_factory.mktemp("swift"))
+    server.start()
+    yield server
+    server.stop()
