@@ -10,8 +10,7 @@ Megatron-core is a peer and no dependency; without it its rows are left out. To 
     pip install --no-deps --target FOLDER megatron-core==0.16.1        (its helper is compiled at the first use: a C++ compiler)
     PYTHONPATH=FOLDER python -m benchmarks.data_loader
 
-It has no Goldfish loss, so its first row does less than ours; the second one adds the published computation to it. The S3 server is
-`moto[server]==5.2.5`, installed in the same way.
+It has no Goldfish loss, so its first row does less than ours; the second one adds the published computation to it.
 """
 
 from __future__ import annotations

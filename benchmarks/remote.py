@@ -5,8 +5,6 @@ Invariant: nothing leaves the machine.
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from benchmarks.synthetic import VOCAB
 from infra.store import Artifact, Attempt, Store
 from infra.store.ranges import BlockCache, StoredFile
 from specs.job import Job
+from tests.infra.moto import Moto
 
 
 class Latency(MemoryFileSystem):
@@ -49,22 +48,11 @@ fsspec.register_implementation("latency", Latency, clobber=True)
 @contextmanager
 def s3_server() -> Iterator[str]:
     """URL of a folder in a bucket of a server of moto's that lives as long as the context."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = Moto()
     server.start()
-    host, port = server.get_host_and_port()
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "benchmark",
-        "AWS_SECRET_ACCESS_KEY": "benchmark",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    boto3.client("s3").create_bucket(Bucket="benchmark")
     try:
-        yield "s3://benchmark/store"
+        with server.in_environment() as bucket:
+            yield f"{bucket}/store"
     finally:
         server.stop()
 

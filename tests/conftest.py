@@ -1,14 +1,43 @@
-"""For all tests: Hypothesis tries the same examples in every run, so that a red run is red again; HYPOTHESIS_PROFILE=random looks for new
-ones."""
+"""For all tests: servers of storage, and what runs them ask for.
+
+Hypothesis tries the same examples in every run, so that a red run is red again; HYPOTHESIS_PROFILE=random looks for new ones.
+"""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
-from tests.numerics import numerics, pytest_addoption, pytest_sessionfinish
+from tests.infra.moto import Moto
+from tests.infra.swift import Swift
+from tests.numerics import numerics, pytest_sessionfinish
+from tests.numerics import pytest_addoption as add_numerics
 
-__all__ = ["numerics", "pytest_addoption", "pytest_sessionfinish"]
+__all__ = ["numerics", "pytest_sessionfinish"]
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_numerics(parser)
+    parser.addoption("--crashes", action="store_true", help="write the kills of test_crashes.py into docs/crashes.json and docs/crashes.md")
+    parser.addoption("--crash-seed", type=int, help="draw the moments and victims of test_crashes.py from this seed")
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Moto]:
+    server = Moto()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
+    server = Swift(tmp_path_factory.mktemp("swift"))
+    server.start()
+    yield server
+    server.stop()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ MARK = "APERTUS_TEST_MARK"
 class Run:
     """One command line, with every process that descends from it findable by a mark in its environment."""
 
-    def __init__(self, home: Path, *arguments: str, importtime: bool = False, api: str | None = None) -> None:
+    def __init__(self, home: Path, *arguments: str, importtime: bool = False, api: str | None = None, module: str = "flows.cli") -> None:
         self.mark = uuid.uuid4().hex
         environment = os.environ | {
             MARK: self.mark,
@@ -32,7 +34,7 @@ class Run:
         environment.pop("PREFECT_API_URL", None)
         if api is not None:
             environment["PREFECT_API_URL"] = api
-        program = [sys.executable, *(["-X", "importtime"] if importtime else []), "-m", "flows.cli", *arguments]
+        program = [sys.executable, *(["-X", "importtime"] if importtime else []), "-m", module, *arguments]
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:
@@ -104,6 +106,24 @@ class Run:
                 return False
             time.sleep(0.1)
         return True
+
+
+@pytest.fixture(scope="session")
+def crash_seed(request: pytest.FixtureRequest) -> int:
+    """What `--crash-seed` says, or a new number."""
+    chosen = request.config.getoption("--crash-seed")
+    return secrets.randbits(32) if chosen is None else int(chosen)
+
+
+@pytest.fixture(scope="session")
+def crash_rows(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+    """Takes rows of docs/crashes.md, which are written at the end if `--crashes` is given."""
+    rows: list[dict[str, Any]] = []
+    yield rows
+    if rows and request.config.getoption("--crashes"):
+        from tests.e2e.crash_table import write
+
+        write(rows)
 
 
 @pytest.fixture(scope="session")

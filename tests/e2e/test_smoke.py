@@ -17,7 +17,7 @@ from specs.pipeline import load
 from tests.e2e.conftest import ROOT, SMOKE, Run
 
 
-def plan_of(store: Path, *overrides: str) -> Plan:
+def plan_of(store: Path | str, *overrides: str) -> Plan:
     return make(load(ROOT / SMOKE, overrides), Store.open(str(store)))
 
 
@@ -26,7 +26,7 @@ def artifact(plan: Plan, name: str) -> Artifact:
     return Artifact(plan.store, node.path, node.end_step)
 
 
-def result(store: Path) -> dict[str, Any]:
+def result(store: Path | str) -> dict[str, Any]:
     """What must not depend on interruptions: weights as exported, the loss of every training step, evaluation."""
     plan = plan_of(store)
     rows = {

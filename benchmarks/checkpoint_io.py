@@ -1,0 +1,137 @@
+"""Checkpoints on an S3 server, against what the same client reaches on raw bytes: `python -m benchmarks.checkpoint_io [--mib 1024]`.
+
+The server is OpenStack Swift on this machine's loopback (`tests.infra.swift`). Ours: `CheckpointWriter` with DCP and `commit_checkpoint`,
+as training saves, with digests of every file and the marker; and `load_tensors`, as training loads. The client alone: s3fs writes and reads
+the same number of files of the same length in the same parts, nothing computed about them. A file per rank, so ranks are threads here,
+each with tensors of its own.
+
+Printed are MiB/s by turns (`benchmarks.measure`), the ratio turn by turn, which has to be at least 0.85 each way, and the requests of one
+checkpoint by operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import s3fs
+import torch
+import torch.distributed.checkpoint as dcp
+
+from apertus_model.trainer.checkpoint import load_tensors
+from apertus_model.trainer.upload import CheckpointWriter
+from benchmarks.measure import spread
+from infra.store import Attempt, Store
+from infra.store.sinks import PART_BYTES
+from specs.job import Job
+from tests.infra.s3 import requests
+from tests.infra.swift import Swift
+
+TARGET = 0.85
+
+
+class Bench:
+    """`files` checkpoints of one rank each, `mib` MiB together, saved and loaded at the same time."""
+
+    def __init__(self, store: Store, folder: Path, mib: int, files: int) -> None:
+        self.store, self.folder, self.files = store, folder, files
+        count, values = 8, mib * 2**20 // (8 * files * 4)
+        self.states = [{f"layer.{index}": torch.randn(values) for index in range(count)} for _ in range(files)]
+        self.bytes = sum(tensor.nbytes for state in self.states for tensor in state.values())
+        self.raw = [memoryview(torch.cat(list(state.values())).numpy()).cast("B") for state in self.states]
+        self.client = s3fs.S3FileSystem(skip_instance_cache=True)
+
+    def attempt(self, rank: int) -> Attempt:
+        name = uuid.uuid4().hex[:8]
+        job = Job(
+            node="b", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={}, store=self.store.url,
+            path=f"pretrain/{name}", attempt=f"rank-{rank}", scratch=str(self.folder / name), progress=str(self.folder / "progress"),
+        )  # fmt: skip
+        return Attempt(job, Store(self.store.fs, self.store.root))
+
+    def save(self, rank: int) -> Attempt:
+        attempt = self.attempt(rank)
+        writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(1)))
+        dcp.save(self.states[rank], storage_writer=writer, no_dist=True)
+        attempt.commit_checkpoint(1, {}, files=writer.records)
+        return attempt
+
+    def load(self, rank: int, attempt: Attempt) -> None:
+        checkpoint = attempt.artifact.checkpoint(1)
+        load_tensors(self.states[rank], attempt.store.location(checkpoint.folder))
+
+    def put(self, rank: int, name: str) -> str:
+        path, data = f"{self.store.root}/raw/{name}-{rank}", self.raw[rank]
+        with self.client.open(path, "wb", block_size=PART_BYTES) as file:
+            for start in range(0, len(data), PART_BYTES):
+                file.write(data[start : start + PART_BYTES])
+        return path
+
+    def get(self, path: str) -> None:
+        with self.client.open(path, "rb", block_size=PART_BYTES, cache_type="readahead") as file:
+            while file.read(PART_BYTES):
+                continue
+
+
+def seconds(work: Callable[..., Any], *arguments: list[Any]) -> tuple[float, list[Any]]:
+    """Of doing it for every rank at the same time, and what came out."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(len(arguments[0])) as ranks:
+        results = list(ranks.map(work, *arguments))
+    return time.perf_counter() - begin, results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--files", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        swift = Swift(Path(folder) / "swift")
+        swift.start()
+        try:
+            with swift.in_environment() as bucket:
+                store = Store.open(f"{bucket}/store")
+                store.initialise()
+                report(Bench(store, Path(folder), options.mib, options.files), options.rounds)
+        finally:
+            swift.stop()
+
+
+def report(bench: Bench, rounds: int) -> None:
+    ranks = list(range(bench.files))
+    times: dict[str, list[float]] = {"upload, ours": [], "upload, client": [], "download, ours": [], "download, client": []}
+    for number in range(rounds + 1):
+        saved, attempts = seconds(bench.save, ranks)
+        put, paths = seconds(bench.put, ranks, [f"{number}"] * bench.files)
+        loaded, _ = seconds(bench.load, ranks, attempts)
+        got, _ = seconds(bench.get, paths)
+        for taken, took in zip(times.values(), (saved, put, loaded, got), strict=True):
+            taken += [took] if number else []  # the first round does not count
+        bench.store.remove("pretrain")
+        bench.store.remove("raw")
+    size = bench.bytes / 2**20
+    print(f"{size:.0f} MiB in {bench.files} files, {rounds} rounds; MiB/s: median (smallest to largest)")
+    for name, taken in times.items():
+        print(f"{name:18} {spread([size / took for took in taken]):>28}")
+    for way in ("upload", "download"):
+        ratios = [client / ours for ours, client in zip(times[f"{way}, ours"], times[f"{way}, client"], strict=True)]
+        print(f"{way}: x {spread(ratios)} of the client's; {'reached' if statistics.median(ratios) >= TARGET else 'MISSED'}: {TARGET}")
+    with requests() as sent:
+        attempt = bench.save(0)
+    print("requests of a save of one rank:", dict(sorted(sent.items())))
+    with requests() as sent:
+        bench.load(0, attempt)
+    print("requests of a load of one rank:", dict(sorted(sent.items())))
+
+
+if __name__ == "__main__":
+    main()

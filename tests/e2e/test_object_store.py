@@ -1,0 +1,30 @@
+"""Whole pipelines with their store on Swift, by its S3 interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import SMOKE, Run
+from tests.e2e.test_smoke import result
+from tests.infra.swift import Swift
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_smoke_recipe_has_the_same_results_on_an_object_store(finished: Path, home: Path, swift: Swift) -> None:
+    with swift.in_environment() as bucket:
+        run = Run(home, "run", SMOKE, "--store", f"{bucket}/store")
+        assert run.wait(800) == 0, run.text
+        assert result(f"{bucket}/store") == result(finished)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_miniature_runs_on_an_object_store(home: Path, swift: Swift) -> None:
+    with swift.in_environment() as bucket:
+        run = Run(home, "run", "specs/recipes/mini.yaml", "--store", f"{bucket}/store")
+        assert run.wait(3500) == 0, run.text
+        again = Run(home, "run", "specs/recipes/mini.yaml", "--store", f"{bucket}/store")
+        assert again.wait(120) == 0 and "nothing to run" in again.text
