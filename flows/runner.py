@@ -24,7 +24,7 @@ from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
 
-DISTRIBUTED = {*CHECKPOINTS, "evaluate", "log_probabilities"}  # kinds that run on the training engine, under torchrun
+DISTRIBUTED = {*CHECKPOINTS, "evaluate", "probe", "log_probabilities"} - {"select"}  # kinds that run on the training engine, under torchrun
 
 
 class StageFailed(RuntimeError):
