@@ -29,7 +29,7 @@ from specs.pipeline import CHECKPOINTS
 from specs.profile import Profile
 
 JOBS_IN_VAIN = 3
-DISTRIBUTED = {*CHECKPOINTS, "evaluate", "log_probabilities"}  # kinds that run on the training engine, under torchrun
+DISTRIBUTED = {*CHECKPOINTS, "evaluate", "probe", "log_probabilities"} - {"select"}  # kinds that run on the training engine, under torchrun
 
 
 class StageFailed(RuntimeError):

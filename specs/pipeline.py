@@ -21,6 +21,7 @@ from specs.document import Document
 from specs.elsewhere import Elsewhere
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.explain import explain, kind_of
+from specs.figures import FigureSpec, misnamed
 from specs.launch import Launch, Parallel, Retries
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_layout, refused_objective
@@ -35,6 +36,8 @@ from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceDataStage
 from specs.stages.preference_training import PreferenceTraining
+from specs.stages.probe import ProbeStage
+from specs.stages.select import SelectStage
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import MixtureTraining, TrainingStage
@@ -44,7 +47,7 @@ from specs.units import Reference
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
-CHECKPOINTS = (*TRAINING, "merge")  # kinds whose results are checkpoints
+CHECKPOINTS = (*TRAINING, "merge", "select")  # kinds whose results are checkpoints
 
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class Pipeline(Spec):
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")
     stages: dict[Name, AnyStage] = reference(min_length=1)
+    figures: dict[Name, FigureSpec] = execution(default_factory=dict, description="what the report draws of the results")
 
     @field_validator("store")
     @classmethod
@@ -139,7 +143,7 @@ def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]
     """Where a stage names a checkpoint or a Hugging Face model, and which."""
     if isinstance(stage, FromCheckpoint):
         yield ("stages", name, "from"), stage.from_
-    if isinstance(stage, MergeStage):
+    if isinstance(stage, (MergeStage, SelectStage)):
         for index, checkpoint in enumerate(stage.checkpoints):
             yield ("stages", name, "checkpoints", index), checkpoint
     if isinstance(stage, TokenizerStage) and stage.from_ is not None:
@@ -173,12 +177,13 @@ def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[
             yield (*at, "prompts", index), prompts, ("conversations",)
     if isinstance(stage, PreferenceTraining):
         yield (*at, "preferences"), stage.preferences, ("preference_data",)
-    if isinstance(stage, ExportStage):
+    if isinstance(stage, (ExportStage, SelectStage)):
         for index, evaluation in enumerate(stage.evaluations):
             yield (*at, "evaluations", index), evaluation, ("evaluate",)
-    if isinstance(stage, EvaluateStage):
+    if isinstance(stage, (EvaluateStage, ProbeStage)):
         for index, held_out in enumerate(stage.sources):
             yield (*at, "sources", index), held_out, ("corpus",)
+    if isinstance(stage, EvaluateStage):
         if stage.memorisation:
             yield (*at, "memorisation", "probes"), stage.memorisation.probes, ("corpus",)
         if stage.generation:
@@ -195,6 +200,7 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
         problems += _check_references(pipeline, name, stage, names)
         if isinstance(stage, TrainingStage):
             problems += _check_batches(pipeline, name, stage)
+    problems += misnamed(pipeline.figures, names)
     trajectories: dict[str, Trajectory] = {}
     try:
         trajectories = resolve(pipeline, order(pipeline))
@@ -272,7 +278,8 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             ):
                 yield Problem(path, f"'{ref}' has no repeats:, so there are no probes in it", "give that source of the corpus a repeats:.")
             continue
-        if ref.best is not None and any(not leg.settings.validation.interval for leg in legs(pipeline, ref.stage)):
+        chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
+        if (ref.best is not None or chooses) and any(not leg.settings.validation.interval for leg in legs(pipeline, ref.stage)):
             yield Problem(path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' measures none", "give it a validation.interval.")
         if ref.part is not None:
             parts = [leg.name for leg in legs(pipeline, ref.stage) if leg.name != ref.stage]
@@ -349,7 +356,7 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
 
 def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
     """Whether a stage that runs on the training engine can run in its layout."""
-    if not isinstance(stage, (TrainingStage, EvaluateStage, PreferenceDataStage)):
+    if not isinstance(stage, (TrainingStage, EvaluateStage, ProbeStage, PreferenceDataStage)):
         return
     launch = pipeline.launch_of(stage)
     parallel = launch.parallel or Parallel()

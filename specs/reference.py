@@ -17,6 +17,7 @@ from specs.anomalies import Anomalies
 from specs.base import role_of
 from specs.cluster import Cluster
 from specs.elsewhere import DeclaredModel, Elsewhere
+from specs.figures import Axis, FigureSpec
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, SlurmTask, Validation
 from specs.model import ModelSpec, RopeScaling
@@ -34,6 +35,7 @@ from specs.stages.evaluate import ByPosition, Gate, Generation, Harness, Memoris
 from specs.stages.long_context import LongContextStep
 from specs.stages.mixture import Anneal
 from specs.stages.preference_data import Sampling
+from specs.stages.probe import Sharpness
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.sft import Lora
 from specs.stages.training import Goldfish, Precision
@@ -73,7 +75,7 @@ to become null, and not to be removed, takes it from a variable: `goldfish: ${no
     matrix: [qrpo, dpo]                                      # names only
 
 In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Elsewhere a variant is named like any other stage; in the lists
-`after`, `checkpoints` and `evaluations`, `align` stands for all its variants.
+`after`, `checkpoints` and `evaluations`, `align` stands for all its variants, and `align-*` for all stages whose names begin so.
 
 `--set` works on all of it: `variables.lr=2e-4`, `stages.align.seed=3` (what the stage states for all variants),
 `stages.align.matrix.dpo.seed=3` or `stages.align-dpo.seed=3` (one variant).
@@ -81,8 +83,8 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Anomalies, Checkpointing, Validation, LongContextStep),
-    *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate),
-    *(Launch, Parallel, SlurmTask, Retries, Cluster),
+    *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate, Sharpness),
+    *(FigureSpec, Axis, Launch, Parallel, SlurmTask, Retries, Cluster),
 )
 
 

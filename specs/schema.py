@@ -14,6 +14,7 @@ from specs.pipeline import Pipeline
 from specs.stages import STAGES
 
 _NOTES = ("default", "description", "title", "x-role")
+_SEVERAL = {"type": "string", "pattern": r"\*"}
 _USE = {"$ref": "#/$defs/Variable"}
 _SCALAR = {"type": ["string", "number", "boolean"]}
 _EXTENDS = {"type": "string", "description": "the file that this one changes, relative to it: mappings are merged, null removes"}
@@ -70,7 +71,7 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
         if key in ("required", "minProperties", "discriminator") and partial:
             continue
         if key in ("properties", "patternProperties"):
-            made[key] = {name: _place(_any_length(name, field), partial) for name, field in value.items()}
+            made[key] = {name: _place(_of_stages(name, field), partial) for name, field in value.items()}
         elif key == "additionalProperties" and isinstance(value, dict):
             made[key] = _place(value, partial)
         elif key == "items":
@@ -87,21 +88,28 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
 
 
 def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
-    """The schema of what may stand in one place: the value, `${...}` for a scalar or a list, and null in a partial file."""
+    """The schema of what may stand in one place: the value, `${...}`, and null in a partial file."""
     schema = _schema(node, partial)
     notes = {key: schema.pop(key) for key in _NOTES if key in schema}
     choices = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
     others = []
-    if any(choice.get("type") not in (None, "object") for choice in choices) and not any(map(_takes_variables, choices)):
+    if any(map(_is_value, choices)) and not any(map(_takes_variables, choices)):
         others.append(_USE)
     if partial and {"type": "null"} not in choices and "const" not in schema:
         others.append({"type": "null"})
     return {**notes, **({"anyOf": [*choices, *others]} if others else schema)}
 
 
-def _any_length(name: str, field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field without the least length of a list of stages, in which one name may stand for many."""
-    return {key: value for key, value in field.items() if key != "minItems" or name not in LISTS_OF_STAGES}
+def _is_value(schema: dict[str, Any]) -> bool:
+    """Whether a variable may stand for it: anything but the whole of the stages, and of what else has names of its own."""
+    return "$ref" in schema or "additionalProperties" in schema or schema.get("type") not in (None, "object")
+
+
+def _of_stages(name: str, field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field; of a list of stages without the least length, and with `*`, since one name may stand for many."""
+    if name not in LISTS_OF_STAGES or "items" not in field:
+        return field
+    return {key: value for key, value in field.items() if key != "minItems"} | {"items": {"anyOf": [field["items"], _SEVERAL]}}
 
 
 def _takes_variables(schema: dict[str, Any]) -> bool:

@@ -19,8 +19,10 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.pieces import annealed_pieces, batch_pieces, full_schedule, mixture_pieces, seen_within, whole_batches, whole_budget
 from specs.schedule import Schedule
+from specs.stages.base import FromCheckpoint
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
+from specs.stages.select import SelectStage
 from specs.stages.training import Carry, Goldfish, Leg, MixtureTraining, Packing, Precision, Training, TrainingStage
 from specs.units import Reference
 
@@ -62,7 +64,7 @@ class Branch:
 class Trajectory:
     """A leg of a training stage with every setting resolved. `context_length`: the longest sequences on the way to it. `chat`: its model
     ends turns. A merge is a trajectory of one step, in which nothing is trained, and so is a Hugging Face model (`imported`), of which only
-    the weights are known."""
+    the weights are known. A selection is the trajectory of the checkpoint that it `stands_for`."""
 
     stage: str
     model: ModelSpec
@@ -80,6 +82,7 @@ class Trajectory:
     chat: bool = False
     merged: bool = False
     imported: bool = False
+    stands_for: Branch | None = None
 
     @property
     def steps(self) -> int:
@@ -103,7 +106,7 @@ class Trajectory:
         return self.cuts[self.segment_of(step)].schedule.lr(self.tokens_at(step))
 
 
-Best = Mapping[str, int]  # `@best:` reference -> the step that it means
+Best = Mapping[str, int]  # `@best:` reference -> the step that it means; name of a selection -> which of its candidates
 
 
 def legs(pipeline: Pipeline, name: str) -> list[Leg]:
@@ -137,9 +140,11 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
 def resolve(
     pipeline: Pipeline, names: list[str], best: Best | None = None, models: Mapping[str, Trajectory] | None = None
 ) -> dict[str, Trajectory]:
-    """The trajectories, by leg, of the training stages and merges among `names` (inputs first). `best` are the steps of `@best:`
-    references, which only a store knows; the last step stands in for one that is missing. `models` are the Hugging Face models that the
-    recipe names (`imported`), which only their folders know.
+    """The trajectories, by leg, of the training stages, merges and selections among `names` (inputs first).
+
+    `best` are the steps of `@best:` references and the choices of selections, which only a store knows; the last step, or the first
+    candidate, stands in for one that is missing. `models` are the Hugging Face models that the recipe names (`imported`), which only their
+    folders know.
 
     SpecError with all problems; what hangs on a wrong one, or on a model that is not given, is left out."""
     found: dict[str, Trajectory] = dict(models or {})
@@ -148,6 +153,8 @@ def resolve(
     for name in names:
         stage = pipeline.stages.get(name)
         try:
+            if isinstance(stage, SelectStage) and all(leg_of(ref, found) in found for _, ref in candidates(pipeline, name)):
+                found[name] = _selected(pipeline, name, found, best or {})
             if isinstance(stage, MergeStage) and all(leg_of(ref, found) in found for ref in stage.checkpoints):
                 found[name] = _merged(name, stage, found, best or {})
             for leg in legs(pipeline, name):
@@ -171,6 +178,10 @@ def branch(ref: Reference, parents: Mapping[str, Trajectory], path: FieldPath, b
     """The step that a reference names. SpecError when the leg does not reach it."""
     leg = leg_of(ref, parents)
     parent = parents[leg]
+    if parent.stands_for is not None:
+        if (ref.step, ref.tokens, ref.best) != (None, None, None):
+            raise SpecError([Problem(path, f"'{ref}' names a step, and '{leg}' is one checkpoint", f"name '{leg}' alone.")])
+        return parent.stands_for
     step = (best or {}).get(str(ref), parent.steps)
     if ref.step is not None:
         step = ref.step
@@ -200,6 +211,29 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
     batch = first.cuts[start.segment].batch
     still = Cut("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
     return replace(first, stage=name, seed=None, carry=(), parent=None, cuts=(still,), leftover_tokens=0, merged=True)
+
+
+def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference]]:
+    """The checkpoints that a selection chooses among, each with where it is named. Wrong evaluations are left out."""
+    stage = pipeline.stages[name]
+    assert isinstance(stage, SelectStage)
+    evaluated = [(other, pipeline.stages.get(other)) for other in (ref.stage for ref in stage.evaluations)]
+    return [(("stages", name, "checkpoints", index), ref) for index, ref in enumerate(stage.checkpoints)] + [
+        (("stages", other, "from"), evaluation.from_) for other, evaluation in evaluated if isinstance(evaluation, FromCheckpoint)
+    ]
+
+
+def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
+    """The trajectory of the candidate that is chosen now. All have the same dimensions, so that what follows can be planned before."""
+    among = candidates(pipeline, name)
+    starts = [branch(ref, found, path, best) for path, ref in among]
+    models = [found[start.leg].model.identity_fields() for start in starts]
+    for (path, ref), model in zip(among, models, strict=True):
+        if model != models[0]:
+            message = f"'{ref}' is another model than '{among[0][1]}'"
+            raise SpecError([Problem(path, message, "choose among checkpoints of the same dimensions.")])
+    chosen = starts[best.get(name, 0)]
+    return replace(found[chosen.leg], stage=name, stands_for=chosen)
 
 
 def _check_imported(leg: Leg, stage: Training) -> None:

@@ -5,6 +5,7 @@ Metrics:
     memorisation/exact/<n>                  share of the sequences seen n times that are continued word for word
     memorisation/rouge_l/<n>                mean Rouge-L (F1 of the longest common subsequence) of continuation and truth
     memorisation/common_substring/<n>       mean longest common contiguous run, as a share of the suffix
+    memorisation/<any of these>/<n>/low, .../high   its 95% interval over the sequences (bootstrap)
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from apertus_model.evaluation.paired import interval
 from apertus_model.progress import Progress
 from apertus_model.trainer.heldout import Evaluator
 
@@ -39,12 +42,12 @@ def memorisation(
         for probe, truth, answer in zip(batch, tokens[:, prefix:].tolist(), continued.tolist(), strict=True):
             scores.setdefault(probe["bucket"], []).append(compare(truth, answer))
         progress.update(begin + len(batch), len(long_enough), "sequences")
-    names = ("exact", "rouge_l", "common_substring")
-    return {
-        f"memorisation/{name}/{bucket}": sum(values) / len(values)
-        for bucket, rows in sorted(scores.items())
-        for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    metrics: dict[str, float] = {}
+    for bucket, rows in sorted(scores.items()):
+        for name, values in zip(("exact", "rouge_l", "common_substring"), np.array(rows).T, strict=True):
+            low, high = interval(values)
+            metrics |= {f"memorisation/{name}/{bucket}{end}": value for end, value in (("", values.mean()), ("/low", low), ("/high", high))}
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def compare(truth: Sequence[int], answer: Sequence[int]) -> tuple[float, float, float]:

@@ -48,9 +48,15 @@ def compare(first: Sequence[float] | NDArray[np.float64], second: Sequence[float
     differences = ours - theirs
     if not np.isfinite(differences).all():
         raise ValueError("a score is not a finite number")
-    low, high = np.quantile(bootstrap_means(differences, seed=seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = interval(differences, seed=seed)
     wins = float(np.mean((differences > 0) + 0.5 * (differences == 0)))
-    return Comparison(float(differences.mean()), float(low), float(high), wins, int(differences.size))
+    return Comparison(float(differences.mean()), low, high, wins, int(differences.size))
+
+
+def interval(values: NDArray[np.float64], *, seed: int = 0) -> tuple[float, float]:
+    """The 95% confidence interval of the mean of `values`, (n,), by the bootstrap with percentiles; `seed`: of the draws."""
+    low, high = np.quantile(bootstrap_means(values, seed=seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
 
 
 def bootstrap_means(values: NDArray[np.float64], *, seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:

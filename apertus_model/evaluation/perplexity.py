@@ -4,7 +4,8 @@ Metrics:
 
     perplexity/<source>, perplexity         exp of the mean loss per token: of a source, and over the tokens of all
     loss/position/<p>                       mean loss, in nats, at positions from p to the next bucket, over all sources
-    forgetting/<source>                     rise of the loss per token, in nats, since the evaluation that it is compared with
+    forgetting/<source>, forgetting         rise of the loss per token, in nats, since the evaluation that it is compared with: of a source,
+                                            and over the tokens of all
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def loss_by_position(
 
 
 def forgetting(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Rise of the loss of every source that both evaluations measured."""
-    names = [name for name in now if name.startswith("perplexity/") and name in before]
-    return {name.replace("perplexity/", "forgetting/"): math.log(now[name]) - math.log(before[name]) for name in names}
+    """Rise of the loss of every source that both evaluations measured, and over all sources where these are the same."""
+    names = [name for name in now if name.split("/")[0] == "perplexity" and name in before]
+    if {name for name in now if name.startswith("perplexity/")} != {name for name in before if name.startswith("perplexity/")}:
+        names = [name for name in names if name != "perplexity"]
+    return {name.replace("perplexity", "forgetting", 1): math.log(now[name]) - math.log(before[name]) for name in names}

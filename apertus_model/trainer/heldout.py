@@ -1,4 +1,4 @@
-"""Forward passes without training, on any layout: losses on held-out sequences, log-probabilities, divergence, continuations.
+"""Passes without training, on any layout: losses on held-out sequences and their gradient, log-probabilities, divergence, continuations.
 
 Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that only fill up a
 batch carry no labels and change no result.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
@@ -74,6 +75,18 @@ class Evaluator:
         if tokens == 0:
             raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
         return HeldOutLoss(nats / tokens, int(tokens))
+
+    def gradient(self, samples: Sequence[SampleLike]) -> None:
+        """Puts the gradient of the mean loss over all labels of `samples`, which are the same on every rank, into `.grad` of the
+        parameters. The weights may have been changed since the last pass. Collective."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a pass without gradients leaves some weights gathered
+        labels = sum(int((sample.labels != IGNORED).sum()) for sample in samples)
+        self.model.zero_grad()
+        for rows in self._own_rows(samples):
+            log_probabilities, _, _ = self._log_probabilities(*self._tensors(rows))
+            (-log_probabilities.sum() / labels).backward()
 
     @torch.no_grad()
     def loss_by_position(self, samples: Sequence[SampleLike], edges: Sequence[int]) -> list[tuple[float, int]]:

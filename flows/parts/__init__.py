@@ -2,8 +2,8 @@
 
 `build` walks the stages, inputs first; the modules beside it resolve one family of kinds each.
 
-Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for `@best:` references alone, of
-the store.
+Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for `@best:` references and
+selections alone, of the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flows.parts.builder import Builder
 from flows.parts.data import add_conversations, add_corpus, add_mixture, add_tokenizer
 from flows.parts.hugging_face import open_models
 from flows.parts.preferences import add_preference_data
-from flows.parts.results import add_evaluate, add_export
+from flows.parts.results import add_evaluate, add_export, add_probe, add_select
 from flows.parts.training import add_merge, add_training, best_steps
 from infra.store import Store
 from infra.store.inputs import Listing
@@ -30,8 +30,10 @@ ADD: dict[str, Callable[[Builder, str], None]] = {
     "mixture": add_mixture,
     **dict.fromkeys(TRAINING, add_training),
     "merge": add_merge,
+    "select": add_select,
     "preference_data": add_preference_data,
     "evaluate": add_evaluate,
+    "probe": add_probe,
     "export": add_export,
 }
 

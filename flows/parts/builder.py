@@ -17,7 +17,8 @@ from specs.pipeline import Pipeline
 from specs.sources import SourceSpec
 from specs.stages import STAGES
 from specs.stages.import_model import ImportModelPart
-from specs.trajectory import Trajectory, branch
+from specs.stages.select import SelectStage
+from specs.trajectory import Trajectory, branch, candidates
 from specs.units import Reference
 
 
@@ -98,8 +99,13 @@ class Builder:
         return reads(next((node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"), nodes[-1]))
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
-        """A checkpoint, and the trajectory that it lies on."""
+        """A checkpoint, and the trajectory that it lies on. Of a selection the chosen one; until then the selection itself is read."""
         start = branch(ref, self.graph.trajectories, path, self.graph.best)
+        if isinstance(self.pipeline.stages.get(ref.stage), SelectStage):
+            if ref.stage not in self.graph.best:
+                return reads(self.graph.nodes[ref.stage], 1), self.graph.trajectories[start.leg]
+            path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
+            return self.checkpoint(ref, path)
         if ref.hugging_face is not None:
             node = add_import(self, ref, path)
         else:

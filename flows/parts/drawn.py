@@ -21,6 +21,7 @@ from specs.pipeline import excluded_by
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart
 from specs.stages.mixture import MixturePart, MixtureStage
+from specs.stages.select import SelectPart
 from specs.stages.training import Segment
 
 Way = list[tuple[Node, int]]  # segments of training, each with the step up to which it counts, the last one first
@@ -44,10 +45,10 @@ def counter(inputs: dict[str, Input], length: int, packing: str) -> tuple[str, .
 
 
 def way_to(graph: Graph, node: Node | None, step: int) -> Way:
-    """The segments on the way to a step of a part; of a merge, those of all its checkpoints."""
+    """The segments on the way to a step of a part; of a merge, and of a selection that is not made yet, those of all its checkpoints."""
     way: Way = []
     while node is not None and not isinstance(node.part, ImportModelPart):
-        if isinstance(node.part, MergePart):
+        if isinstance(node.part, (MergePart, SelectPart)):
             for read in node.inputs.values():
                 if read.step is not None and read.node is not None:
                     way += way_to(graph, graph.nodes[read.node], read.step)
@@ -63,7 +64,7 @@ def drawn_until(graph: Graph, node: Node, step: int) -> Counters:
     drawn: Counters = {}
     current: Node | None = node
     while current is not None and not isinstance(current.part, ImportModelPart):
-        if isinstance(current.part, MergePart):
+        if isinstance(current.part, (MergePart, SelectPart)):
             merged: Counters = {}
             for read in current.inputs.values():
                 if read.step is not None and read.node is not None:

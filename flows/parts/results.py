@@ -1,4 +1,4 @@
-"""Parts of the kinds that look at a model or hand it out: `evaluate`, `export`."""
+"""Parts of the kinds that look at models or hand one out: `evaluate`, `probe`, `select`, `export`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from specs.errors import FieldPath
 from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.preference_data import CompletionsPart, PromptsPart
-from specs.trajectory import Trajectory
+from specs.stages.probe import ProbePart, ProbeStage
+from specs.stages.select import SelectPart, SelectStage
+from specs.trajectory import Trajectory, candidates
 
 
 def add_evaluate(builder: Builder, name: str) -> None:
@@ -122,6 +124,36 @@ def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str
 
 def _sampling(node: Node) -> object:
     return cast(CompletionsPart, node.part).sampling.identity_fields()
+
+
+def add_probe(builder: Builder, name: str) -> None:
+    """One part."""
+    stage = cast(ProbeStage, builder.pipeline.stages[name])
+    at: FieldPath = ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
+    for index, source in enumerate(builder.part(source) for source in stage.sources):
+        builder.same_tokenizer((*at, "sources", index), source.name, builder.tokenizer_of(source), inputs["tokenizer"])
+        inputs[f"source:{index}"] = source
+    part = ProbePart(
+        model=trajectory.model,
+        sequence_length=stage.sequence_length or trajectory.sequence_length,
+        samples=stage.samples,
+        sharpness=stage.sharpness,
+    )
+    builder.node(name, name, part, inputs)
+
+
+def add_select(builder: Builder, name: str) -> None:
+    """One part, which reads what the choice hangs on; what starts from the stage reads the chosen checkpoint itself."""
+    stage = cast(SelectStage, builder.pipeline.stages[name])
+    read = [builder.checkpoint(ref, path)[0] for path, ref in candidates(builder.pipeline, name)]
+    if len({checkpoint.hashed for checkpoint in read}) < len(read):
+        builder.problem(("stages", name), "two of the candidates are the same checkpoint", "name each once.")
+    names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
+    inputs = {f"checkpoint:{index}": checkpoint for index, checkpoint in enumerate(read)}
+    inputs |= {f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)}
+    builder.node(name, name, SelectPart(metric=stage.metric, best=stage.best, names=names), inputs)
 
 
 def add_export(builder: Builder, name: str) -> None:

@@ -20,6 +20,7 @@ from specs.stages.packing import PackingPart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.qrpo import QrpoSegment, QrpoStage
+from specs.stages.select import SelectPart
 from specs.stages.sft import SftSegment, SftStage
 from specs.stages.tokenizer import TokenizerPart
 from specs.stages.training import Leg, MixtureTraining, Segment, TrainingStage
@@ -222,8 +223,15 @@ def add_merge(builder: Builder, name: str) -> None:
 
 
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
-    """For each `@best:` reference whose stage has finished, the kept checkpoint with the lowest value; a note for each that has not."""
+    """For each `@best:` reference whose stage has finished, the kept checkpoint with the lowest value, and for each selection that was
+    made, which candidate; a note for each that is not known yet."""
     found: dict[str, int] = {}
+    selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
+    for node, part in selections:
+        if (choice := Artifact(store, node.path)).complete:
+            found[node.name] = int(choice.manifest["metrics"]["chosen"])
+        elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
+            graph.notes.append(f"'{node.name}' is chosen when its candidates have finished; until then {part.names[0]} stands for it")
     seen: set[str] = set()
     for name, stage in pipeline.stages.items():
         for path, ref, _ in uses(name, stage):

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from flows.plan import Plan
-from flows.report import result_charts, training_charts, words
+from flows.report import experiments, result_charts, training_charts, words
 from flows.report.collect import Part, Run, collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.graph import HEIGHT, WIDTH, draw
@@ -37,11 +37,11 @@ def render(plan: Plan) -> str:
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,
         charts=charts,
-        drawing=draw({stage.name: stage.reads for stage in run.stages}, {stage.name: stage.after for stage in run.stages}),
+        drawing=draw({box.name: box.reads for box in run.boxes}, {box.name: box.after for box in run.boxes}),
         box={"width": WIDTH, "height": HEIGHT},
-        stages={stage.name: stage for stage in run.stages},
+        boxes={stage.name: stage for stage in run.boxes},
         anchors={stage.name: f"stage-{index}" for index, stage in enumerate(run.stages)},
-        lines={stage.name: words.stage_lines(stage) for stage in run.stages},
+        lines={stage.name: words.stage_lines(stage) for stage in run.boxes},
         other_metrics=undrawn(run.evaluations),
         gates=[(evaluation, gate) for evaluation in run.evaluations for gate in evaluation.gates],
         corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
@@ -59,8 +59,9 @@ def _asset(name: str) -> str:
 
 @dataclass
 class Charts:
-    """The figures by section, and all of them by the id that the page gives them."""
+    """The figures by section of the page, and all of them by the id that the page gives them."""
 
+    experiments: list[Figure] = field(default_factory=list)
     training: list[Figure] = field(default_factory=list)
     mixtures: list[Figure] = field(default_factory=list)
     masked: list[Figure] = field(default_factory=list)
@@ -76,7 +77,9 @@ class Charts:
         own = [curve for curve in run.curves if curve.kind in training_charts.OWN_LOSS or curve.extras]
         difference = result_charts.differences(run.evaluations, look)
         compared = [(evaluation, evaluation.rewards) for evaluation in run.evaluations if evaluation.rewards]
+        asked = [experiments.draw(name, found) for name, found in run.experiments.items()]
         return cls(
+            [figure for figure in asked if figure is not None],
             ([losses] if losses else []) + [training_charts.own_losses(curve, stages) for curve in own],
             [training_charts.mixtures(run.mixtures, sources)] if run.mixtures else [],
             [masked] if masked else [],
@@ -92,7 +95,7 @@ class Charts:
 
     @property
     def all(self) -> list[Figure]:
-        return [*self.training, *self.mixtures, *self.masked, *self.evaluation, *self.rewards]
+        return [*self.experiments, *self.training, *self.mixtures, *self.masked, *self.evaluation, *self.rewards]
 
     @property
     def plots(self) -> dict[str, Any]:

@@ -5,13 +5,14 @@ Invariant: reading only, through markers; what is missing is a state ("not run")
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from flows.graph import Input
 from flows.mixtures import by_size, corpora
 from flows.mixtures import shares as mixture_shares
 from flows.plan import Plan, Step
+from flows.report.experiments import Experiment, experiment
 from flows.report.history import Curve, curve
 from flows.report.results import Evaluation, Gate, Prompt, is_evaluation, number, numbers, read_rewards, read_samples, side_by_side
 from infra.store import Artifact, StoreError
@@ -19,6 +20,7 @@ from specs.stages.mixture import MixturePart
 
 State = Literal["finished", "gate failed", "partial", "not run"]
 SECONDS = ("startup", "compute", "storage")
+FOLDED = 4  # variants of a stage from which on they are one box of the graph
 LISTED = 30  # entries of a long list in the settings
 
 
@@ -54,7 +56,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the recipe. `reads`: the stages whose parts it reads; `after`: those it only waits for."""
+    """A stage of the recipe. `reads`: the stages whose parts it reads; `after`: those it only waits for; `variants`: the stages
+    that are drawn as this one."""
 
     name: str
     kind: str
@@ -63,6 +66,7 @@ class Stage:
     reads: list[str]
     after: list[str]
     result: dict[str, Any]
+    variants: list[str] = field(default_factory=list)
 
     @property
     def finished(self) -> int:
@@ -102,17 +106,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run."""
+    """A whole run. `boxes`: the stages as the graph shows them."""
 
     name: str
     description: str
     store: str
     parameters: int
     stages: list[Stage]
+    boxes: list[Stage]
     curves: list[Curve]
     mixtures: dict[str, list[Share]]
     evaluations: list[Evaluation]
     prompts: list[Prompt]
+    experiments: dict[str, Experiment]
     sources: list[Source]
     notes: list[str]
 
@@ -165,10 +171,15 @@ def collect(plan: Plan) -> Run:
         plan.store.url,
         max((model.parameters for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))), default=0),
         stages,
+        _folded(plan, stages),
         _curves(plan, stages, notes),
         _mixtures(plan, parts),
         evaluations,
         side_by_side(sampled),
+        {
+            name: experiment(figure, {stage.name: _numbers_of(plan, stage) for stage in stages})
+            for name, figure in plan.pipeline.figures.items()
+        },
         _sources(plan),
         notes,
     )
@@ -258,6 +269,43 @@ def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
     if len(plan.graph.ends_of(name)) == 1:
         return stored[-1]
     return {key: sum(metrics[key] for metrics in stored) for key in ("tokens", "documents") if all(key in metrics for metrics in stored)}
+
+
+def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
+    """The stages with those that a matrix made of one put together again, where they are many."""
+    document = plan.pipeline._document
+    many = {name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED}
+    names = {variant: name for name, made in many.items() for variant in made}
+    found: dict[str, Stage] = {}
+    for stage in stages:
+        name = names.get(stage.name, stage.name)
+        reads, after = ([names.get(other, other) for other in others] for others in (stage.reads, stage.after))
+        so_far = found.get(name, Stage(name, stage.kind, "", [], [], [], stage.result if name == stage.name else {}))
+        found[name] = replace(
+            so_far,
+            parts=so_far.parts + stage.parts,
+            reads=[other for other in dict.fromkeys(so_far.reads + reads) if other != name],
+            after=[other for other in dict.fromkeys(so_far.after + after) if other != name],
+            variants=[*so_far.variants, stage.name],
+        )
+    return list(found.values())
+
+
+def _experiments(plan: Plan, stages: list[Stage]) -> dict[str, Experiment]:
+    """What the recipe's figures show, by their names."""
+    results = {stage.name: _numbers_of(plan, stage) for stage in stages}
+    return {name: experiment(figure, results) for name, figure in plan.pipeline.figures.items()}
+
+
+def _numbers_of(plan: Plan, stage: Stage) -> dict[str, float]:
+    """What figures read of a stage that is finished: the numbers of its last part; of training, the held-out losses at its end too."""
+    part, node = stage.parts[-1], plan.graph.of(stage.name)[-1]
+    if part.state not in ("finished", "gate failed"):
+        return {}
+    losses = {f"val_loss/{source}": loss for source, loss in numbers(part.metrics.get("validation")).items()}
+    if not losses or node.end_step is None or part.metrics.get("validation_step") != node.end_step:
+        return numbers(part.metrics)
+    return numbers(part.metrics) | losses | {"val_loss": sum(losses.values()) / len(losses)}
 
 
 def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:

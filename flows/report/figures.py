@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 # Told apart with protanopia and deuteranopia, on light and on dark: the first five, and in the order of use.
 STAGE_COLOURS = ("#2477d4", "#e5853b", "#1fa67a", "#8e3fa8", "#8a5a1f", "#c2466a", "#9c9a1f")
+SERIES_COLOURS = STAGE_COLOURS
 SOURCE_COLOURS = ("#1b7a6b", "#d3a021", "#a0429b", "#4ba3d9", "#b5532a", "#7f8c2f", "#6b7480")
 NEUTRAL = "#7d8590"
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -53,7 +54,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart. `summary` says in words what it shows; `legend` is drawn by the page, so that it wraps."""
+    """One chart. `summary` says in words what it shows; `legend` is drawn by the page, so that it wraps; `text`
+    stands under it."""
 
     title: str
     summary: str
@@ -61,6 +63,7 @@ class Figure:
     plot: dict[str, Any]
     legend: list[Entry] = field(default_factory=list)
     wide: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True)

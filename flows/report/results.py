@@ -72,7 +72,7 @@ class Evaluation:
         return dict(sorted(found.items()))
 
 
-FAMILIES = ("perplexity/", "memorisation/", "loss/position/", "reward/", "kl/", "forgetting/", "task/")
+FAMILIES = ("perplexity/", "memorisation/", "loss/position/", "reward/", "kl/", "forgetting/", "task/", "sharpness")
 DRAWN = ("perplexity/", "loss/position/", "forgetting/")
 REWARD_NUMBERS = ("reward/mean", "reward/against", "reward/difference", "reward/difference/low", "reward/difference/high", "reward/prompts")
 MEMORISATION = {"exact": "continued word for word", "rouge_l": "Rouge-L", "common_substring": "longest common run"}
@@ -104,7 +104,7 @@ def undrawn(evaluations: Iterable[Evaluation]) -> list[str]:
 def _is_drawn(name: str) -> bool:
     family, _, rest = name.partition("/")
     measure, _, at = rest.partition("/")
-    if family == "memorisation" and at.isdecimal():
+    if family == "memorisation" and at.removesuffix("/low").removesuffix("/high").isdecimal():
         return measure in MEMORISATION
     if name.startswith("loss/position/"):
         return at.isdecimal()

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from specs.compose.values import Value, literal, merge, nodes, too_large, written
 from specs.compose.variables import Variables
@@ -156,11 +157,18 @@ class Matrices:
 
 
 def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
-    """In lists of stages, the name of one with a matrix stands for all its variants."""
+    """In lists of stages, the name of one with a matrix stands for all its variants, and one with a `*` for all stages that it fits; what
+    stands behind an @ is said of each."""
+    stages = root.content.get("stages")
+    if stages is None or not isinstance(stages.content, dict):
+        return root
 
     def all_of(item: Value) -> list[Value]:
-        names = variants.get(item.content, [item.content]) if isinstance(item.content, str) else []
-        return [replace(item, content=name) for name in names] or [item]
+        if not isinstance(item.content, str):
+            return [item]
+        stated, at, selector = item.content.partition("@")
+        names = [name for name in stages.content if fnmatchcase(name, stated)] if "*" in stated else variants.get(stated, [])
+        return [replace(item, content=f"{name}{at}{selector}") for name in names] or [item]
 
     def named(stage: Value) -> Value:
         if not isinstance(stage.content, dict):
@@ -172,9 +180,6 @@ def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
         }
         return replace(stage, content=stage.content | lists)
 
-    stages = root.content.get("stages")
-    if not variants or stages is None or not isinstance(stages.content, dict):
-        return root
     stages = replace(stages, content={name: named(stage) for name, stage in stages.content.items()})
     return replace(root, content=root.content | {"stages": stages})
 

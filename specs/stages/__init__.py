@@ -14,7 +14,9 @@ from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceDataStage
 from specs.stages.pretrain import PretrainStage
+from specs.stages.probe import ProbeStage
 from specs.stages.qrpo import QrpoStage
+from specs.stages.select import SelectStage
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 
@@ -31,6 +33,8 @@ STAGES: dict[str, type[Stage]] = {
     "qrpo": QrpoStage,
     "dpo": DpoStage,
     "merge": MergeStage,
+    "select": SelectStage,
     "evaluate": EvaluateStage,
+    "probe": ProbeStage,
     "export": ExportStage,
 }

@@ -80,7 +80,7 @@ class EvaluateStage(FromCheckpoint):
     """`sources` are parts of corpora whose held-out split is scored. `against` is another evaluate stage, of the model that this one is
     compared with: forgetting per source, paired rewards of the same prompts and seeds, divergence."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     kind: Literal["evaluate"] = identity()
     sources: list[Reference] = reference(default_factory=list)
     samples: int = identity(64, ge=1, description="held-out sequences per source, at most")

@@ -247,7 +247,12 @@ def test_evaluation_scores_each_source_and_each_bucket(stages: Stages, trained: 
     assert {key for key in metrics if key.startswith("perplexity")} == {
         "perplexity", "perplexity/steady", "perplexity/striding"
     }  # fmt: skip
-    assert {key for key in metrics if key.startswith("memorisation/exact")} == {"memorisation/exact/0", "memorisation/exact/8"}
+    assert {key for key in metrics if key.startswith("memorisation/exact") and key[-1].isdigit()} == {
+        "memorisation/exact/0", "memorisation/exact/8"
+    }  # fmt: skip
+    for measure in ("exact", "rouge_l", "common_substring"):
+        found = metrics[f"memorisation/{measure}/8"]
+        assert metrics[f"memorisation/{measure}/8/low"] <= found <= metrics[f"memorisation/{measure}/8/high"]
     low, high = sorted((metrics["perplexity/steady"], metrics["perplexity/striding"]))
     assert low <= metrics["perplexity"] <= high
     assert all(math.isfinite(value) for value in metrics.values())

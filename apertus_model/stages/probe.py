@@ -1,0 +1,47 @@
+"""The `probe` stage: measurements on a checkpoint that are no evaluation of tasks.
+
+Artifact: `metrics.json`, the same numbers as in the manifest; `apertus_model.evaluation.sharpness` lists them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apertus_model.evaluation.perplexity import held_out
+from apertus_model.evaluation.sharpness import sharpness
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.inference import load_evaluator
+from apertus_model.trainer.process import engine_process
+from infra.store import Artifact, Attempt
+from specs.job import Job
+from specs.launch import Launch, Parallel
+from specs.stages.probe import ProbePart
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Measures, and stores what was measured."""
+    part = ProbePart.model_validate(job.spec)
+    checkpoint = job.inputs["checkpoint"]
+    assert checkpoint.checkpoint is not None, "the launcher gives the folder"
+    launch = Launch.model_validate(job.launch)
+    with engine_process(threads=launch.threads or 2):
+        with attempt.store.timed():
+            evaluator = load_evaluator(
+                part.model,
+                attempt.store.location(checkpoint.checkpoint),
+                sequence_length=part.sequence_length,
+                attention=part.attention,
+                parallel=launch.parallel or Parallel(),
+                batch_size=part.batch_size,
+                scratch=job.scratch,
+            )
+        first = torch.distributed.get_rank() == 0
+        sources = [Artifact(attempt.store, read.path or "") for role, read in job.inputs.items() if role.startswith("source:")]
+        samples = [sample for source in sources for sample in held_out(source, sequence_length=part.sequence_length, samples=part.samples)]
+        metrics = sharpness(evaluator, samples, **part.sharpness.model_dump(), progress=progress if first else Progress(None))
+        if first:
+            for name, value in metrics.items():
+                progress.log(f"{name}: {value:.4g}")
+            attempt.write_json("metrics.json", metrics)
+            attempt.commit(metrics=metrics)

@@ -1,0 +1,64 @@
+"""The `select` stage: which of several checkpoints is the best, by a metric.
+
+Artifact: a manifest alone, whose metrics are `chosen` (the number of the candidate, from 0), `value` (its metric) and `value/<name>` of
+every candidate. What starts from the stage reads the chosen checkpoint itself.
+
+Invariant: the choice is a function of stored numbers. A candidate whose metric is not a finite number (a training that diverged) is never
+chosen; one that lacks the metric is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from infra.store import Artifact, Attempt
+from specs.errors import StageError
+from specs.job import Job
+from specs.stages.select import SelectPart
+
+
+class SelectError(StageError):
+    """Nothing can be chosen; the message says which metric of which candidate is missing."""
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Compares, and stores the choice. SelectError where there is nothing to compare."""
+    part = SelectPart.model_validate(job.spec)
+    values = [_value(job, attempt, part, index) for index in range(len(part.names))]
+    chosen = choose(values, part.best)
+    for name, value in zip(part.names, values, strict=True):
+        progress.log(f"{part.metric} of {name}: {value:.6g}")
+    progress.log(f"{part.names[chosen]} is chosen: the {part.best}")
+    finite = {f"value/{name}": value for name, value in zip(part.names, values, strict=True) if math.isfinite(value)}
+    attempt.commit(metrics={"chosen": chosen, "value": values[chosen]} | finite)
+
+
+def choose(values: Sequence[float], best: Literal["lowest", "highest"]) -> int:
+    """The number of the first of the best finite values. SelectError when there is none."""
+    sign = 1 if best == "lowest" else -1
+    finite = [index for index, value in enumerate(values) if math.isfinite(value)]
+    if not finite:
+        raise SelectError(f"none of the {len(values)} candidates has a finite value: {', '.join(map(str, values))}; lower their rates")
+    return min(finite, key=lambda index: (sign * values[index], index))
+
+
+def _value(job: Job, attempt: Attempt, part: SelectPart, index: int) -> float:
+    """The metric of a candidate: of its evaluation where there is one, else of the training that made it, at that very step."""
+    name = part.names[index]
+    if f"evaluation:{index}" in job.inputs:
+        metrics: Mapping[str, float] = Artifact(attempt.store, job.inputs[f"evaluation:{index}"].path or "").manifest["metrics"]
+        if part.metric not in metrics:
+            raise SelectError(f"the evaluation of '{name}' has no metric '{part.metric}'; it has {', '.join(sorted(metrics))}")
+        return float(metrics[part.metric])
+    read = job.inputs[f"checkpoint:{index}"]
+    assert read.path is not None and read.step is not None, "the launcher gives folder and step"
+    loss = Artifact(attempt.store, read.path).checkpoint(read.step).validation_loss(part.metric)
+    if loss is None:
+        raise SelectError(
+            f"'{name}' has no {part.metric} at step {read.step}; let validation.interval divide the last step, or select by an evaluation"
+        )
+    return loss

@@ -1,0 +1,266 @@
+"""The figures that a recipe asks for (`specs/figures.py`): numbers from the parts that are stored, and their charts.
+
+Invariant: nothing is drawn that is not stored. A variant without its number is left out and named, and so is a whole figure without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.graph_objects as go
+
+from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot
+from flows.report.results import numbers
+from specs.figures import VARIANT, Axis, FigureSpec
+
+HEIGHT = 380
+SIDES = ("top center", "bottom center", "middle left", "middle right")  # of a point, for its text
+Metrics = Mapping[str, Mapping[str, float]]
+"""Stage -> the numbers of its result, `val_loss` among them where it was measured at its end."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with its interval, where it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place: of a variant (`text` is written beside it), or of one number of a line. `x` is None for a bar."""
+
+    variant: str
+    text: str
+    x: Value | None
+    y: Value
+
+
+@dataclass
+class Experiment:
+    """A figure of the recipe with its points by series. `missing`: variants that are not stored yet."""
+
+    spec: FigureSpec
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+
+def experiment(spec: FigureSpec, metrics: Metrics) -> Experiment:
+    """The points of a figure. `metrics` has every stage of the recipe."""
+    found = Experiment(spec)
+    for series, variants in spec.variants(metrics).items():
+        for variant, text in variants.items():
+            points = list(_points(spec, variant, text, metrics))
+            found.points.setdefault(series, []).extend(points)
+            if not points:
+                found.missing.append(variant)
+    return found
+
+
+def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iterator[Point]:
+    of_y = _of(spec.y, variant, metrics)
+    if spec.form == "lines":
+        before, _, after = spec.y.metric.partition("*")
+        times = of_y.get(spec.times, 0.0) if spec.times else 1.0
+        places = sorted(
+            int(name[len(before) : len(name) - len(after)])
+            for name in of_y
+            if name.startswith(before) and name.endswith(after) and name[len(before) : len(name) - len(after)].isdecimal()
+        )
+        for place in places if times else ():
+            y = _value(of_y, f"{before}{place}{after}")
+            assert y is not None, "the name was just found"
+            yield Point(variant, text, Value(place * times), y)
+        return
+    y = _value(of_y, spec.y.metric)
+    x = _value(_of(spec.x, variant, metrics), spec.x.metric) if spec.x.metric else None
+    if y is not None and (x is not None or not spec.x.metric):
+        yield Point(variant, text, x, y)
+
+
+def _of(axis: Axis, variant: str, metrics: Metrics) -> Mapping[str, float]:
+    return numbers(metrics.get(axis.stage.replace(VARIANT, variant), {}))
+
+
+def _value(metrics: Mapping[str, float], name: str) -> Value | None:
+    if name not in metrics:
+        return None
+    return Value(metrics[name], metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
+
+
+def front(points: list[Point], x_better: str | None, y_better: str | None) -> list[Point]:
+    """The points that no other beats: none is at least as good on both axes and better on one. In the order of x."""
+    assert x_better and y_better, "the spec wants `better` of both axes"
+    signs = (1 if x_better == "lower" else -1, 1 if y_better == "lower" else -1)
+    costs = [(signs[0] * point.x.value, signs[1] * point.y.value) for point in points if point.x is not None]
+    kept = [
+        point
+        for point, own in zip(points, costs, strict=True)
+        if not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in costs)
+    ]
+    return sorted(kept, key=lambda point: point.x.value if point.x else 0.0)
+
+
+# Drawing
+
+
+def draw(name: str, found: Experiment) -> Figure | None:
+    """The chart; None where nothing is stored yet."""
+    if not any(found.points.values()):
+        return None
+    spec, look = found.spec, Styles(found.spec.series, SERIES_COLOURS)
+    make = {"points": _draw_points, "lines": _draw_lines, "bars": _draw_bars}[spec.form]
+    traces, layout = make(name, found, look)
+    drawn = plot(traces, margin={"l": 64, "r": 24, "t": 14, "b": 54, "pad": 4}, **layout)
+    legend = (
+        [] if spec.form == "bars" else [Entry(series, _group(name, series), look[series]) for series in spec.series if found.points[series]]
+    )
+    return Figure(spec.title, _summary(found), HEIGHT, drawn, legend, text=spec.text)
+
+
+def _summary(found: Experiment) -> str:
+    """What is better, and what the intervals are, where there are any."""
+    spec = found.spec
+    better = "; ".join(f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better)
+    said = [f"{better[:1].upper()}{better[1:]}."] if better else []
+    values = [value for points in found.points.values() for point in points for value in (point.x, point.y) if value is not None]
+    if any(value.low is not None for value in values):
+        said.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals.")
+    if spec.front:
+        said.append("On the broad line lie those that no other beats on both axes.")
+    return " ".join(said)
+
+
+def _group(name: str, series: str) -> str:
+    return f"{name} {series}"
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {
+        "title": {"text": label(axis.label or axis.metric), "font": {"size": 12.5}, "standoff": 8},
+        "type": axis.scale,
+        "nticks": 7,
+        "automargin": True,
+    } | ({"dtick": "D2"} if axis.scale == "log" else {})
+
+
+def _whiskers(values: list[Value], colour: str) -> dict[str, Any] | None:
+    """Error bars; None where no value has an interval."""
+    if all(value.low is None or value.high is None for value in values):
+        return None
+    above = [value.high - value.value if value.high is not None else 0.0 for value in values]
+    below = [value.value - value.low if value.low is not None else 0.0 for value in values]
+    return {"type": "data", "array": above, "arrayminus": below, "symmetric": False, "thickness": 1.6, "width": 5, "color": colour}
+
+
+def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
+    spec = found.spec
+    everything = [point for points in found.points.values() for point in points]
+    traces: list[Any] = []
+    if spec.front and len(best := front(everything, spec.x.better, spec.y.better)) > 1:
+        traces.append(_staircase(best, spec))
+    for order, (series, points) in enumerate(found.points.items()):
+        values = [(point.x, point.y) for point in points if point.x is not None]
+        style = look[series]
+        traces.append(
+            go.Scatter(
+                x=[x.value for x, _ in values],
+                y=[y.value for _, y in values],
+                mode="markers+text" + "+lines" * spec.connect,
+                name=label(series),
+                legendgroup=_group(name, series),
+                text=[label(point.text) for point in points],
+                textposition=[SIDES[(order if spec.connect else index) % len(SIDES)] for index in range(len(points))],
+                textfont={"size": 11},
+                marker={"color": style.colour, "symbol": style.symbol, "size": 11, "line": {"width": 1, "color": "rgba(127,127,127,.4)"}},
+                line={"color": style.colour, "width": 1.6, "dash": style.dash},
+                error_x=_whiskers([x for x, _ in values], style.colour),
+                error_y=_whiskers([y for _, y in values], style.colour),
+                customdata=[label(point.variant) for point in points],
+                cliponaxis=False,
+                hovertemplate="%{fullData.name}, %{customdata}<br>%{x:.4g}, %{y:.4g}<extra></extra>",
+            )
+        )
+    return traces, {"xaxis": _axis(spec.x), "yaxis": _axis(spec.y)}
+
+
+def _staircase(best: list[Point], spec: FigureSpec) -> Any:
+    """What no point beats, as steps: a point holds until the next better one."""
+    shape = "hv" if spec.x.better == "lower" else "vh"
+    return go.Scatter(
+        x=[point.x.value for point in best if point.x is not None],
+        y=[point.y.value for point in best],
+        mode="lines",
+        line={"shape": shape, "width": 9, "color": "rgba(127,127,127,.22)"},
+        hoverinfo="skip",
+    )
+
+
+def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
+    """Lines over numbers that grow by factors, evenly spaced, each with the band of its intervals."""
+    spec = found.spec
+    places = sorted({_place(point) for points in found.points.values() for point in points})
+    traces: list[Any] = []
+    for series, points in found.points.items():
+        style, group = look[series], _group(name, series)
+        for variant in dict.fromkeys(point.variant for point in points):
+            line = [point for point in points if point.variant == variant]
+            at = [places.index(_place(point)) for point in line]
+            if all(point.y.low is not None and point.y.high is not None for point in line):
+                edge = [point.y.low for point in line] + [point.y.high for point in reversed(line)]
+                band = {"fill": "toself", "fillcolor": _faint(style.colour), "line": {"width": 0}, "hoverinfo": "skip"}
+                traces.append(go.Scatter(x=at + at[::-1], y=edge, mode="lines", legendgroup=group, **band))
+            traces.append(
+                go.Scatter(
+                    x=at,
+                    y=[point.y.value for point in line],
+                    mode="lines+markers",
+                    name=label(series),
+                    legendgroup=group,
+                    line={"color": style.colour, "width": 2.4, "dash": style.dash},
+                    marker={"symbol": style.symbol, "size": 8},
+                    customdata=[label(variant)] * len(line),
+                    cliponaxis=False,
+                    hovertemplate="%{fullData.name}, %{customdata}<br>%{y:.4g}<extra></extra>",
+                )
+            )
+    ticks = {"tickmode": "array", "tickvals": list(range(len(places))), "ticktext": [f"{place:,}" for place in places], "type": "linear"}
+    return traces, {"xaxis": _axis(spec.x) | ticks, "yaxis": _axis(spec.y) | {"rangemode": "tozero"}}
+
+
+def _place(point: Point) -> int:
+    assert point.x is not None, "a point of a line has a number"
+    return round(point.x.value)
+
+
+def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
+    """A bar for each variant, those of a series beside each other in its colour."""
+    traces = []
+    for series, points in found.points.items():
+        named = [f"{series}<br>{label(point.text)}" if point.text else label(series) for point in points]
+        traces.append(
+            go.Bar(
+                x=named,
+                y=[point.y.value for point in points],
+                name=label(series),
+                legendgroup=_group(name, series),
+                marker={"color": look[series].colour},
+                error_y=_whiskers([point.y for point in points], "rgba(127,127,127,.9)"),
+                text=[f"{point.y.value:.3g}" for point in points],
+                textposition="inside",
+                insidetextanchor="start",
+                insidetextfont={"color": "#ffffff"},
+                hovertemplate="%{x}: %{y:.4g}<extra></extra>",
+            )
+        )
+    return traces, {"xaxis": _axis(found.spec.x) | {"type": "category", "nticks": 0}, "yaxis": _axis(found.spec.y), "bargap": 0.3}
+
+
+def _faint(colour: str) -> str:
+    """The colour of a band: `#2477d4` -> `rgba(36,119,212,0.16)`."""
+    red, green, blue = (int(colour[index : index + 2], 16) for index in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"

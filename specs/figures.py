@@ -1,0 +1,118 @@
+"""Figures that a recipe asks for: which numbers of which stages stand on which axis. The report draws them.
+
+Invariant: a figure is execution only. It reads what stages stored, and no fingerprint knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+
+from specs.base import Spec, execution
+from specs.errors import Problem, nearest
+
+VARIANT = "{variant}"
+
+
+class Axis(Spec):
+    """One axis. `stage`, with `{variant}` in it, names the stage of every variant, and `metric` what to read of it: a number of its
+    manifest, or `val_loss`. A `*` in the metric of y stands for numbers, which are then the places on x: `memorisation/rouge_l/*`. Where a
+    metric has neighbours `<metric>/low` and `<metric>/high`, they are drawn as its interval."""
+
+    stage: str = execution("", description="for example sft-{variant}")
+    metric: str = execution("")
+    label: str = execution("")
+    scale: Literal["linear", "log"] = execution("linear")
+    better: Literal["lower", "higher"] | None = execution(None, description="said beside the axis; needed for `front`")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Axis:
+        if bool(self.stage) != bool(self.metric):
+            raise ValueError("an axis needs both stage and metric, or neither")
+        if self.stage.count(VARIANT) != 1 and self.stage:
+            raise ValueError(f"'{self.stage}' names no variant; write {VARIANT} once, where the names of the variants stand")
+        return self
+
+
+def _variants(value: Any) -> Any:
+    if isinstance(value, str):
+        return {value: ""}
+    return dict.fromkeys(value, "") if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
+
+
+Variants = Annotated[dict[str, str], BeforeValidator(_variants, json_schema_input_type=str | list[str] | dict[str, str])]
+
+
+class FigureSpec(Spec):
+    """A figure of the report. `series` gives, by the name in the legend, the variants of each: one, a list, or a map of variants to what is
+    written beside their points. A variant may have `*` in it, for all stages that fit; what `*` stood for is then written.
+
+    Where y has a `*` and x no metric, every variant is a line over numbers; where x has a metric, a point; otherwise a bar."""
+
+    title: str = execution()
+    x: Axis = execution(default_factory=Axis)
+    y: Axis = execution()
+    series: dict[str, Variants] = execution(min_length=1)
+    times: str = execution("", description="of lines: the metric of y's stage by which the numbers on x are multiplied")
+    connect: bool = execution(False, description="points of a series are joined by a line, in their order")
+    front: bool = execution(False, description="draw the line of points that no other beats on both axes")
+    text: str = execution("", description="stands under the figure")
+
+    @property
+    def form(self) -> Literal["lines", "points", "bars"]:
+        if self.x.metric:
+            return "points"
+        return "lines" if "*" in self.y.metric else "bars"
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> FigureSpec:
+        if not self.y.metric:
+            raise ValueError("y needs a stage and a metric")
+        if "*" in self.x.metric or (self.x.metric and "*" in self.y.metric):
+            raise ValueError("a * stands for numbers on x, in the metric of y only, and x has no metric then")
+        if (self.connect or self.front) and self.form != "points":
+            raise ValueError("connect and front are for points, where both axes have a metric")
+        if self.front and not (self.x.better and self.y.better):
+            raise ValueError("front needs `better` of both axes")
+        if self.times and self.form != "lines":
+            raise ValueError("times is for lines, where the metric of y has a *")
+        return self
+
+    def axes(self) -> list[tuple[str, Axis]]:
+        """The axes that read a metric, with their names."""
+        return [(name, axis) for name, axis in (("x", self.x), ("y", self.y)) if axis.metric]
+
+    def variants(self, stages: Iterable[str]) -> dict[str, dict[str, str]]:
+        """By series: variants with what is written beside them. A variant with `*` is all that y has a stage for among `stages`."""
+        return {name: _matching(self.y.stage, stated, stages) for name, stated in self.series.items()}
+
+
+def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> dict[str, str]:
+    before, _, after = pattern.partition(VARIANT)
+    found: dict[str, str] = {}
+    for variant, text in stated.items():
+        if "*" not in variant:
+            found[variant] = text
+            continue
+        for stage in stages:
+            name = stage[len(before) : len(stage) - len(after)]
+            if stage == f"{before}{name}{after}" and fnmatchcase(name, variant):
+                head, _, tail = variant.partition("*")
+                found[name] = text or name[len(head) : len(name) - len(tail)]
+    return found
+
+
+def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterator[Problem]:
+    """Stages that figures name and that are not among `stages`, and variants that none fits."""
+    known = list(stages)
+    for name, figure in figures.items():
+        for series, variants in figure.variants(known).items():
+            if not variants:
+                message = f"no stage fits '{', '.join(figure.series[series])}' in {figure.y.stage}"
+                yield Problem(("figures", name, "series", series), message, "name variants of that stage.")
+            for axis, variant in ((axis, variant) for axis in figure.axes() for variant in variants):
+                if (stage := axis[1].stage.replace(VARIANT, variant)) not in known:
+                    yield Problem(("figures", name, axis[0], "stage"), f"there is no stage '{stage}'", nearest(stage, known))

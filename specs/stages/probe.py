@@ -1,0 +1,39 @@
+"""The `probe` stage: what is measured on a checkpoint and says nothing about any task. Forgetting and memorisation are `evaluate`'s."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specs.base import Spec, execution, identity, reference
+from specs.model import ModelSpec
+from specs.stages.base import FromCheckpoint
+from specs.units import Reference
+
+
+class Sharpness(Spec):
+    """Trace of the Hessian of the loss divided by the number of parameters, estimated with random signs (Hutchinson)."""
+
+    probes: int = identity(50, ge=2, description="random vectors; each costs two passes, forward and backward, over all sequences")
+    seed: int = identity(28)
+
+
+class ProbeStage(FromCheckpoint):
+    """`sources` are parts of corpora: the loss is the mean over the tokens of the first held-out sequences of each."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["probe"] = identity()
+    sources: list[Reference] = reference(min_length=1)
+    samples: int = identity(16, ge=1, description="held-out sequences per source, at most")
+    sequence_length: int | None = identity(None, ge=8, description="of the held-out sequences; the model's by default")
+    sharpness: Sharpness = identity(default_factory=Sharpness)
+
+
+class ProbePart(Spec):
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`."""
+
+    model: ModelSpec = identity()
+    sequence_length: int = identity()
+    samples: int = identity()
+    sharpness: Sharpness = identity()
+    attention: str = execution("auto")
+    batch_size: int = execution(8)

@@ -1,0 +1,42 @@
+"""The `select` stage: the best of several checkpoints, by a metric that is named."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.stages.base import Stage
+from specs.units import Reference
+
+
+class SelectStage(Stage):
+    """Chooses one of `checkpoints` by the held-out loss of its own training, or one of those that `evaluations` measured by any metric of
+    theirs. The name of a matrix stands for all its variants. `from: <this stage>` is then the checkpoint that was chosen, with everything
+    that belongs to it; nothing is copied. Of equal ones the first is chosen."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["select"] = identity()
+    checkpoints: list[Reference] = reference(default_factory=list)
+    evaluations: list[Reference] = reference(default_factory=list)
+    metric: str = identity("val_loss", description="val_loss or val_loss/<source> of checkpoints; any metric of evaluations: reward/mean")
+    best: Literal["lowest", "highest"] = identity("lowest")
+
+    @model_validator(mode="after")
+    def _chooses_among_something(self) -> SelectStage:
+        if bool(self.checkpoints) == bool(self.evaluations):
+            raise ValueError("state either checkpoints or evaluations to choose among")
+        if self.checkpoints and self.metric.split("/")[0] != "val_loss":
+            raise ValueError(
+                f"checkpoints are compared by val_loss or val_loss/<source>, not by '{self.metric}'; name evaluations that measured it"
+            )
+        return self
+
+
+class SelectPart(Spec):
+    """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides between equal ones."""
+
+    metric: str = identity()
+    best: Literal["lowest", "highest"] = identity()
+    names: list[str] = execution(description="of the candidates, for people")
