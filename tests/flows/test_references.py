@@ -55,7 +55,8 @@ def best(chat: Planned, store: Store, losses: dict[int, dict[str, float]]) -> No
     attempt.begin()
     for step, validation in losses.items():
         store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"w")
-        attempt.commit_checkpoint(step, {"validation": validation, "validation_step": step if validation else None})
+        facts = {"validation": validation, "validation_step": step if validation else None}
+        attempt.commit_checkpoint(step, facts, files=attempt.sealed_checkpoint(step))
     attempt.commit(metrics={}, step=8)
 
 

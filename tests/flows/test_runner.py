@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from infra.launch import Ended, Process
 
 from flows.plan import Plan, Step
 from flows.runner import Interrupted, Runner
+from infra.launchers.local import Ended, Process
 from infra.store import Artifact
 from infra.store.retention import referred_steps
 from tests.flows.conftest import finish

@@ -65,7 +65,7 @@ def _trained(plan: Plan, attempt: Attempt, scale: float = 1.0) -> None:
         attempt.add_metrics({"step": step, "tokens": step * 128, "loss": scale / step})
     attempt.add_metrics({"step": 8, "validation": {"corpus/notes": scale}})
     attempt.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(8))}/weights", b"weights")
-    attempt.commit_checkpoint(8, {"tokens": 1024})
+    attempt.commit_checkpoint(8, {"tokens": 1024}, files=attempt.sealed_checkpoint(8))
     attempt.commit(metrics={"loss": scale / 8}, step=8)
 
 

@@ -195,11 +195,11 @@ def test_an_interrupted_holder_is_gone_on_from_where_it_committed(recipe: Path, 
 
     def save(attempt: Attempt, process: InThread) -> None:
         store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(5))}/weights", b"weights")
-        attempt.commit_checkpoint(5, {})
+        attempt.commit_checkpoint(5, {}, files=attempt.sealed_checkpoint(5))
 
     def go_on(attempt: Attempt, process: InThread) -> None:
         store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(8))}/weights", b"weights")
-        attempt.commit_checkpoint(8, {})
+        attempt.commit_checkpoint(8, {}, files=attempt.sealed_checkpoint(8))
         attempt.commit(metrics={}, step=8)
 
     gate = Gate(save)

@@ -1,8 +1,15 @@
-"""moto's S3 server in a thread of this process: its conditional writes are atomic, and what it holds goes with it."""
+"""moto's S3 server in a thread of this process. What it holds goes with it.
+
+moto looks whether there is an object, then stores the new one, so of conditional writes at the same moment several may win (seen on a busy
+machine). S3 does both at once; here such requests are served one at a time.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from tests.infra.s3 import Server
 
@@ -23,6 +30,17 @@ class Moto(Server):
 
     def start(self) -> None:
         self._server.start()
+        server = self._server._server
+        assert server is not None
+        inner, one_at_a_time = server.app, threading.Lock()
+
+        def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            if "HTTP_IF_NONE_MATCH" not in environ:
+                return inner(environ, start_response)  # type: ignore[no-any-return]
+            with one_at_a_time:
+                return [*inner(environ, start_response)]
+
+        server.app = app
 
     def stop(self) -> None:
         self._server.stop()

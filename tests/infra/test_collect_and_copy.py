@@ -77,7 +77,7 @@ class Maker:
         for step in steps:
             attempt.add_metrics({"step": step, "loss": 1.0})
             self.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/shard", f"{letter}{step}".encode() * 100)
-            attempt.commit_checkpoint(step, {})
+            attempt.commit_checkpoint(step, {}, files=attempt.sealed_checkpoint(step))
             if step in ends:
                 attempt.commit(metrics={}, step=step)
         return attempt.job.path
@@ -301,9 +301,10 @@ def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(s
 def test_digests_of_the_pieces_of_a_long_file_belong_to_it(store: Store, maker: Maker) -> None:
     path = maker.data("corpus", "a")
     beside = f"{path}/attempts/first/.data.bin.pieces"
-    store.write_once(beside, b"0" * 64)
+    digests = hashlib.sha256(b"aaaa").digest() * 250
+    store.write_once(beside, digests)
     document = store.read_json(f"{path}/manifest.json")
-    document["files"]["data.bin"] |= {"piece_bytes": 4, "pieces": hashlib.sha256(b"0" * 64).hexdigest()}
+    document["files"]["data.bin"] |= {"piece_bytes": 4, "pieces": hashlib.sha256(digests).hexdigest()}
     document["history"] = [{"path": "first/rows.jsonl", "size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}]
     store.write_once(f"{path}/attempts/first/rows.jsonl", b"{}")
     store.fs.pipe_file(store.full(f"{path}/manifest.json"), to_json(document))
@@ -311,7 +312,7 @@ def test_digests_of_the_pieces_of_a_long_file_belong_to_it(store: Store, maker: 
     assert later(store) == []
     target = Store.open(f"memory://{uuid.uuid4().hex}")
     assert copy(store, target, closure(store, [(path, None)])).files == 3
-    assert target.read_bytes(beside) == b"0" * 64
+    assert target.read_bytes(beside) == digests
 
 
 # Copies

@@ -20,6 +20,7 @@ from moto.server import ThreadedMotoServer
 
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.lease import Holder, Lease, LeaseLost, Leases, Timing, holder_of
+from infra.store.retention import prune
 from infra.store.store import to_json
 from tests.infra.test_store import attempt as attempt_of
 from tests.infra.test_store import save
@@ -120,24 +121,19 @@ def test_of_sixteen_claimers_at_once_one_wins(store: Store) -> None:
     assert seen.holder.attempt == winners[0]
 
 
-class Unconditional(MemoryFileSystem):
-    """Storage without exclusive writes, at the worst moment: whoever asks is told that nothing is there, and the last writer wins."""
+class Overwriting(Store):
+    """On storage without exclusive writes, at the worst moment: every writer is told that it was the first, and the last one's stays."""
 
-    store: dict[str, Any] = {}  # noqa: RUF012
-    pseudo_dirs = [""]  # noqa: RUF012
-    protocol = "unconditional"
-
-    def exists(self, path: str, **kwargs: Any) -> bool:
-        return False
-
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        super().pipe_file(path, value)
+    def write_once(self, path: str, data: bytes) -> bool:
+        self.fs.pipe_file(self.full(path), data)
+        return True
 
 
 @pytest.fixture
 def unconditional() -> Iterator[Store]:
-    yield Store(Unconditional(), "/store")
-    Unconditional.store.clear()
+    fs = MemoryFileSystem()
+    yield Overwriting(fs, "/overwriting")
+    fs.rm("/overwriting", recursive=True)
 
 
 def test_without_exclusive_writes_the_claimer_that_was_overwritten_stands_back(unconditional: Store) -> None:
@@ -288,17 +284,17 @@ def test_who_lost_the_lease_commits_and_prunes_nothing(store: Store, tmp_path: P
     fenced = attempt_of(store, tmp_path, "first", path=PART, lease=lease.generation)
     for step in (10, 20):
         save(fenced, step)
-        fenced.commit_checkpoint(step, {})
+        fenced.commit_checkpoint(step, {}, files=fenced.sealed_checkpoint(step))
     fenced.commit_unit("a")
     save(fenced, 30)
     elsewhere(store, "second", generation=2)
     local = tmp_path / "unit"
     local.write_text("work")
     for write in (
-        lambda: fenced.commit_checkpoint(30, {}),
+        lambda: fenced.commit_checkpoint(30, {}, files=fenced.sealed_checkpoint(30)),
         lambda: fenced.commit_unit("b", files={"unit": local}),
         lambda: fenced.commit(metrics={}),
-        lambda: fenced.prune(1, set()),
+        lambda: prune(fenced.artifact, keep=1, kept=lambda step: False, before=fenced.check_lease),
     ):
         with pytest.raises(LeaseLost, match=r"taken over by attempt second on far\.example"):
             write()

@@ -80,9 +80,9 @@ def test_a_rank_that_hangs_ends_the_attempt_and_the_next_one_makes_the_same_weig
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sys.path.insert(0, str(TESTS / "stages"))
-    from infra.launch import Ended, Process
     from test_training_stages import SPEC, Stages, weights_of
 
+    from infra.launchers.local import Ended, Process
     from infra.store import Artifact
     from specs.job import Job
     from specs.launch import Launch
