@@ -59,7 +59,7 @@ def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(plann
         def run(self, *arguments: Any) -> Ended:
             return Ended(0, "", (), {"message": "the job ends in 300 s", "again": False, "interrupted": True})
 
-    monkeypatch.setattr("flows.runner.Process", Stage)
+    monkeypatch.setattr("infra.launchers.Process", Stage)
     plan = planned()
     runner = Runner(plan, Notes())
     runner.prepare()

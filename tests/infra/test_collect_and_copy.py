@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import infra.store.copy as copying
 from infra.store import Artifact, Attempt, Store, StoreError, runs
 from infra.store.collect import Item, remove, survey
 from infra.store.contents import list_files, open_contents, protected_mark
@@ -107,7 +108,7 @@ def test_what_a_named_run_refers_to_stays_with_all_it_was_made_from(store: Store
     trained = maker.training("c", [10], [10], (mixture, None))
     maker.data("export", "d", (trained, 10))
     maker.run("one", part=(trained, 10))
-    assert gone(later(store)) == {"d": "no run reaches it"}
+    assert gone(later(store)) == {"d": "no run reaches it", "c": "references of what goes"}
 
 
 def test_the_last_record_is_the_run_and_a_forgotten_run_keeps_nothing(store: Store, maker: Maker) -> None:
@@ -360,17 +361,16 @@ def test_a_copy_that_was_cut_off_is_sound_and_goes_on(tmp_path: Path, monkeypatc
     for calls in range(8):
         target = Store.open(str(tmp_path / f"target-{calls}"))
         left = [calls]
-        original = Store.write_stream
+        original = copying._copy_file
 
-        def writing(self: Store, path: str, read: Any, left: list[int] = left, original: Any = original) -> Any:
+        def one_file(source: Store, target: Store, name: str, record: Any, left: list[int] = left, original: Any = original) -> Any:
             if not left[0]:
-                half = iter((b"half", b""))
-                original(self, path, lambda: next(half))
+                target.write_bytes(name, b"half")
                 raise Stopped
             left[0] -= 1
-            return original(self, path, read)
+            return original(source, target, name, record)
 
-        monkeypatch.setattr(Store, "write_stream", writing)
+        monkeypatch.setattr(copying, "_copy_file", one_file)
         try:
             copy(source, target, closure(source, [(export, None)]))
         except Stopped:

@@ -15,6 +15,7 @@ import pytest
 import s3fs
 
 from infra.store import Artifact, Attempt, Store, StoreError
+from infra.store.store import to_json
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.moto import Moto
@@ -97,7 +98,7 @@ def winners(store: Store, path: str) -> list[int]:
 
     def write(writer: int) -> None:
         barrier.wait()
-        if store.write_once(path, str(writer).encode()):
+        if store.write_once(path, to_json({"writer": writer})):
             wins.append(writer)
 
     threads = [threading.Thread(target=write, args=(writer,)) for writer in range(16)]
@@ -105,7 +106,7 @@ def winners(store: Store, path: str) -> list[int]:
         thread.start()
     for thread in threads:
         thread.join()
-    assert store.read_bytes(path).decode() in map(str, wins)
+    assert store.read_json(path)["writer"] in wins
     return wins
 
 
