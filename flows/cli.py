@@ -264,7 +264,7 @@ def main() -> None:
         sys.exit(1)
 
 
-from flows.commands import keeping, trace, verify  # noqa: E402, F401  # they register their commands on `app`
+from flows.commands import keeping, metrics, trace, verify  # noqa: E402, F401  # they register their commands on `app`
 
 if __name__ == "__main__":
     from flows.cli import main as entry  # the app that the commands know, not this copy of it

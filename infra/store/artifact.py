@@ -18,6 +18,7 @@ from typing import Any
 
 from infra.store.reader import FETCHES, CheckedFile
 from infra.store.records import DamagedError, StoreError, check_files, check_record, inside, one_name
+from infra.store.rows import decode
 from infra.store.store import Store
 
 
@@ -137,8 +138,7 @@ class Artifact:
     def history(self, marker: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""
         for entry in (marker or self.manifest)["history"]:
-            for line in self.store.reader(f"{self.path}/attempts/{entry['path']}", entry).bytes().splitlines():
-                yield json.loads(line)
+            yield from decode(self.store.reader(f"{self.path}/attempts/{entry['path']}", entry).bytes(), entry["path"])
 
 
 def check_marker(marker: Any, what: str) -> dict[str, Any]:

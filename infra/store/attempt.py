@@ -6,7 +6,6 @@ unit's) is written, after every file that the marker names. So an attempt that w
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from infra.store.artifact import Artifact, Checkpoint, check_unit, local_file
 from infra.store.lease import require
 from infra.store.records import DamagedError, StoreError, check_files, inside
 from infra.store.retention import refer
+from infra.store.rows import SUFFIX, encode
 from infra.store.seal import seal_folder
 from infra.store.store import Store, to_json
 from specs.job import Job
@@ -162,9 +162,8 @@ class Attempt:
     def _flush_history(self, step: int) -> None:
         if not self._rows:
             return
-        name = f"history/{step:08d}.jsonl"
-        text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in self._rows)
-        record = self.store.write_bytes(self.folder(name), text.encode())
+        name = f"history/{step:08d}{SUFFIX}"
+        record = self.store.write_bytes(self.folder(name), encode(self._rows))
         self.history = [*self.history, {"path": f"{self.job.attempt}/{name}", **record}]
         self._rows = []
 

@@ -51,10 +51,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         if node.kind in MODULES and not Artifact(store, node.path).complete:
             scratch = folder / "scratch" / name.replace("/", "-")
             scratch.mkdir(parents=True)
-            job = runner._job(node, plan.steps[name], scratch).model_copy(update={"launch": {"workers": 1}})
-            attempt = Attempt(job, store)
-            attempt.begin()
-            MODULES[node.kind].run(job, attempt, Progress(job.progress), StopSignal())
+            lease = runner._turn(node)
+            assert lease is not None
+            with lease:
+                job = runner._job(node, plan.steps[name], scratch, lease).model_copy(update={"launch": {"workers": 1}})
+                attempt = Attempt(job, store)
+                attempt.begin()
+                MODULES[node.kind].run(job, attempt, Progress(job.progress), StopSignal())
     return make(load(recipe, OVERRIDES), store)
 
 

@@ -342,7 +342,7 @@ def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, s3: str, 
         f"pretrain/{'b' * 32}/{name}"
         for name in (
             *("leases/1.json", "attempts/dead/half", "checkpoints/00000030.json"),
-            *("attempts/first/step-00000030/shard", "attempts/first/history/00000030.jsonl"),
+            *("attempts/first/step-00000030/shard", "attempts/first/history/00000030.parquet"),
         )
     }
     assert amount.artifacts == 3 and amount.present_files == 0

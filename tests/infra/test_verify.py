@@ -78,7 +78,7 @@ def test_a_sound_store_is_read_whole_and_not_changed(store: Store) -> None:
     found = verify(store, on_progress=lambda done, total: seen.append((done, total)))
     assert found.damages == []
     assert found.rerun() == []
-    rows = 2 * len(b'{"step": 10}\n')
+    rows = sum(len(data) for path, data in before.items() if "/history/" in path)
     size = 2 * (len(DATA) + len(b"unit")) + 10 + 20 + rows + len(b"weights")
     assert (found.files, found.bytes) == (9, size)
     assert found.markers == 2 + 2 * 2 + 3 + 1
@@ -142,7 +142,7 @@ def test_withdrawing_takes_what_is_damaged_and_nothing_else(store: Store) -> Non
 
 
 def test_a_checkpoint_whose_rows_of_metrics_are_damaged_is_named_and_kept(store: Store) -> None:
-    change(store, f"{TRAINED}/attempts/first/history/00000010.jsonl")
+    change(store, f"{TRAINED}/attempts/first/history/00000010.parquet")
     found = verify(store)
     assert [damage.history for damage in found.damages] == [True]
     assert (withdraw(store, found.damages), found.rerun()) == ([], [])

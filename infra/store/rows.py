@@ -1,0 +1,38 @@
+"""Rows of metrics as Parquet, which every tool for tables reads.
+
+Invariant: rows come back as they were given: a field that a row does not have is no field of it, at any depth. Rows in JSON lines, of
+stores that were filled before, are read as well.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+SUFFIX = ".parquet"
+
+
+def encode(rows: Sequence[dict[str, Any]]) -> bytes:
+    """Columns are the fields of all rows; those that are mappings are structs."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    target = io.BytesIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), target)
+    return target.getvalue()
+
+
+def decode(data: bytes, name: str) -> list[dict[str, Any]]:
+    """The rows of a file by that name."""
+    if not name.endswith(SUFFIX):
+        return [json.loads(line) for line in data.splitlines()]
+    import pyarrow.parquet as pq
+
+    return [_without_nulls(row) for row in pq.read_table(io.BytesIO(data)).to_pylist()]
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: _without_nulls(value) if isinstance(value, dict) else value for name, value in row.items() if value is not None}
