@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -340,3 +341,19 @@ def test_branch_from_the_command_line_writes_the_file_and_says_what_is_shared(do
     assert "7 parts are shared with" in result.output and "4 are new: other, cooldown, evaluate, export" in result.output
     assert recipe.with_name("other.yaml").exists()
     assert "stands already in" in invoke("branch", str(recipe), "pretrain@step=12", "--name", "other", "--store", done.store.url).output
+
+
+# Metrics
+
+
+def test_metrics_are_one_table_keyed_by_run_stage_attempt_and_step(done: Plan, recipe: Path, tmp_path: Path) -> None:
+    target = tmp_path / "metrics.parquet"
+    result = invoke("metrics", str(recipe), "--store", done.store.url, "--output", str(target))
+    assert result.exit_code == 0, result.output
+    rows = pq.read_table(target).to_pylist()
+    assert {(row["run"], row["stage"], row["part"]) for row in rows} == {(done.pipeline.name, "pretrain", "pretrain/1")}
+    assert len({row["attempt"] for row in rows}) == 1
+    assert [(row["step"], row["loss"]) for row in rows[:-1]] == [(step, 1 / step) for step in range(1, 9)]
+    assert (rows[-1]["step"], rows[-1]["validation/corpus/notes"]) == (8, 1.0)
+    assert f"{len(rows):,} rows are in" in result.output
+    assert invoke("metrics", str(recipe), "pretrian", "--store", done.store.url).exit_code == 2
