@@ -228,7 +228,7 @@ def test_a_run_outlives_its_worker_and_its_server_in_the_store(prefect: Prefect,
 
     prefect.lose_server()
     prefect.start_server()
-    again = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, "stages.cooldown.checkpoint.interval=400"])
+    again = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, "stages.cooldown.checkpoint.interval=400"], until="cooldown")
     assert prefect.wait(again, *OVER) == "COMPLETED"
     steps = [row["step"] for row in Artifact(Store.open(str(half)), annealing.path, 800).history() if "loss" in row]
     assert steps == list(range(1, 801))
