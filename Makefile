@@ -29,7 +29,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --crashes --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tests.record test-all.xml > docs/test_all.md; exit $$status
 
 numerics: $(READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model

@@ -1,0 +1,73 @@
+"""Writes the result of `make test-all` down: `python -m tests.record RESULT.xml... > docs/test_all.md`.
+
+The files are JUnit's, as `pytest --junitxml` makes them; of a test that stands in several, the last counts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections import defaultdict
+from datetime import UTC, datetime
+from importlib import metadata
+from xml.etree import ElementTree
+
+OUTCOMES = ("passed", "skipped", "failed")
+SHOWN = 25
+
+
+def outcome_of(case: ElementTree.Element) -> str:
+    """Of one test case; an error in a fixture is a failure."""
+    kinds = {child.tag for child in case}
+    return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+
+
+def report(files: list[str]) -> str:
+    """Markdown: totals by file of tests, what was skipped and why, what took longest."""
+    cases = {}
+    for file in files:
+        for case in ElementTree.parse(file).iter("testcase"):
+            cases[case.attrib["classname"], case.attrib["name"]] = case
+    rows: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*OUTCOMES, "seconds"), 0))
+    reasons: dict[str, int] = defaultdict(int)
+    for (module, _), case in cases.items():
+        row = rows[module]
+        row[outcome_of(case)] += 1
+        row["seconds"] += float(case.attrib["time"])
+        for skip in case.findall("skipped"):
+            reasons[skip.attrib.get("message", "").splitlines()[0]] += 1
+    totals = {name: sum(row[name] for row in rows.values()) for name in (*OUTCOMES, "seconds")}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    longest = sorted(cases.items(), key=lambda item: -float(item[1].attrib["time"]))[:SHOWN]
+    lines = [
+        "# The last run of all tests",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit or 'unknown'}, Python {platform.python_version()}, torch {metadata.version('torch')}, "
+        f"{os.cpu_count()} CPU cores, no GPU. Written by `make test-all`.",
+        "",
+        "**" + ", ".join(f"{int(totals[name]):,} {name}" for name in OUTCOMES) + f"**, {totals['seconds'] / 60:.0f} minutes of tests.",
+        "",
+        "| tests | passed | skipped | failed | seconds |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {module.removeprefix('tests.')} | " + " | ".join(f"{int(row[name])}" for name in OUTCOMES) + f" | {row['seconds']:.0f} |"
+            for module, row in sorted(rows.items())
+        ),
+        "",
+        "Failed: " + (", ".join(f"`{name}`" for (_, name), case in cases.items() if outcome_of(case) == "failed") or "none") + ".",
+        "",
+        "Skipped, and why:",
+        "",
+        *(f"- {number} x {reason}" for reason, number in sorted(reasons.items())),
+        "",
+        f"The {SHOWN} longest:",
+        "",
+        *(f"- {float(case.attrib['time']):.0f} s `{name}`" for (_, name), case in longest),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report(sys.argv[1:]))
