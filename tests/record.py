@@ -44,8 +44,8 @@ def report(files: list[str]) -> str:
     lines = [
         "# The last run of all tests",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit or 'unknown'}, Python {platform.python_version()}, torch {metadata.version('torch')}, "
-        f"{os.cpu_count()} CPU cores, no GPU. Written by `make test-all`.",
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, Python {platform.python_version()}, torch {metadata.version('torch')}, "
+        f"{os.cpu_count()} CPU cores. Written by `make test-all`.",
         "",
         "**" + ", ".join(f"{int(totals[name]):,} {name}" for name in OUTCOMES) + f"**, {totals['seconds'] / 60:.0f} minutes of tests.",
         "",
