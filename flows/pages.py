@@ -41,8 +41,15 @@ class ProgressBar:
         if not done and self._clock() - self._told < INTERVAL_SECONDS:
             return
         self._told = self._clock()
+        self._tell(100.0 * row["done"] / row["total"], text)
+
+    def finish(self) -> None:
+        """The part is finished, whether it reported anything or not."""
+        self._tell(100.0, "finished")
+
+    def _tell(self, percent: float, text: str) -> None:
         try:
-            update_progress_artifact(artifact_id=self._id, progress=100.0 * row["done"] / row["total"], description=text)  # type: ignore[arg-type]
+            update_progress_artifact(artifact_id=self._id, progress=percent, description=text)  # type: ignore[arg-type]
         except Exception as error:
             logger.debug("progress was not told: %s", error)
 

@@ -137,6 +137,8 @@ def run_part(name: str, session: Session) -> Any:
     with _secrets_kept():
         step = session.runner.run(name)
         publish_results(step, session.plan)
+    if name in session.observer.bars:
+        session.observer.bars.pop(name).finish()
     if before.action == "reuse":
         return Completed(name="Cached", message=f"finished before: {step.node.path}")
     return step.node.path
@@ -247,11 +249,11 @@ def pipeline(
     """Runs what is not finished of a recipe, in order.
 
     Args:
-        spec: the recipe.
-        overrides: fields to change, as with --set.
-        until: run this stage and what it needs.
+        spec: YAML file of the recipe, on the worker's machine; relative to the checkout.
+        overrides: fields to change, as with --set: stages.sft.optimizer.lr=2e-6
+        until: run this stage and what it needs; everything by default.
         only: run this stage alone; what it reads must be finished.
-        store: where checkpoints and artifacts lie.
+        store: folder or fsspec URL, without credentials; that of the recipe by default.
     """
     with _secrets_kept():
         recipe = load(spec, overrides or [])
