@@ -93,7 +93,8 @@ def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     notes = {key: schema.pop(key) for key in _NOTES if key in schema}
     choices = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
     others = []
-    if any(map(_is_value, choices)) and not any(map(_takes_variables, choices)):
+    kind = len(choices) == 1 and "const" in choices[0]  # a field that chooses a model
+    if any(map(_is_value, choices)) and not kind and not any(map(_takes_variables, choices)):
         others.append(_USE)
     if partial and {"type": "null"} not in choices and "const" not in schema:
         others.append({"type": "null"})
@@ -113,5 +114,5 @@ def _of_stages(name: str, field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _takes_variables(schema: dict[str, Any]) -> bool:
-    """Whether a text with a variable fits already; or must not, for the fields that choose a model."""
-    return "const" in schema or (schema.get("type") == "string" and not {"pattern", "enum"} & set(schema))
+    """Whether a text with a variable fits already."""
+    return schema.get("type") == "string" and not {"pattern", "enum", "const"} & set(schema)
