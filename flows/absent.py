@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.05
 """Relative difference between a declared and a real size that a plan mentions."""
+NAMED = 6
+"""Of what is absent, how much the note names; the plan's rows (`--details`) and its JSON (`declared`) have all."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,15 @@ def refuse(plan: Plan, stages: set[str]) -> None:
         raise plan.pipeline.located(SpecError(problems))
 
 
+def own(graph: Graph, node: Node) -> list[str]:
+    """What a part reads itself that is not at hand."""
+    return [read.name for read in node.inputs.values() if read.node is None and read.name in graph.absent]
+
+
 def reason(graph: Graph, node: Node) -> str:
     """Why the state of a part that hangs on something absent is not known."""
-    own = [read.name for read in node.inputs.values() if read.node is None and read.name in graph.absent]
-    return f"not at hand: {', '.join(own)}" if own else "hangs on what is not at hand"
+    names = own(graph, node)
+    return f"not at hand: {', '.join(names)}" if names else "hangs on what is not at hand"
 
 
 def notes(plan: Plan, available: Callable[[Graph, Store, Node], tuple[int, bool]]) -> list[str]:
@@ -82,8 +89,12 @@ def notes(plan: Plan, available: Callable[[Graph, Store, Node], tuple[int, bool]
     found = []
     if plan.graph.absent:
         count = sum(bool(step.absent) for step in plan.steps.values())
-        names = ", ".join(plan.graph.absent)
-        found.append(f"declared, not at hand: {names}; the fingerprints of {count} parts are provisional, and running them needs the data")
+        names = list(plan.graph.absent)
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        found.append(
+            f"declared, not at hand: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are provisional, and running them "
+            "needs the data"
+        )
     for node in plan.graph.nodes.values():
         part = node.part
         if not isinstance(part, CorpusPart) or part.source.declared is None or plan.steps[node.name].absent:

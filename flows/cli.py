@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flows import terminal
+from flows import plan_tables, terminal
 from flows.nearest import Records
 from flows.plan import Plan, make
 from flows.selection import select
@@ -81,7 +81,7 @@ def plan(
     overrides: SetOption = None,
     check_sources: Annotated[bool, typer.Option("--check-sources", help="ask remote urls too whether what is declared is there")] = False,
     against: Annotated[str | None, typer.Option(metavar="SPEC", help="another recipe: show what differs, in place of the plan")] = None,
-    details: Annotated[bool, typer.Option("--details", help="memory by part, and checkpoints, of every stage of training")] = False,
+    details: Annotated[bool, typer.Option("--details", help="each part, variant and passage of data; memory by part; checkpoints")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a run would do with every stage, why, and what it takes. Changes nothing."""
@@ -91,32 +91,18 @@ def plan(
         from flows.estimate.against import compare
 
         if against is not None:
-            comparison = compare(made, _plan(against, store, None, check_sources))
+            other = _plan(against, store, None, check_sources)
+            comparison = compare(made, other)
             if as_json:
                 _print_json(comparison.to_json())
             else:
-                tables.show_comparison(console, comparison, spec, against)
+                names = (made.pipeline.name, other.pipeline.name)
+                tables.show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
             return
         if as_json:
             _print_json(made.to_json())
             return
-        console.print(terminal.plan_table(made))
-        totals = made.to_json()["totals"]
-        todo = totals["to_do"]
-        console.print(
-            f"{terminal.amount(totals['parameters'])} parameters; {terminal.amount(totals['tokens'])} tokens and "
-            f"{terminal.amount(totals['flops'])}FLOP in all; to do: {todo['parts']} parts, {terminal.amount(todo['tokens'])} tokens"
-        )
-        if made.demands:
-            console.print(terminal.supply_table(made))
-        if made.estimates.stages:
-            console.print(tables.estimate_table(made.estimates))
-            if details:
-                console.print(tables.memory_table(made.estimates))
-                console.print(tables.checkpoint_table(made.estimates))
-        for note in made.graph.notes:
-            console.print(f"note: {escape(note)}", soft_wrap=True)
-        tables.show_advice(console, made)
+        plan_tables.show_plan(console, made, details)
 
 
 @app.command()
@@ -151,7 +137,7 @@ def run(
             console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
             terminal.outro(console, made, spec)
             return
-        console.print(terminal.plan_table(made))
+        console.print(plan_tables.plan_table(made))
         _run(made, spec, overrides, until, only, parts)
         terminal.outro(console, make(made.pipeline, made.store), spec)
 

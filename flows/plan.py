@@ -72,6 +72,11 @@ class Plan:
     advice: Given = field(default_factory=Given)
 
     @property
+    def parts(self) -> int:
+        """Pieces of work, each counted once."""
+        return sum(self.graph.twin(step.node) is None for step in self.steps.values())
+
+    @property
     def pending(self) -> list[Step]:
         """What is not finished: parts to run or resume, and finished ones whose gates are not met."""
         return [step for step in self.steps.values() if step.action != "reuse" or step.gate_failures]
@@ -86,7 +91,9 @@ class Plan:
         todo = [part for part in once if part["action"] != "reuse"]
         totals: dict[str, Any] = {key: sum(part[key] for part in once) for key in ("tokens", "steps", "flops")}
         totals["to_do"] = {key: sum(part[key] for part in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
-        totals["parameters"] = max((t.model.parameters for t in self.graph.trajectories.values()), default=0)
+        trajectories = list(self.graph.trajectories.values())
+        own = [t for t in trajectories if not t.imported] or trajectories  # of an imported one, it may be the tokenizer that is read
+        totals["parameters"] = max((t.model.parameters for t in own), default=0)
         document: dict[str, Any] = {
             "pipeline": self.pipeline.name,
             "store": self.store.url,

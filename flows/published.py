@@ -1,6 +1,6 @@
-"""The published Apertus runs beside the plans of their recipes, line by line.
+"""What the plans of all recipes say, and the published Apertus runs beside the plans of theirs, line by line.
 
-    python -m flows.published         # the tables in docs/recipes.md
+    python -m flows.published         # puts its tables into docs/recipes.md and README.md, between the marks there
 
 Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
 to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
@@ -8,6 +8,7 @@ to the other, and each line says how its number is counted. Sources are named as
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from apertus_model.data.goldfish import TABLE_SIZE, hash_table
+from flows.estimate import tables
 from flows.plan import Plan, make
+from flows.terminal import amount, flop
 from infra.store import Store
 from specs.pipeline import load
 from specs.stages.training import Goldfish
@@ -37,6 +40,13 @@ PARAMETERS = {"8b": "8B", "70b": "70B"}
 LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC] [D]
 FEW_VALUES = 44  # factors of two from which the values of a hash are counted one by one; 2^19 of them there
 LENGTHS = ("8k", "16k", "32k", "64k")
+SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
+LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # the same [LC]
+PAGES = {"README.md": "specs/recipes", "docs/recipes.md": "../specs/recipes"}  # that have the overview
+OVERVIEW = (
+    *("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain", "wso", "optimizer-consistency", "goldfish"),
+    *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,11 @@ class Line:
     counted: str = ""
 
 
-def plan_of(size: str) -> Plan:
-    """The plan of a published size, without data and with an empty store."""
+@functools.cache
+def plan_of(name: str) -> Plan:
+    """The plan of a recipe, by the name of its file, without data and with an empty store."""
     with tempfile.TemporaryDirectory() as folder:
-        return make(load(RECIPES / f"apertus-{size}.yaml"), Store.open(folder), ask_network=False)
+        return make(load(RECIPES / f"{name}.yaml"), Store.open(folder), ask_network=False)
 
 
 def masked_share(goldfish: Goldfish, sequence_length: int, vocab_size: int) -> float:
@@ -115,6 +126,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "the one with that sample; it still has the peak",
     )
     yield Line("FLOPs of pretraining", FLOPS[size], f"{flops:.4g}", "3 x forward, 2 a multiply-add, whole attention scores ([P] E)")
+    yield from spent(size, plan)
     goldfish = run.goldfish
     assert goldfish is not None
     rate = masked_share(goldfish, run.sequence_length, run.model.vocab_size)
@@ -123,16 +135,63 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "left out by Goldfish, by its hash",
         "about 1.8% [D]",
         f"{rate * tokens / 1e12:.3f}T, {rate:.2%}",
-        "for uniform ids; 1.8% allows for windows with hash 0 alone, not for others with many even ids, whose hashes take few values",
+        "for uniform ids; 1.8% allows for windows with hash 0 alone, not for others with many even ids. What text has: see below",
     )
-    for length, published in zip(LENGTHS, LONG_TOKENS[size], strict=True):
+    for length, published, speed in zip(LENGTHS, LONG_TOKENS[size], LONG_SPEED[size], strict=True):
         phase = plan.graph.trajectories[f"long-context-{length}/1"]
+        taken = plan.estimates.stages[f"long-context-{length}"]
         yield Line(f"long context {length}, tokens", f"{published}B [LC]", f"{phase.tokens / 1e9:.2f}B", f"{phase.steps:,} steps")
+        yield Line(
+            f"long context {length}, GPU-hours",
+            f"{published * 1e9 / speed / 3600:,.0f} [LC] [D]",
+            f"{taken.sum('gpu_hours') or 0:,.0f}",
+            f"{speed:,} tokens a second and GPU; {taken.parts[0].gpus:,} GPUs, {tables.duration(taken.sum('seconds'))}",
+        )
     yield Line(
         "final learning rate",
         {"8b": "1.1e-5", "70b": "1e-6"}[size] + " [P]",
         f"{run.lr_at(run.steps):.3g}",
         "of the step that would follow",
+    )
+
+
+def spent(size: str, plan: Plan) -> Iterator[Line]:
+    """What the run took. The MFU of the recipe is made of the published speed, so that GPU-hours agree where FLOPs and tokens do."""
+    stage, whole, cluster = plan.estimates.stages["pretrain"], plan.estimates.totals(), plan.pipeline.cluster
+    assert cluster is not None
+    hours, tokens = stage.sum("gpu_hours") or 0, 15e12
+    yield Line(
+        "GPU-hours of pretraining",
+        f"{tokens / SPEED[size] / 3600:,.0f} [D]",
+        f"{hours:,.0f}",
+        f"published: 15T tokens at {SPEED[size]:,} a second and GPU [P]; planned: FLOPs at the MFU of that speed, {stage.parts[0].mfu:.1%}",
+    )
+    report = size == "70b"
+    yield Line(
+        "GPU-hours in all",
+        "about 6M [P]" if report else "not published",
+        f"{amount(whole['gpu_hours'])}",
+        "planned: training alone, without evaluation, sampling, tests and what was lost to failures",
+    )
+    yield Line(
+        "wall-clock of pretraining",
+        "about 90 days [P]" if report else "not published",
+        tables.duration(stage.sum("seconds")),
+        f"planned: {stage.parts[0].gpus:,} GPUs from the first step on, which never stop; the run had half of them until the batch doubled",
+    )
+    yield Line(
+        "energy in all",
+        "about 5 GWh [P]" if report else "not published",
+        tables.energy(whole["energy_kwh"]),
+        f"{cluster.watts:g} W a GPU [P]" + ("; 5 GWh is that over 90 days of 4,096 GPUs, 8.85M GPU-hours [D]" if report else ""),
+    )
+    yield Line("cost in all", "not published", amount(whole["cost"]), f"{cluster.price_per_gpu_hour:g} a GPU-hour, an example")
+    most = max(plan.estimates.stages.values(), key=lambda found: found.largest.memory.total)
+    yield Line(
+        "memory of a GPU",
+        f"at most {cluster.device.memory / 1e9:.0f} GB: {cluster.gpu} [P]",
+        tables.size(most.largest.memory.total),
+        f"the most of any stage: {most.name}",
     )
 
 
@@ -153,13 +212,51 @@ def decay_start(run: Trajectory) -> int:
 
 
 def markdown() -> str:
-    """A table for each size."""
-    tables = []
+    """A table for each published size."""
+    tables_of_sizes = []
     for size in SIZES:
-        rows = [f"| {line.quantity} | {line.published} | {line.planned} | {line.counted} |" for line in lines(size, plan_of(size))]
-        tables.append("\n".join([f"### Apertus {size.upper()}", "", "| | published | planned | counted |", "|---|---|---|---|", *rows, ""]))
-    return "\n".join(tables)
+        rows = [
+            f"| {line.quantity} | {line.published} | {line.planned} | {line.counted} |" for line in lines(size, plan_of(f"apertus-{size}"))
+        ]
+        heading = [f"### Apertus {size.upper()}", "", "| | published | planned | counted |", "|---|---|---|---|"]
+        tables_of_sizes.append("\n".join([*heading, *rows, ""]))
+    return "\n".join(tables_of_sizes)
+
+
+def overview(folder: str) -> str:
+    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of training. `folder`: of the recipes, as
+    seen from the page."""
+    rows = ["| recipe | | parameters | tokens | FLOPs | GPU-hours | memory of a GPU |", "|---|---|---|---|---|---|---|"]
+    for name in OVERVIEW:
+        plan = plan_of(name)
+        totals, cluster = plan.estimates.totals(), plan.pipeline.cluster
+        hours = f"{amount(totals['gpu_hours'])} {cluster.gpu}" if cluster and totals["gpu_hours"] else "-"
+        numbers = [
+            amount(totals["parameters"]),
+            amount(totals["tokens"]),
+            flop(totals["flops"]),
+            hours,
+            tables.size(totals["memory_bytes"]),
+        ]
+        rows.append(f"| [`{name}`]({folder}/{name}.yaml) | {plan.pipeline.description} | {' | '.join(numbers)} |")
+    return "\n".join([*rows, ""])
+
+
+def placed(text: str, mark: str, table: str) -> str:
+    """A page with what stands between its two marks replaced."""
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+    before, rest = text.split(begin)
+    return f"{before}{begin}{table}{end}{rest.split(end)[1]}"
+
+
+def main() -> None:
+    """Writes the tables into the pages."""
+    root = RECIPES.parents[1]
+    for page, folder in PAGES.items():
+        path = root / page
+        text = placed(path.read_text(), "overview", overview(folder))
+        path.write_text(placed(text, "published", markdown()) if page == "docs/recipes.md" else text)
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    main()

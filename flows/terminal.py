@@ -24,19 +24,12 @@ from infra.store import Artifact, StoreError
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
 DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
 PLAIN_INTERVAL = 5.0
-NUMBERS = (
-    "steps",
-    "tokens",
-    "FLOPs",
-    "GPUs",
-    "time",
-    "GPU-hours",
-    "energy",
-    "cost",
-    "per GPU",
-    "total",
-    "difference",
-)  # columns set to the right
+ROUNDED_UP = 0.9995  # of a magnitude: from here on three digits are the next one
+NUMBERS = (  # columns set to the right
+    *("steps", "tokens", "draws", "drawn", "FLOPs", "GPUs", "time", "GPU-hours", "energy", "cost", "per GPU", "total", "difference"),
+    *("weights", "grads", "states", "kept", "working", "output", "gathered", "update"),
+    *("each", "write", "every", "Young/Daly", "written", "in all", "stored", "requests"),
+)
 
 
 def amount(value: float) -> str:
@@ -44,30 +37,14 @@ def amount(value: float) -> str:
     if not value:
         return "-"
     for limit, suffix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
+        if value >= limit * ROUNDED_UP:
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}"
 
 
-def plan_table(plan: Plan) -> Table:
-    rows = []
-    for name, step in plan.steps.items():
-        colour = "red" if step.gate_failures else COLOURS[step.action]
-        action = "gate failed" if step.gate_failures else "declared" if step.absent else step.action
-        numbers = (amount(step.node.steps), amount(step.node.tokens), amount(step.node.flops))
-        rows.append([name, f"[{colour}]{action}[/]", *numbers, escape(step.reason)])
-    headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
-    return table(f"plan of {plan.pipeline.name}", f"store: {plan.store.url}", headings, rows, overflow="fold")
-
-
-def supply_table(plan: Plan) -> Table:
-    """What training asks of the sources. Passes count everything from new weights on."""
-    rows = []
-    for demand in plan.demands:
-        held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
-        passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
-        rows.append([escape(demand.stage), escape(demand.source), amount(demand.tokens), held, passes])
-    return table("what training draws", "", ("stage", "source", "tokens", "held", "passes in all"), rows, overflow="fold")
+def flop(value: float) -> str:
+    """Floating-point operations as papers write them: `6.74e24`; `-` for zero."""
+    return f"{value:.3g}".replace("e+", "e") if value else "-"
 
 
 def status_table(plan: Plan) -> Table:

@@ -88,6 +88,11 @@ class Pipeline(Spec):
             return error
         return SpecError([replace(problem, where=problem.where or document.where(problem.path)) for problem in error.problems])
 
+    def family(self, stage: str) -> str:
+        """The stage with a matrix that a stage is a variant of; else its own name."""
+        variants = self._document.variants if self._document is not None else {}
+        return next((name for name, made in variants.items() if stage in made), stage)
+
     def launch_of(self, stage: Stage) -> Launch:
         """The stage's launch over the pipeline's, with the defaults filled in."""
         stated = stage.launch.over(self.launch)

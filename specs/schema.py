@@ -93,8 +93,8 @@ def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     notes = {key: schema.pop(key) for key in _NOTES if key in schema}
     choices = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
     others = []
-    chooses_a_model = all("const" in choice for choice in choices)  # `kind`
-    if not chooses_a_model and any(map(_is_value, choices)) and not any(map(_takes_variables, choices)):
+    kind = len(choices) == 1 and "const" in choices[0]  # a field that chooses a model
+    if any(map(_is_value, choices)) and not kind and not any(map(_takes_variables, choices)):
         others.append(_USE)
     if partial and {"type": "null"} not in choices and "const" not in schema:
         others.append({"type": "null"})

@@ -48,9 +48,9 @@ class Context:
     estimates: Estimates
 
     def legs(self) -> Iterator[tuple[str, Trajectory]]:
-        """The legs that train, in the order of the plan, each with its name."""
+        """The legs that train, in the order of the plan, each with its name; a choice among checkpoints is no training of its own."""
         for name, trajectory in self.graph.trajectories.items():
-            if not trajectory.merged and not trajectory.imported:
+            if not trajectory.merged and not trajectory.imported and self.kind(trajectory.stage) != "select":
                 yield name, trajectory
 
     def way(self, trajectory: Trajectory) -> Iterator[tuple[Branch, Trajectory]]:

@@ -76,6 +76,11 @@ class StageEstimate:
         steps = storage.interval_steps(part.segment, part.step_seconds)
         return part.step_seconds * min(steps, part.node.steps) if part.step_seconds is not None and steps else None
 
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What stages have in common that take the same."""
+        return (self.parts[0].gpus, sum(part.flops for part in self.parts), self.largest.memory, self.parts[-1].checkpoints)
+
     def sum(self, name: str) -> float | None:
         """Sum of a field of `Spent` over the parts; None where it is not known of one."""
         return _sum([getattr(part.spent, name) for part in self.parts])

@@ -21,10 +21,12 @@ NAMES = ("name", "description", "store")
 
 class Comparison(NamedTuple):
     """fields: by path, the value in the other recipe and in this one, None where it is not there; totals: by name, likewise, None where
-    it is not known (`Estimates.totals`)."""
+    it is not known (`Estimates.totals`); by_stage: the fields again, by stage, "" for what is of none; where variants of a stage differ in
+    the same way, under the name of the stage."""
 
     fields: dict[str, tuple[Any, Any]]
     totals: dict[str, tuple[float | None, float | None]]
+    by_stage: dict[str, dict[str, tuple[Any, Any]]]
 
     def to_json(self) -> dict[str, Any]:
         totals = {}
@@ -44,9 +46,24 @@ def compare(plan: Plan, other: Plan) -> Comparison:
     before, now = _fields(other.pipeline, common), _fields(plan.pipeline, common)
     differing = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     totals, others = plan.estimates.totals(), other.estimates.totals()
-    return Comparison(
-        {name: (before.get(name), now.get(name)) for name in differing}, {name: (others[name], totals[name]) for name in COMPARED}
-    )
+    fields = {name: (before.get(name), now.get(name)) for name in differing}
+    return Comparison(fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline))
+
+
+def _by_stage(fields: dict[str, tuple[Any, Any]], pipeline: Pipeline) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Differing fields by stage and path in it; those of all variants that differ in the same way once, under the name of their stage."""
+    stages = sorted(pipeline.stages, key=len, reverse=True)
+    alike: dict[tuple[str, str], list[tuple[str, tuple[Any, Any]]]] = {}
+    for path, pair in fields.items():
+        stage = next((stage for stage in stages if path.startswith(f"stages.{stage}.")), "")
+        rest = path.removeprefix(f"stages.{stage}.") if stage else path
+        alike.setdefault((pipeline.family(stage) if stage else "", rest), []).append((stage, pair))
+    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for (family, rest), members in alike.items():
+        same = len(members) > 1 and len({repr(pair) for _, pair in members}) == 1
+        for stage, pair in [(family, members[0][1])] if same else members:
+            found.setdefault(stage, {})[rest] = pair
+    return found
 
 
 def _fields(pipeline: Pipeline, common: dict[str, set[str]]) -> dict[str, Any]:

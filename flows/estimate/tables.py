@@ -5,8 +5,10 @@ Invariant: nothing here is computed but differences and units; every number come
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -14,26 +16,25 @@ from rich.table import Table
 from flows.estimate import Estimates
 from flows.estimate.against import Comparison
 from flows.estimate.memory import Memory
-from flows.plan import Plan
-from flows.terminal import amount, table
-from specs.advice import CODES
+from flows.terminal import ROUNDED_UP, amount, flop, table
 
+Rows = dict[str, list[str]]  # stages by the label of the row that they share
 MEMORY_PARTS = {
     "weights": "weights", "gradients": "grads", "optimizer_states": "states", "activations": "kept", "working": "working",
     "output": "output", "communication": "gathered", "update": "update",
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
-TOTALS = {  # of `Estimates.totals`: heading, and what a number of it is shown as
-    "parameters": amount,
-    "tokens": amount,
-    "steps": lambda value: f"{value:,}",
-    "flops": amount,
-    "gpu_hours": amount,
-    "seconds": lambda value: duration(value),
-    "energy_kwh": lambda value: energy(value),
-    "cost": amount,
-    "memory_bytes": lambda value: size(value),
-    "peak_storage_bytes": lambda value: size(value),
+TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`: label, and what a number of it is shown as
+    "parameters": ("parameters", amount),
+    "tokens": ("tokens", amount),
+    "steps": ("steps", lambda value: f"{value:,}"),
+    "flops": ("FLOPs", flop),
+    "gpu_hours": ("GPU-hours", amount),
+    "seconds": ("time", lambda value: duration(value)),
+    "energy_kwh": ("energy", lambda value: energy(value)),
+    "cost": ("cost", amount),
+    "memory_bytes": ("memory of a GPU", lambda value: size(value)),
+    "peak_storage_bytes": ("most that is stored", lambda value: size(value)),
 }
 
 
@@ -53,7 +54,7 @@ def size(count: float | None) -> str:
     if count is None:
         return "-"
     for limit, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= limit:
+        if count >= limit * ROUNDED_UP:
             return f"{count / limit:.3g} {unit}"
     return f"{count:.0f} B"
 
@@ -63,92 +64,115 @@ def energy(kwh: float | None) -> str:
     if kwh is None:
         return "-"
     for limit, unit in ((1e6, "GWh"), (1e3, "MWh"), (1, "kWh"), (1e-3, "Wh")):
-        if kwh >= limit:
+        if kwh >= limit * ROUNDED_UP:
             return f"{kwh / limit:.3g} {unit}"
     return f"{kwh * 1e3:.3g} Wh"
 
 
-def estimate_table(estimates: Estimates) -> Table:
-    """A line per stage of training, and their sum."""
+def estimate_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
+    """A line per stage of training, or per label of `rows_of` for the stages that it stands for, which are alike; and their sum."""
     rows = []
-    for name, stage in estimates.stages.items():
-        document = stage.to_json()
-        need = document["memory_bytes"]["total"]
-        held = f"{'[red]' if document['fits'] is False else ''}{size(need)}{'[/]' if document['fits'] is False else ''}"
-        rows.append([escape(name), str(document["gpus"]), *_spent(document), held, size(document["checkpoint"]["bytes"])])
+    for label, names in (rows_of or {name: [name] for name in estimates.stages}).items():
+        documents = [estimates.stages[name].to_json() for name in names]
+        first = documents[0]
+        need = size(first["memory_bytes"]["total"])
+        held = f"[red]{need}[/]" if first["fits"] is False else need
+        spent = {name: _sum([document[name] for document in documents]) for name in ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")}
+        rows.append([escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])])
     totals = estimates.totals()
     rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), f"{size(totals['peak_storage_bytes'])} stored"])
     headings = ("stage", "GPUs", "FLOPs", "time", "GPU-hours", "energy", "cost", "per GPU", "checkpoint")
     return table("what training takes", _caption(estimates), headings, rows, overflow="fold")
 
 
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 def _spent(document: dict[str, Any]) -> list[str]:
     hours, cost = document["gpu_hours"], document["cost"]
     numbers = [amount(hours) if hours is not None else "-", energy(document["energy_kwh"]), amount(cost) if cost is not None else "-"]
-    return [amount(document["flops"]), duration(document["seconds"]), *numbers]
+    return [flop(document["flops"]), duration(document["seconds"]), *numbers]
 
 
 def _caption(estimates: Estimates) -> str:
     cluster = estimates.cluster
     if cluster is None:
         return "without a cluster: in the recipe there is no time, energy or cost"
-    found = sorted({f"{part.mfu:.1%} {part.mfu_source}" for stage in estimates.stages.values() for part in stage.parts if part.mfu})
-    mfu = f"MFU {', '.join(found)}" if found else "no MFU is stated (cluster.mfu), and none was measured"
+    found: dict[str, list[float]] = {}
+    for part in (part for stage in estimates.stages.values() for part in stage.parts):
+        if part.mfu is not None:
+            found.setdefault(part.mfu_source or "", []).append(part.mfu)
+    ranges = [f"{'' if min(of) == max(of) else f'{min(of):.1%} to '}{max(of):.1%} {source}" for source, of in found.items()]
+    mfu = f"MFU {', '.join(ranges)}" if ranges else "no MFU is stated (cluster.mfu), and none was measured"
     return (
         f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)}); {mfu}"
     )
 
 
-def memory_table(estimates: Estimates) -> Table:
-    """Memory of a GPU at its peak, by part."""
+def memory_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
+    """Memory of a GPU at its peak, by part, in the unit of the largest."""
+    most = max(stage.largest.memory.total for stage in estimates.stages.values())
+    divisor, unit = next(((divisor, unit) for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= divisor), (1, "bytes"))
     rows = []
-    for name, stage in estimates.stages.items():
-        memory = stage.largest.memory
-        parts = [size(value) if (value := getattr(memory, part)) else "-" for part in MEMORY_PARTS]
-        rows.append([escape(name), *parts, size(memory.total), memory.moment])
+    for label, name in _first(estimates, rows_of):
+        memory = estimates.stages[name].largest.memory
+        values = [value / divisor for value in (*(getattr(memory, part) for part in MEMORY_PARTS), memory.total)]
+        rows.append(
+            [escape(label), *(f"{value:.3g}" if value >= 1 else f"{value:.2f}" if value else "-" for value in values), memory.moment]
+        )
     headings = ("stage", *MEMORY_PARTS.values(), "total", "peak at")
     caption = "states: of the optimizer; kept: activations; gathered: weights and gradients on their way between GPUs"
-    return table("memory of a GPU", caption, headings, rows, overflow="fold")
+    found = table(f"memory of a GPU ({unit})", caption, headings, rows, overflow="fold")
+    found.padding = (0, 0, 0, 0)
+    return found
 
 
-def checkpoint_table(estimates: Estimates) -> Table:
-    """Checkpoints: sizes, intervals, storage and requests."""
+def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
+    """Checkpoints of a stage: sizes, intervals, storage and requests."""
     rows = []
-    for name, stage in estimates.stages.items():
-        saved = stage.to_json()["checkpoint"]
+    for label, name in _first(estimates, rows_of):
+        saved = estimates.stages[name].to_json()["checkpoint"]
         requests = sum(saved["requests_each"].values())
         numbers = [size(saved["bytes"]), duration(saved["write_seconds"]), duration(saved["interval_seconds"])]
         numbers += [duration(saved["young_daly_seconds"]), f"{saved['written']:,}", size(saved["written_bytes"])]
-        rows.append([escape(name), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"])
+        rows.append([escape(label), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"])
     headings = ("stage", "each", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
-    return table("checkpoints", "requests: to object storage, for each", headings, rows, overflow="fold")
+    found = table("checkpoints", "requests: to object storage, for each; of variants: one of them", headings, rows, overflow="fold")
+    found.padding = (0, 0, 0, 0)
+    return found
 
 
-def show_advice(console: Console, plan: Plan) -> None:
-    """Advice behind the tables."""
-    for advice in plan.advice.given:
-        about = CODES[advice.code]
-        console.print(f"[yellow]advice[/] [bold]{advice.code}[/] {escape(advice.stage)}: {escape(advice.message)}", soft_wrap=True)
-        console.print(f"  {escape(about.reason)} ({escape(about.source)})", style="dim", soft_wrap=True)
-    if plan.advice.silenced:
-        names = ", ".join(f"{advice.code} ({advice.stage})" for advice in plan.advice.silenced)
-        console.print(f"silenced: {escape(names)}", style="dim", soft_wrap=True)
+def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:
+    """Labels of rows, and the first stage that each stands for."""
+    return [(label, names[0]) for label, names in rows_of.items()] if rows_of is not None else [(name, name) for name in estimates.stages]
 
 
 def show_comparison(console: Console, comparison: Comparison, name: str, against: str) -> None:
-    """Two plans side by side."""
-    fields = [[escape(field), escape(_shown(before)), escape(_shown(now))] for field, (before, now) in comparison.fields.items()]
-    if fields:
-        console.print(table("fields that differ", "", ("field", escape(against), escape(name)), fields, overflow="fold"))
-    else:
-        console.print("no field differs")
-    rows = []
+    """Two plans side by side, what they come to first."""
+    numbers = Table(title="totals of training", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    numbers.add_column("")
+    for heading in (against, name, "difference"):
+        numbers.add_column(escape(heading), justify="right", overflow="fold")
     for total, (before, now) in comparison.totals.items():
-        shown = TOTALS[total]
+        label, shown = TOTALS[total]
         pair = [shown(value) if value else "-" for value in (before, now)]
         change = f"{now / before - 1:+.1%}" if before and now is not None else "-"
-        rows.append([total.replace("_", " ").removesuffix(" bytes").replace("energy kwh", "energy"), *pair, change])
-    console.print(table("totals of training", "", ("", escape(against), escape(name), "difference"), rows, overflow="fold"))
+        numbers.add_row(label, *pair, change)
+    console.print(numbers)
+    if not comparison.fields:
+        console.print("no field differs")
+        return
+    fields = Table(title="fields that differ", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("field", against, name):
+        fields.add_column(escape(heading), overflow="fold")
+    for stage, differing in comparison.by_stage.items():
+        if stage:
+            fields.add_row(f"[bold]stages.{escape(stage)}[/]")
+        for field, (before, now) in differing.items():
+            fields.add_row(f"{'  ' * bool(stage)}{escape(field)}", escape(_shown(before)), escape(_shown(now)))
+    console.print(fields)
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from flows.absent import Absent, is_local, provisional
@@ -13,12 +14,12 @@ from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.base import Spec
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
-from specs.pipeline import Pipeline
+from specs.pipeline import CHECKPOINTS, Pipeline, uses
 from specs.sources import SourceSpec
 from specs.stages import STAGES
 from specs.stages.import_model import ImportModelPart
 from specs.stages.select import SelectStage
-from specs.trajectory import Trajectory, branch, candidates
+from specs.trajectory import Branch, Trajectory, branch, candidates, leg_of
 from specs.units import Reference
 
 
@@ -41,6 +42,15 @@ class Builder:
         node = Node(name, stage_name, kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
         self.graph.nodes[name] = node
         return node
+
+    @cached_property
+    def starts(self) -> list[tuple[Branch, Reference]]:
+        """Every checkpoint that some stage reads, once the trajectories are known."""
+        trajectories = self.graph.trajectories
+        named = (
+            (path, ref) for name, stage in self.pipeline.stages.items() for path, ref, kinds in uses(name, stage) if kinds == CHECKPOINTS
+        )
+        return [(branch(ref, trajectories, path, self.graph.best), ref) for path, ref in named if leg_of(ref, trajectories) in trajectories]
 
     def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
         found = Problem(path, message, fix)

@@ -12,7 +12,7 @@ from flows.parts.drawn import Counters, Way, counter, drawn_until, excluded, way
 from infra.store import Artifact, Checkpoint, Store
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Checkpointing, Parallel
-from specs.pipeline import CHECKPOINTS, Pipeline, uses
+from specs.pipeline import Pipeline, uses
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeStage
@@ -24,7 +24,7 @@ from specs.stages.select import SelectPart
 from specs.stages.sft import SftSegment, SftStage
 from specs.stages.tokenizer import TokenizerPart
 from specs.stages.training import Leg, MixtureTraining, Segment, TrainingStage
-from specs.trajectory import Cut, Trajectory, branch, leg_of
+from specs.trajectory import Cut, Trajectory, branch
 from specs.units import Reference
 
 FIELDS = {"mixture": "mixture", "pairs": "preferences"}  # input of a segment -> the field of the stage that names it
@@ -181,14 +181,10 @@ def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, pa
 def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointing:
     """Steps that other stages start from are milestones; metrics that they choose by are watched."""
     wanted, best = set(checkpoint.milestones), set(checkpoint.best)
-    trajectories = builder.graph.trajectories
-    for other, stage in builder.pipeline.stages.items():
-        for path, ref, kinds in uses(other, stage):
-            if kinds == CHECKPOINTS and leg_of(ref, trajectories) in trajectories:
-                start = branch(ref, trajectories, path, builder.graph.best)
-                if start.leg == leg:
-                    wanted.add(start.step)
-                    best |= {ref.best} if ref.best else set()
+    for start, ref in builder.starts:
+        if start.leg == leg:
+            wanted.add(start.step)
+            best |= {ref.best} if ref.best else set()
     return checkpoint.model_copy(update={"milestones": sorted(wanted), "best": sorted(best)})
 
 

@@ -116,16 +116,18 @@ def locate(reference: str, *, download: bool = True) -> str:
 
 
 def _snapshot(name: str, revision: str | None, download: bool) -> str:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants
+
+    missing = f"there is no folder '{name}', and the local Hugging Face cache has no model '{name}'{f' at {revision}' if revision else ''}"
+    if not download and not (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir():
+        raise SourceError(missing)  # for a plan, which does not have the time to import what downloads
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted: dict[str, Any] = {"revision": revision, "allow_patterns": [*SMALL_FILES, "*.safetensors"]}
     try:
         return str(snapshot_download(name, local_files_only=True, **wanted))
     except LocalEntryNotFoundError as error:
-        missing = (
-            f"there is no folder '{name}', and the local Hugging Face cache has no model '{name}'{f' at {revision}' if revision else ''}"
-        )
         if constants.HF_HUB_OFFLINE:
             raise SourceError(f"{missing}; HF_HUB_OFFLINE forbids a download") from error
         if not download:

@@ -1,4 +1,5 @@
-"""The published recipes: their plans have the report's numbers, need neither torch nor data nor a network, and shrink to a miniature.
+"""The published recipes: their plans have the report's numbers, need neither torch nor data nor a network, and shrink to a miniature; what
+the pages and the deployments say of all recipes is true.
 
 The numbers are those of the report (arXiv 2509.14233v2, table H.8, appendix E) and of the released scripts, by `docs/recipes.md`.
 """
@@ -16,7 +17,7 @@ from ruamel.yaml import YAML
 
 from apertus_model.data.goldfish import goldfish_mask
 from flows.plan import Plan, make
-from flows.published import markdown, masked_share, plan_of
+from flows.published import OVERVIEW, PAGES, markdown, masked_share, overview, plan_of
 from infra.store import Store
 from specs.pipeline import load
 from specs.schema import json_schema
@@ -26,12 +27,14 @@ from specs.trajectory import Trajectory
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "specs" / "recipes"
-NAMES = ("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain")
+LADDER = ("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain")
+STUDIES = ("wso", "optimizer-consistency", "goldfish")
+NAMES = (*LADDER, *STUDIES)
 
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
-    return {size: plan_of(size) for size in ("8b", "70b")}
+    return {size: plan_of(f"apertus-{size}") for size in ("8b", "70b")}
 
 
 def pretraining(plans: dict[str, Plan], size: str) -> Trajectory:
@@ -109,7 +112,80 @@ def test_the_hash_of_goldfish_masks_less_than_one_label_in_k() -> None:
 
 
 def test_the_page_shows_what_is_planned_now() -> None:
-    assert markdown() in (ROOT / "docs" / "recipes.md").read_text(), "put the output of python -m flows.published into docs/recipes.md"
+    assert markdown() in (ROOT / "docs" / "recipes.md").read_text(), "python -m flows.published"
+
+
+def test_the_pages_list_all_recipes_with_what_their_plans_say() -> None:
+    assert set(OVERVIEW) == {path.stem for path in RECIPES.glob("*.yaml")}
+    table = overview("@")
+    for page, folder in PAGES.items():
+        assert table.replace("(@/", f"({folder}/") in (ROOT / page).read_text(), f"{page}: python -m flows.published"
+
+
+def test_every_recipe_has_a_deployment_that_names_its_file() -> None:
+    deployments = YAML(typ="safe").load(ROOT / "prefect.yaml")["deployments"]
+    assert {deployment["name"]: deployment["parameters"]["spec"] for deployment in deployments} == {
+        name: f"specs/recipes/{name}.yaml" for name in OVERVIEW
+    }
+    assert len(deployments) == len(OVERVIEW) and all(deployment["description"] for deployment in deployments)
+
+
+# Tokens a second and GPU: the report for pretraining, the long-context scripts' notes for the others. GPU-hours follow from tokens alone.
+SPEEDS = {
+    "8b": {"pretrain": 6960, "long-context-8k": 6150, "long-context-16k": 4300, "long-context-32k": 3700, "long-context-64k": 1800},
+    "70b": {"pretrain": 723, "long-context-8k": 780, "long-context-16k": 710, "long-context-32k": 480, "long-context-64k": 160},
+}
+PROCESSES = {"8b": (1024, 1024, 2048, 2048, 2048), "70b": (4096, 2048, 2048, 2048, 1024)}
+
+
+@pytest.mark.parametrize("size", ["8b", "70b"])
+def test_gpu_hours_are_those_of_the_published_speed_on_the_processes_of_each_stage(plans: dict[str, Plan], size: str) -> None:
+    estimates = plans[size].estimates
+    assert estimates.cluster is not None
+    there = estimates.cluster.nodes * estimates.cluster.gpus_per_node
+    for (name, speed), processes in zip(SPEEDS[size].items(), PROCESSES[size], strict=True):
+        found = estimates.stages[name].to_json()
+        assert found["gpus"] == processes <= there
+        assert found["gpu_hours"] == pytest.approx(found["tokens"] / speed / 3600, rel=3e-3)  # the MFU has three digits
+        assert found["seconds"] == pytest.approx(found["gpu_hours"] * 3600 / processes)
+        assert found["energy_kwh"] == pytest.approx(found["gpu_hours"] * 0.56)  # 560 W a GPU, the report
+    assert max(PROCESSES[size]) == there
+    assert size != "70b" or estimates.totals()["gpu_hours"] == pytest.approx(6e6, rel=0.03)  # "about 6M", the report
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_recipe_fits_its_gpus_and_gets_no_advice_that_it_does_not_want(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.advice.given == []
+    assert not [note for note in plan.graph.notes if "silence" in note]
+    assert all(stage.to_json()["fits"] for stage in plan.estimates.stages.values())
+    hours = plan.estimates.totals()["gpu_hours"]
+    assert hours is not None and hours > 0
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_what_is_silenced_has_its_reason_beside_it_at_published_scale(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    for at, line in enumerate(lines):
+        if path.stem.endswith("-mini") or not line.lstrip().startswith("silence:"):
+            continue
+        listed = [line] if "[" in line else [item for item in lines[at + 1 : at + 5] if item.strip().startswith("- ")]
+        assert listed and all(" # " in item for item in listed), f"{path.name}: {line}"
+
+
+def test_the_70b_needs_recomputation_for_long_contexts(plans: dict[str, Plan]) -> None:
+    without = make(load(RECIPES / "apertus-70b.yaml", ["variables.long_checkpointing=none"]), plans["70b"].store, ask_network=False)
+    advised = {advice.stage: advice.numbers["nearest"] for advice in without.advice.given}
+    assert advised == {f"long-context-{length}": {"activation_checkpointing": "selective"} for length in LENGTHS}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_in_miniature_is_on_this_machine_alone(name: str) -> None:
+    whole, small = plan_of(name), plan_of(f"{name}-mini")
+    assert whole.graph.absent and not small.graph.absent
+    assert whole.pipeline.cluster is not None and small.pipeline.cluster is None
+    assert small.estimates.totals()["tokens"] * 1000 < whole.estimates.totals()["tokens"]
+    assert small.advice.given == [] and not [note for note in small.graph.notes if "declare" in note or "silence" in note]
 
 
 OFFLINE = """\
@@ -192,7 +268,7 @@ def miniature(name: str) -> list[str]:
     return chosen
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LADDER)
 def test_a_miniature_of_each_recipe_is_a_few_overrides_away(name: str, tmp_path: Path) -> None:
     whole, small = (
         make(load(RECIPES / f"{name}.yaml", overrides), Store.open(str(tmp_path)), ask_network=False) for overrides in ([], miniature(name))
