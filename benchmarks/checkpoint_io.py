@@ -64,8 +64,7 @@ class Bench:
         return attempt
 
     def load(self, rank: int, attempt: Attempt) -> None:
-        checkpoint = attempt.artifact.checkpoint(1)
-        load_tensors(self.states[rank], attempt.store.location(checkpoint.folder))
+        load_tensors(self.states[rank], attempt.artifact.checkpoint(1))
 
     def put(self, rank: int, name: str) -> str:
         path, data = f"{self.store.root}/raw/{name}-{rank}", self.raw[rank]

@@ -209,6 +209,9 @@ class Runner:
         lease.check()
         if ended.stopped:
             raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
+        if ended.error and ended.error.get("damaged"):
+            self._withdraw_damaged(node, ended.error["damaged"] | {"message": ended.error["message"]}, log, lease)
+            return
         if ended.error and ended.error.get("interrupted"):  # told to stop by somebody else, or by the clock
             self.stop(ended.error["message"])
             raise Interrupted(f"{node.name} was interrupted: {ended.error['message']}")
@@ -245,7 +248,6 @@ class Runner:
             scratch=str(scratch),
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
-            resume_checkpoint=Artifact(self.plan.store, node.path).checkpoint(resume).folder if resume is not None else None,
             profile=_dump(self.profile),
             tracking=self.plan.pipeline.tracking.located(),
             launched_at=time.time(),
@@ -259,26 +261,51 @@ class Runner:
         if read.step is not None:
             artifact = Artifact(self.plan.store, path)
             checkpoint = artifact.checkpoint(read.step)
-            artifact.verify_checkpoint(checkpoint)
+            checkpoint.check(content=False)
             folder = checkpoint.folder
         return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
 
     def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
-        """The last checkpoint of the part's own trajectory, up to `step`, whose files are what its marker states.
+        """The last checkpoint of the part's own trajectory, up to `step`, whose files are there with the lengths that its marker states.
+        What they hold is compared by the stage, while it loads them (`_withdraw_damaged`).
 
         The marker of a damaged one is withdrawn, so that the step can be committed again."""
         artifact = Artifact(self.plan.store, node.path)
-        usable = [s for s in artifact.checkpoint_steps() if step is not None and (node.start_step or 0) < s <= step]
-        for candidate in reversed(usable):
+        for candidate in reversed(self._own_steps(node)):
+            if step is None or candidate > step:
+                continue
             try:
-                artifact.verify_checkpoint(artifact.checkpoint(candidate))
+                artifact.checkpoint(candidate).check(content=False)
                 return candidate
             except StoreError as error:
-                if lease is not None:
-                    lease.check()
-                self.observer.note(node.name, f"checkpoint {candidate} is withdrawn, the one before it is used: {error}")
-                artifact.withdraw(candidate)
+                self._withdraw(node, [candidate], error, lease)
         return None
+
+    def _own_steps(self, node: Node) -> list[int]:
+        """Steps of the stored checkpoints that are the part's own work."""
+        return [step for step in Artifact(self.plan.store, node.path).checkpoint_steps() if step > (node.start_step or 0)]
+
+    def _withdraw_damaged(self, node: Node, damaged: dict[str, Any], log: str, lease: Lease) -> None:
+        """A stage has found a checkpoint damaged while it read it. One of its own is withdrawn, with those after it (a rollback reads one
+        that is not the last), and the next attempt goes on from the one before. StageFailed for one of another part, and for one that is
+        sound when all of it is read again."""
+        step, message = int(damaged["step"]), f"{node.name}: {damaged['message']} (log: {log})"
+        if damaged["artifact"] != node.path or step not in (own := self._own_steps(node)):
+            raise StageFailed(message, again=False)
+        try:
+            Artifact(self.plan.store, node.path).checkpoint(step).check()
+        except StoreError as error:
+            self._withdraw(node, [later for later in own if later >= step], error, lease)
+            return
+        raise StageFailed(f"{message}; read again, it is not", again=True)
+
+    def _withdraw(self, node: Node, steps: list[int], error: StoreError, lease: Lease | None) -> None:
+        """Takes checkpoints away, the last one first, so that what is left never misses one in between."""
+        for step in reversed(steps):
+            if lease is not None:
+                lease.check()
+            self.observer.note(node.name, f"checkpoint {step} is withdrawn, the one before it is used: {error}")
+            Artifact(self.plan.store, node.path).withdraw(step)
 
 
 def attempt_id() -> str:

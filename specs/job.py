@@ -44,7 +44,6 @@ class Job(BaseModel):
     scratch: str  # local folder of this attempt
     progress: str  # local JSONL file the stage appends its progress to
     resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to go on from
-    resume_checkpoint: str | None = None  # its folder in the store
     profile: dict[str, Any] = {}  # `specs.profile.Profile`
     tracking: dict[str, Any] = {}  # `specs.tracking.Tracking`, with absolute folders
     launched_at: float = 0.0  # unix time, for the start-up part of the timings

@@ -1,8 +1,8 @@
 """Entry point of a stage's process: `python -m apertus_model.stages JOB.json`, or the same under torchrun.
 
 Invariant: the module of a kind is found by its name; everything it needs is in the job file; its standard input is the
-launcher's pipe. An error is left in `error.json` for the launcher, with whether another attempt may succeed; so is that the stage was told
-to stop, which is no error.
+launcher's pipe. An error is left in `error.json` for the launcher, with whether another attempt may succeed, and which checkpoint was found
+damaged, if that is the error; so is that the stage was told to stop, which is no error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
+from infra.store.records import DamagedCheckpoint
 from specs.errors import StageError
 from specs.job import REPORT, Job
 from specs.redaction import redacted
@@ -44,12 +45,17 @@ def main(path: str) -> int:
             message = f"{type(error).__name__}: {error}"
         message = redacted(message)
         again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
-        _tell(job, {"message": message, "again": again})
+        _tell(job, {"message": message, "again": again} | _damage(error))
         print(message, file=sys.stderr, flush=True)
         return 1
     if stop.requested:
         _tell(job, {"message": stop.reason, "again": False, "interrupted": True})
     return 0
+
+
+def _damage(error: Exception) -> dict[str, Any]:
+    """Which checkpoint the error says is damaged, if that is what it says: the launcher withdraws it, and another attempt is made."""
+    return {"damaged": {"artifact": error.artifact, "step": error.step}} if isinstance(error, DamagedCheckpoint) else {}
 
 
 def _tell(job: Job, error: dict[str, Any]) -> None:

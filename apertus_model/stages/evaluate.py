@@ -22,7 +22,7 @@ from apertus_model.trainer.heldout import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
-from specs.job import InputRef, Job
+from specs.job import Job
 from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 from specs.stages.evaluate import EvaluatePart
@@ -56,7 +56,7 @@ class Measurement:
         self.answers: Answers | None = None
         if "completions" in job.inputs:
             self.answers = Answers.read(self._artifact("prompts"), self._artifact("completions"), self._optional("rewards"))
-        self.evaluator = self._load(job.inputs["checkpoint"], part.model)
+        self.evaluator = self._load("checkpoint", part.model)
 
     def all(self, progress: Progress) -> dict[str, float]:
         """Every metric that the part asks for."""
@@ -88,7 +88,7 @@ class Measurement:
         self.documents |= {"samples.json": own.shown(part.shown, part.name, other, part.against_name), "rewards.json": table}
         if "against_checkpoint" in inputs:
             assert part.against_model is not None, "the planner states the other model"
-            reference = self._load(inputs["against_checkpoint"], part.against_model)
+            reference = self._load("against_checkpoint", part.against_model)
             metrics |= divergence(self.evaluator, reference, own, sequence_length=self._longest(), progress=progress)
         return metrics
 
@@ -98,12 +98,11 @@ class Measurement:
         by_position = part.by_position.sequence_length if part.by_position else 0
         return max(part.sequence_length, part.prefix + part.suffix, by_position, self.answers.longest if self.answers else 0)
 
-    def _load(self, checkpoint: InputRef, model: ModelSpec) -> Evaluator:
-        assert checkpoint.checkpoint is not None, "the launcher gives the folder"
+    def _load(self, role: str, model: ModelSpec) -> Evaluator:
         with self.attempt.store.timed():
             return load_evaluator(
                 model,
-                self.attempt.store.location(checkpoint.checkpoint),
+                self.attempt.input_checkpoint(role),
                 sequence_length=self._longest(),
                 attention=self.part.attention,
                 parallel=Launch.model_validate(self.job.launch).parallel or Parallel(),
@@ -119,7 +118,5 @@ class Measurement:
 
     def _passes_over_probes(self) -> float:
         """How often training went through the corpus with the probes, up to the checkpoint."""
-        checkpoint = self.job.inputs["checkpoint"]
-        assert checkpoint.path is not None and checkpoint.step is not None, "the launcher gives folder and step"
-        passes = Artifact(self.attempt.store, checkpoint.path).checkpoint(checkpoint.step).facts["passes"]
+        passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
         return float(passes.get(self.job.inputs["probes"].fingerprint, 0.0))

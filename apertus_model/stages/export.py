@@ -24,7 +24,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
 from specs.hugging_face import hugging_face_config
 from specs.job import Job
@@ -39,21 +39,19 @@ class ExportError(StageError):
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Writes, verifies and commits the folder. ExportError when the logits differ by more than the tolerance."""
     part = ExportPart.model_validate(job.spec)
-    checkpoint = job.inputs["checkpoint"]
-    assert checkpoint.checkpoint is not None, "the launcher gives the folder"
+    checkpoint = attempt.input_checkpoint("checkpoint")
     tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
     folder = attempt.workdir / "model"
-    location = attempt.store.location(checkpoint.checkpoint)
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
         with attempt.store.timed():
-            write_folder(location, part, tokenizer, folder)
+            write_folder(checkpoint, part, tokenizer, folder)
         progress.update(1, 4, "steps")
         evaluations = [read for role, read in job.inputs.items() if role.startswith("evaluation:")]
-        card = model_card(attempt.store, checkpoint, evaluations, model=part.model, sequence_length=part.sequence_length)
+        card = model_card(attempt.store, job.inputs["checkpoint"], evaluations, model=part.model, sequence_length=part.sequence_length)
         (folder / "README.md").write_text(card)
         check_tokenizer(folder, part)
         progress.update(2, 4, "steps")
-        difference, how = verify(location, folder, part)
+        difference, how = verify(checkpoint, folder, part)
         progress.update(3, 4, "steps")
     if not difference <= part.tolerance:
         raise ExportError(
@@ -67,7 +65,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.commit(metrics={"logit_difference": difference, "parameters": part.model.parameters, "verified": how})
 
 
-def write_folder(location: str, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
+def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
     """Writes weights, configs and tokenizer files, as transformers does; of the weights, one shard is in memory."""
     from transformers import ApertusConfig, ApertusForCausalLM, GenerationConfig
     from transformers.utils import logging as transformers_logging
@@ -89,7 +87,7 @@ def write_folder(location: str, part: ExportPart, tokenizer: Artifact, folder: P
         folder,
         max_shard_size=part.max_shard_size,
         dtype=getattr(torch, part.dtype),
-        read=lambda tensors: load_tensors(tensors, location),
+        read=lambda tensors: load_tensors(tensors, checkpoint),
     )
     config.save_pretrained(folder)
     sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
@@ -114,15 +112,15 @@ def check_tokenizer(folder: Path, part: ExportPart) -> None:
         raise ExportError(f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings")
 
 
-def verify(location: str, folder: Path, part: ExportPart) -> tuple[float, str]:
+def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[float, str]:
     """The largest difference of logits between the checkpoint and the folder, and how it was found: with both models open as a whole where
     they are together no larger than a shard, else a layer at a time. ExportError for a folder that holds something else."""
     if 2 * 4 * part.model.parameters <= part.max_shard_size:  # both in float32
-        return largest_difference(load_model(part, location), folder, part), "opened as a whole"
-    return compare_by_layer(location, folder, part), "every weight bit by bit, logits layer by layer"
+        return largest_difference(load_model(part, checkpoint), folder, part), "opened as a whole"
+    return compare_by_layer(checkpoint, folder, part), "every weight bit by bit, logits layer by layer"
 
 
-def load_model(part: ExportPart, location: str) -> ApertusModel:
+def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
     """The trained model on the CPU, in float32, from a checkpoint of any layout; its weights rounded to what is exported."""
     config = model_config(part.model, sequence_length=part.sequence_length, attention="sdpa")
     with torch.device("meta"):
@@ -131,7 +129,7 @@ def load_model(part: ExportPart, location: str) -> ApertusModel:
     with torch.no_grad():
         model.init_weights()
     state = dict(model.state_dict())
-    load_tensors(state, location)
+    load_tensors(state, checkpoint)
     model.load_state_dict({name: weight.to(getattr(torch, part.dtype)) for name, weight in state.items()})
     return model.eval()
 
@@ -153,7 +151,7 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
         return (model(tokens) - theirs(tokens).logits).abs().max().item()
 
 
-def compare_by_layer(location: str, folder: Path, part: ExportPart) -> float:
+def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> float:
     """The same with one layer in memory, whose weights are those of the folder after a comparison with the checkpoint, bit by bit.
 
     Raises:
@@ -169,7 +167,7 @@ def compare_by_layer(location: str, folder: Path, part: ExportPart) -> float:
     difference = 0.0
     for piece, members in pieces(part.model).items():
         weights = {name: torch.empty(shape) for name, shape in members.items()}
-        load_tensors(weights, location)
+        load_tensors(weights, checkpoint)
         for name, trained in weights.items():
             if not torch.equal(stored[name], trained.to(getattr(torch, part.dtype))):
                 raise ExportError(f"'{name}' of the exported folder is not the trained weight; the folder was not committed")

@@ -34,15 +34,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     from apertus_model.data.preference_samples import PreferenceSamples
 
     part = LogProbabilitiesPart.model_validate(job.spec)
-    checkpoint = job.inputs["checkpoint"]
-    assert checkpoint.checkpoint is not None, "the launcher gives the folder"
     pairs = Artifact(attempt.store, job.inputs["pairs"].path or "")
     rows = PreferenceSamples.open(pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest["facts"]["pad_id"])
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(
                 part.model,
-                attempt.store.location(checkpoint.checkpoint),
+                attempt.input_checkpoint("checkpoint"),
                 sequence_length=part.sequence_length,
                 attention=part.attention,
                 parallel=part.parallel,

@@ -14,7 +14,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.averaging import average_checkpoints
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.merge import MergePart
@@ -25,7 +25,7 @@ RESULT = 1  # the step of the checkpoint
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Averages the checkpoints, and commits the average."""
     part = MergePart.model_validate(job.spec)
-    parents = [job.inputs[f"checkpoint:{index}"] for index in range(len(part.weights))]
+    parents = [attempt.input_checkpoint(f"checkpoint:{index}") for index in range(len(part.weights))]
 
     def on_tensor(done: int, total: int) -> None:
         if dist.get_rank() == 0:
@@ -35,7 +35,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         with attempt.store.timed():
             average_checkpoints(
                 part.model,
-                [attempt.store.location(parent.checkpoint or "") for parent in parents],
+                parents,
                 part.weights,
                 target=attempt.location(attempt.checkpoint_folder(RESULT)),
                 step=RESULT,
@@ -43,7 +43,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 on_tensor=on_tensor,
             )
         if dist.get_rank() == 0:
-            facts = facts_of([Artifact(attempt.store, parent.path or "").checkpoint(parent.step or 0).facts for parent in parents])
+            facts = facts_of([parent.facts for parent in parents])
             attempt.commit_checkpoint(RESULT, facts, files=attempt.sealed_checkpoint(RESULT))
             attempt.commit(step=RESULT, metrics={"checkpoints": len(parents), "tokens": facts["tokens"]})
 

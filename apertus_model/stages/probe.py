@@ -22,14 +22,12 @@ from specs.stages.probe import ProbePart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores what was measured."""
     part = ProbePart.model_validate(job.spec)
-    checkpoint = job.inputs["checkpoint"]
-    assert checkpoint.checkpoint is not None, "the launcher gives the folder"
     launch = Launch.model_validate(job.launch)
     with engine_process(threads=launch.threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(
                 part.model,
-                attempt.store.location(checkpoint.checkpoint),
+                attempt.input_checkpoint("checkpoint"),
                 sequence_length=part.sequence_length,
                 attention=part.attention,
                 parallel=launch.parallel or Parallel(),

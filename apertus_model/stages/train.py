@@ -76,7 +76,7 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
         begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
         checkpoint_writer=lambda step: CheckpointWriter(uploads, attempt.folder(attempt.checkpoint_folder(step))),
         prepare_commit=report.prepare_commit,
-        committed=lambda step: attempt.store.location(attempt.artifact.checkpoint(step).folder),
+        committed=attempt.artifact.checkpoint,
         record=report.add_step,
         record_heldout=report.add_heldout,
         record_anomaly=report.add_anomaly,
@@ -105,15 +105,13 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
     added to them, and what else `carry` says.
     """
     if job.resume_step is not None:
-        assert job.resume_checkpoint is not None, "the launcher gives step and folder"
-        return Source(attempt.store.location(job.resume_checkpoint), job.resume_step, optimizer=True)
-    parent = job.inputs.get("parent")
-    if parent is None:
+        return Source(attempt.artifact.checkpoint(job.resume_step), job.resume_step, optimizer=True)
+    if "parent" not in job.inputs:
         return None
-    assert parent.checkpoint is not None and parent.step is not None, "the launcher gives step and folder"
+    parent = attempt.input_checkpoint("parent")
     chained = segment.start_step > 0
     return Source(
-        attempt.store.location(parent.checkpoint),
+        parent,
         parent.step,
         optimizer=chained or "optimizer" in segment.carry,
         new_adapters=not chained,
@@ -122,11 +120,7 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
 
 def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
     """Passes over all that was trained on, by fingerprint, on the way to the checkpoint that the segment begins with."""
-    parent = job.inputs.get("parent")
-    if parent is None:
-        return {}
-    assert parent.path is not None and parent.step is not None, "the launcher gives folder and step"
-    passes: dict[str, float] = Artifact(attempt.store, parent.path).checkpoint(parent.step).facts["passes"]
+    passes: dict[str, float] = attempt.input_checkpoint("parent").facts["passes"] if "parent" in job.inputs else {}
     return passes
 
 

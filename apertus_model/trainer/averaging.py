@@ -23,12 +23,13 @@ from torchtitan.tools.utils import get_local_device
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import STEP, load_tensors, writer
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
+from infra.store import Checkpoint
 from specs.model import ModelSpec
 
 
 def average_checkpoints(
     spec: ModelSpec,
-    locations: Sequence[str],
+    checkpoints: Sequence[Checkpoint | str],
     weights: Sequence[float],
     *,
     target: str,
@@ -40,8 +41,8 @@ def average_checkpoints(
 
     Args:
         spec: dimensions of the model, which all checkpoints have.
-        locations: their folders, as local paths or fsspec URLs.
-        weights: one per folder, not negative; only their ratios matter.
+        checkpoints: committed ones, or local folders of such as no marker names.
+        weights: one per checkpoint, not negative; only their ratios matter.
         target: folder to write to.
         step: that the new checkpoint is of.
         scratch: local folder for torch's traces of a collective that hangs.
@@ -57,19 +58,19 @@ def average_checkpoints(
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     state: dict[str, Any] = {STEP: torch.tensor(step, dtype=torch.int64)}
     for number, (name, shape) in enumerate(shapes.items()):
-        state[name] = average(name, shape, locations, weights, mesh)
+        state[name] = average(name, shape, checkpoints, weights, mesh)
         on_tensor(number + 1, len(shapes))
     dcp.save(state, storage_writer=writer(target))
 
 
 @torch.no_grad()
-def average(name: str, shape: torch.Size, locations: Sequence[str], weights: Sequence[float], mesh: DeviceMesh) -> DTensor:
+def average(name: str, shape: torch.Size, checkpoints: Sequence[Checkpoint | str], weights: Sequence[float], mesh: DeviceMesh) -> DTensor:
     """sum_i w_i W_i / sum_i w_i of one tensor: float32, its rows spread over the ranks. Collective.
 
     Args:
         name, shape: of the tensor.
-        locations: checkpoint folders.
-        weights: one per folder, not negative; only their ratios matter.
+        checkpoints: as for `average_checkpoints`.
+        weights: one per checkpoint, not negative; only their ratios matter.
         mesh: all ranks.
 
     Raises:
@@ -79,8 +80,8 @@ def average(name: str, shape: torch.Size, locations: Sequence[str], weights: Seq
     own = result.to_local()
     total = torch.zeros_like(own, dtype=torch.float64)
     norm = math.fsum(weights)
-    for location, weight in zip(locations, weights, strict=True):
-        load_tensors({name: result}, location)
+    for checkpoint, weight in zip(checkpoints, weights, strict=True):
+        load_tensors({name: result}, checkpoint)
         total += own.double() * (weight / norm)
     own.copy_(total)
     return result

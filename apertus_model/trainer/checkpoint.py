@@ -2,7 +2,7 @@
 
 torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to what was asked for,
 drops the optimizer from the last checkpoint and deletes old ones in a thread. This one implements torchtitan's contract
-(`BaseCheckpointManager`) and does none of that: it loads the one location it was given, saves everything each time, and
+(`BaseCheckpointManager`) and does none of that: it loads the one checkpoint it was given, saves everything each time, and
 hands a complete folder to the store, which commits and prunes.
 
 A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with a process group of its own.
@@ -35,6 +35,7 @@ from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapp
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
 from apertus_model.trainer.safe_reader import CheckpointError, readable, reader
 from apertus_model.trainer.upload import CheckpointWriter, Records, StagedPlan, Staging
+from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,13 @@ class UploadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """What to load: a checkpoint folder (path or URL), the step it must be of, and whether to take the optimizer's state.
+    """What to load: a checkpoint (or the local folder of one that no marker names), the step it must be of, and whether to take the
+    optimizer's state.
 
     `new_adapters`: adapters of the checkpoint become part of the weights, and those of the model, if it has any, stay as they are;
     otherwise the model goes on with the adapters that are stored."""
 
-    location: str
+    checkpoint: Checkpoint | str
     step: int
     optimizer: bool
     new_adapters: bool = False
@@ -124,21 +126,22 @@ class StoreCheckpoints(BaseCheckpointManager):
         """Load `Config.source`. `step`, torchtitan's own choice, is ignored.
 
         Raises:
-            CheckpointError: the checkpoint lacks an entry, is of another step than the store says, or is damaged.
+            CheckpointError: the checkpoint lacks an entry, or is of another step than the store says.
+            DamagedCheckpoint: it is not what was committed.
         """
         if self._config.source is None:
             return False
         self._read(self._config.source)
         return True
 
-    def restore(self, location: str, step: int) -> None:
+    def restore(self, checkpoint: Checkpoint | str, step: int) -> None:
         """Weights and optimizer state become those of a checkpoint of this run. Collective; waits for the save in flight.
 
         Raises:
-            CheckpointError: as when loading.
+            CheckpointError, DamagedCheckpoint: as when loading.
         """
         self.maybe_wait_for_saving()
-        self._read(Source(location, step, optimizer=True))
+        self._read(Source(checkpoint, step, optimizer=True))
 
     @torch.no_grad()
     def _read(self, source: Source) -> None:
@@ -147,11 +150,11 @@ class StoreCheckpoints(BaseCheckpointManager):
         if source.new_adapters:
             state = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
         with self._config.timed():
-            load_tensors(state, source.location)
+            load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:
             raise CheckpointError(
-                f"{source.location} holds step {int(state[STEP])}, the store says {source.step}: the folder was changed "
-                "after it was committed; remove the checkpoint from the store"
+                f"{reader(source.checkpoint).folder.name} holds step {int(state[STEP])}, the store says {source.step}: the folder was "
+                "changed after it was committed; remove the checkpoint from the store"
             )
         self._states[MODEL].load_state_dict(state)
         if source.optimizer:
@@ -159,7 +162,7 @@ class StoreCheckpoints(BaseCheckpointManager):
             self._states[OPTIMIZER].load_state_dict(
                 {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             )
-        logger.info("loaded %s in %.1f s", source.location, time.monotonic() - begin)
+        logger.info("loaded %s in %.1f s", reader(source.checkpoint).folder.name, time.monotonic() - begin)
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
@@ -230,38 +233,40 @@ def writer(location: str) -> FileSystemWriter:
     return FsspecWriter(location) if "://" in location else FileSystemWriter(location)
 
 
-def load_tensors(state: dict[str, Any], location: str) -> None:
+def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
     """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process group exists.
 
     A weight whose adapter (LoRA) is in the checkpoint and not in `state` becomes the sum of both.
 
     Args:
         state: name -> tensor or DTensor to fill.
-        location: checkpoint folder, as local path or fsspec URL.
+        checkpoint: a committed checkpoint of any store, or the local folder of one that no marker names.
 
     Raises:
-        CheckpointError: a tensor is not in the checkpoint, has another shape, the index holds something unexpected, or a file was
-            truncated, altered or removed.
+        DamagedCheckpoint: what is read of a committed checkpoint is not what was committed.
+        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index holds something unexpected; a folder without
+            digests cannot be read.
     """
-    storage = reader(location)
+    storage = reader(checkpoint)
+    folder = storage.folder
     index = storage.read_metadata().state_dict_metadata
     missing = sorted(name for name in state if name not in index)
     if missing:
         raise CheckpointError(
-            f"{location} lacks {len(missing)} of {len(state)} tensors, the first {missing[0]!r}: it belongs to another model "
+            f"{folder.name} lacks {len(missing)} of {len(state)} tensors, the first {missing[0]!r}: it belongs to another model "
             "or optimizer; start from its weights only (leave 'optimizer' out of carry) or use a matching spec"
         )
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):  # read_index lets only tensors pass
-            raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {location}, this model has {tuple(tensor.shape)}")
-    with readable(location), _causes():
+            raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has {tuple(tensor.shape)}")
+    with readable(folder), _causes():
         dcp.load(state, storage_reader=storage)
     for name in state:
         parts = [_part(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            with readable(location), _causes():
-                dcp.load(adapter, storage_reader=reader(location), no_dist=True)  # stages of a pipeline have adapters of their own
+            with readable(folder), _causes():
+                dcp.load(adapter, storage_reader=storage, no_dist=True)  # stages of a pipeline have adapters of their own
             merge_adapter(state[name], *adapter.values())
 
 

@@ -28,6 +28,7 @@ from apertus_model.trainer.pipeline import LossThatWasRead
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
 from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Checkpoint
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
@@ -50,7 +51,7 @@ class RunHooks:
     begin_step: steps of the stage that are done.
     checkpoint_writer: makes the writer of the files of the checkpoint of a step.
     prepare_commit: see `StoreCheckpoints`; rank 0.
-    committed: location of the committed checkpoint of a step, for rollbacks.
+    committed: the committed checkpoint of a step, for rollbacks.
     record: takes a row of metrics per step; rank 0.
     record_heldout: takes the held-out losses of a step; all ranks.
     stop_requested: whether this process was asked to stop.
@@ -67,7 +68,7 @@ class RunHooks:
     begin_step: int
     checkpoint_writer: Callable[[int], CheckpointWriter]
     prepare_commit: Callable[[int, dict[str, Any]], Commit]
-    committed: Callable[[int], str]
+    committed: Callable[[int], Checkpoint | str]
     record: Callable[[Row], None]
     record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
     stop_requested: Callable[[], bool]

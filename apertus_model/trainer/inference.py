@@ -19,13 +19,14 @@ from apertus_model.model.sharding import set_sharding
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS, debug_config, parallelism_config
 from apertus_model.trainer.heldout import Evaluator
+from infra.store import Checkpoint
 from specs.launch import Parallel
 from specs.model import ModelSpec
 
 
 def load_evaluator(
     spec: ModelSpec,
-    checkpoint: str,
+    checkpoint: Checkpoint | str,
     *,
     sequence_length: int,
     attention: str,
@@ -39,7 +40,7 @@ def load_evaluator(
 
     Args:
         spec: dimensions.
-        checkpoint: folder, as local path or fsspec URL.
+        checkpoint: a committed one, or the local folder of one that no marker names.
         sequence_length: longest sequence, in tokens.
         attention: requested attention backend.
         parallel: layout.
@@ -50,6 +51,7 @@ def load_evaluator(
 
     Raises:
         CheckpointError: the checkpoint is not one of this model.
+        DamagedCheckpoint: it is not what was committed.
         ValueError: layout or attention backend cannot run here.
     """
     length = sequence_length if same_length else None

@@ -36,6 +36,7 @@ from apertus_model.trainer.loader import Batch, SampleLike
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.objectives import Objective
 from apertus_model.trainer.pipeline import PipelineEvaluator
+from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ApertusTrainer(Trainer):
         record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
         guard: Guard
         record_anomaly: Callable[[Event], None]
-        committed: Callable[[int], str]  # location of the checkpoint of a step of this segment
+        committed: Callable[[int], Checkpoint | str]  # the checkpoint of a step of this segment
         save_seconds: float | None = None
         clock: Callable[[], float] = time.monotonic
         watch: HangWatch | None = None

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.reader import FETCHES, CheckedFile
-from infra.store.records import DamagedError, StoreError, check_files, check_record, inside, one_name
+from infra.store.records import DamagedCheckpoint, DamagedError, StoreError, check_files, check_record, inside, one_name
 from infra.store.rows import decode
 from infra.store.store import Store
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit marker. `store.reader(folder/name,
-    files[name])` reads one of its files, checked."""
+    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit marker."""
 
+    artifact: Artifact
     step: int
     folder: str
     marker: dict[str, Any]
@@ -39,6 +39,35 @@ class Checkpoint:
     def files(self) -> dict[str, dict[str, Any]]:
         """Name in the folder -> record."""
         return self.marker["files"]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"checkpoint {self.step} of {self.artifact.path} in the store {self.artifact.store.url}"
+
+    def open(self, name: str) -> CheckedFile:
+        """A file of the checkpoint, for reading in parts, checked."""
+        if name not in self.files:
+            raise DamagedError(f"{self.name} has no file '{name}'; it has {', '.join(sorted(self.files))}")
+        return self.artifact.store.reader(f"{self.folder}/{name}", self.files[name])
+
+    def damaged(self, error: DamagedError) -> DamagedCheckpoint:
+        """What is wrong with a file, as the checkpoint's error."""
+        return DamagedCheckpoint(str(error), self.artifact.path, self.step)
+
+    def check(self, *, content: bool = True) -> None:
+        """Every file is there with its length; with `content`, all of it is read and compared too. Several at a time. DamagedCheckpoint
+        names the first that differs."""
+        with ThreadPoolExecutor(FETCHES, "check") as pool:
+            checks = [pool.submit(file.check if content else file.check_size) for file in map(self.open, self.files)]
+            try:
+                for check in checks:
+                    check.result()
+            except DamagedError as error:
+                raise self.damaged(error) from error
+            finally:
+                for check in checks:
+                    check.cancel()
 
     def validation_loss(self, metric: str) -> float | None:
         """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None when it was not measured at this very step."""
@@ -111,7 +140,7 @@ class Artifact:
         folder = inside(marker.get("folder"), what)
         if marker.get("step") != step:
             raise DamagedError(f"{what} is damaged: it is of step {marker.get('step')}")
-        return Checkpoint(step, f"{self.path}/attempts/{marker['attempt']}/{folder}", marker)
+        return Checkpoint(self, step, f"{self.path}/attempts/{marker['attempt']}/{folder}", marker)
 
     def withdraw(self, step: int) -> None:
         """Takes the marker of a damaged checkpoint away; what it named is then no checkpoint any more."""
@@ -123,17 +152,8 @@ class Artifact:
         return [int(name[len("manifest-") : -len(".json")]) for name in names if name.startswith("manifest-") and name.endswith(".json")]
 
     def verify_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Reads every file of a checkpoint and compares, several at a time. DamagedError names the first that differs."""
-        with ThreadPoolExecutor(FETCHES, "verify") as pool:
-            checks = [
-                pool.submit(self.store.reader(f"{checkpoint.folder}/{name}", record).check) for name, record in checkpoint.files.items()
-            ]
-            try:
-                for check in checks:
-                    check.result()
-            finally:
-                for check in checks:
-                    check.cancel()
+        """Reads every file of a checkpoint and compares. DamagedCheckpoint names the first that differs."""
+        checkpoint.check()
 
     def history(self, marker: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""

@@ -6,6 +6,7 @@ unit's) is written, after every file that the marker names. So an attempt that w
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
 from datetime import UTC, datetime
@@ -69,6 +70,12 @@ class Attempt:
         one listing."""
         if self.job.lease is not None:
             require(self.store, self.job.path, self.job.lease, self.job.attempt)
+
+    def input_checkpoint(self, role: str) -> Checkpoint:
+        """The checkpoint that an input names."""
+        read = self.job.inputs[role]
+        assert read.path is not None and read.step is not None, "the launcher gives place and step"
+        return Artifact(self.store, read.path).checkpoint(read.step)
 
     # Files of the artifact
 
@@ -185,7 +192,7 @@ class Attempt:
             "facts": facts or {},
             "seconds": self.seconds(),
             "execution": {"launch": self.job.launch, "spec": self.job.spec},
-            "versions": _versions(),
+            "versions": dict(_versions()),
             "created": _now(),
         }
         if step is not None:
@@ -206,7 +213,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
+    """Of Python and the libraries; looking them up takes 30 ms, and they do not change while a process runs."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

@@ -16,7 +16,7 @@ import io
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from infra.store.records import DIGEST_BYTES, WHOLE_BYTES, DamagedError, StoreEr
 from infra.store.retry import StorageError
 
 if TYPE_CHECKING:
+    from infra.store.ranges import RangeFile
     from infra.store.store import Store
 
 OPEN_FILES = 256
@@ -101,25 +102,8 @@ class CheckedFile:
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Consecutive checked blocks of [start, stop), at most `FETCH_BYTES` long; `FETCHES` of them are read ahead, side by side."""
-        stop = self.size if stop is None else stop
         step = max(1, FETCH_BYTES // self.piece_bytes) * self.piece_bytes
-        borders = [start, *range((start // step + 1) * step, stop, step), stop]
-        spans = [(begin, end) for begin, end in itertools.pairwise(borders) if begin < end]
-        if len(spans) < 2:
-            yield from (self.read(begin, end) for begin, end in spans)
-            return
-        with ThreadPoolExecutor(FETCHES, "read") as pool:
-            pending: deque[Future[bytes]] = deque()
-            try:
-                for span in spans:
-                    pending.append(pool.submit(self.read, *span))
-                    if len(pending) >= FETCHES:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-            finally:
-                for future in pending:
-                    future.cancel()
+        return read_ahead((self, *span) for span in cut(start, self.size if stop is None else stop, step))
 
     def bytes(self) -> bytes:
         """The whole content, checked; one request for a file of up to `FETCH_BYTES`."""
@@ -200,6 +184,32 @@ class CheckedFile:
     def _local(self) -> LocalPieces:
         self.check_size()
         return LocalPieces(self, self._store.full(self.name))
+
+
+def cut(start: int, stop: int, step: int) -> list[tuple[int, int]]:
+    """[start, stop) in consecutive spans that end at multiples of `step`."""
+    borders = [start, *range((start // step + 1) * step, stop, step), stop]
+    return [(begin, end) for begin, end in itertools.pairwise(borders) if begin < end]
+
+
+def read_ahead(spans: Iterable[tuple[RangeFile, int, int]]) -> Iterator[bytes]:
+    """The content of each span of a file, in turn; `FETCHES` of them are read at a time, side by side."""
+    todo = list(spans)
+    if len(todo) < 2:
+        yield from (file.read(begin, end) for file, begin, end in todo)
+        return
+    with ThreadPoolExecutor(FETCHES, "read") as pool:
+        pending: deque[Future[bytes]] = deque()
+        try:
+            for file, begin, end in todo:
+                pending.append(pool.submit(file.read, begin, end))
+                if len(pending) > FETCHES:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
 
 
 class LocalPieces:

@@ -37,6 +37,17 @@ class DamagedError(StoreError):
     """What was committed is not there any more, or not what was committed."""
 
 
+class DamagedCheckpoint(DamagedError):
+    """A committed checkpoint is not what was committed. `artifact`: whose it is, by its path in the store; `step`: which."""
+
+    def __init__(self, message: str, artifact: str, step: int) -> None:
+        super().__init__(message, artifact, step)  # all of them, so that it can be pickled
+        self.artifact, self.step = artifact, step
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def inside(name: Any, what: str) -> str:
     """A relative path that stays in its folder. StoreError for anything else; `what` names where it was found."""
     if (

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FINAL_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EMLINK, errno.EOPNOTSUPP}
 NETWORK_ERRORS = {  # of botocore and aiohttp, which are no OSErrors; by name, since this module imports neither
     *("HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError", "ResponseStreamingError", "ClientError"),
@@ -90,7 +90,9 @@ class Retry:
             except Exception as error:
                 if isinstance(error, OSError) and is_full(error):
                     raise StorageError(
-                        error.errno, f"there is no space left: {what}. Nothing that was committed is damaged; free space and run again"
+                        error.errno,
+                        f"there is no space left: {what} ({error.strerror}). Nothing that was committed is damaged; free space, or raise "
+                        "the quota, and run again",
                     ) from error
                 if not is_transient(error):
                     raise

@@ -36,7 +36,8 @@ class Writer:
         self.closed = False
         self._store = store
         self._size = 0
-        self._buffer = bytearray()
+        self._buffer: list[bytes] = []  # the beginning of the next part
+        self._buffered = 0
         self._digests = Digests(store.piece_bytes)
         self._sink = sink_for(store, path)
         self._record: dict[str, Any] | None = None
@@ -61,14 +62,22 @@ class Writer:
         if self.closed:
             raise ValueError(f"{self.path} is closed")
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), room := PART_BYTES):
-            self._buffer += view[start : start + room]
-            self._size += min(room, len(view) - start)
-            while len(self._buffer) >= (length := self._sink.next_length()):
-                part = bytes(memoryview(self._buffer)[:length])
-                del self._buffer[:length]
-                self._give(part)
+        start = 0
+        while start < len(view):
+            taken = bytes(view[start : start + self._sink.next_length() - self._buffered])
+            start += len(taken)
+            self._size += len(taken)
+            self._buffer.append(taken)
+            self._buffered += len(taken)
+            if self._buffered == self._sink.next_length():
+                self._give(self._take())
         return len(view)
+
+    def _take(self) -> bytes:
+        """What is buffered, as one; a part that one call brought is not copied again."""
+        part = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        self._buffer, self._buffered = [], 0
+        return part
 
     def _give(self, part: bytes) -> None:
         try:
@@ -97,8 +106,7 @@ class Writer:
         if self.closed:
             return
         try:
-            last = bytes(self._buffer)
-            self._buffer = bytearray()
+            last = self._take()
             self._digests.update(last)
             with self._store.timed():
                 self._sink.finish(last)
@@ -126,7 +134,7 @@ class Writer:
         """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since the storage is gone, is left to
         the storage's own rule for incomplete ones."""
         self.closed = True
-        self._buffer = bytearray()
+        self._buffer, self._buffered = [], 0
         self._digests.stop()
         self._sink.abort()
         if self._placed:

@@ -226,8 +226,10 @@ def test_a_write_that_the_storage_cut_is_an_error_and_leaves_nothing(tmp_path: P
     assert store.names("c/f/attempts/a") == []
 
 
-def test_a_full_disk_is_told_and_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(str(tmp_path / "store"))
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_told_at_once_and_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    opened = Store.open(str(tmp_path / "store"))
+    store = Store(opened.fs, opened.root, retry=quick(sleep=lambda seconds: pytest.fail("it was tried again")))
     writing = attempt(store, tmp_path)
     writing.write_bytes("a", b"abc")
     writing.commit(metrics={})
@@ -235,7 +237,7 @@ def test_a_full_disk_is_told_and_damages_nothing(tmp_path: Path, monkeypatch: py
 
     def full(number: int, data: bytes, offset: int) -> int:
         if offset + len(data) > 2**20:
-            raise OSError(errno.ENOSPC, "full")
+            raise OSError(reason, "full")
         return pwrite(number, data, offset)
 
     monkeypatch.setattr(os, "pwrite", full)

@@ -90,13 +90,13 @@ def test_a_weight_that_is_not_the_trained_one_is_refused(bench: Any, tokenizer: 
     from safetensors.torch import load_file, save_file
 
     imported = run(bench, import_model, "import_model", part_of(folder), {})
-    location = bench.store.location(imported.checkpoint(1).folder)
+    checkpoint = imported.checkpoint(1)
     spec = ExportPart(model=SPEC, sequence_length=64, max_shard_size=30_000, dtype="bfloat16", tolerance=1e-4)
-    export.write_folder(location, spec, tokenizer, tmp_path / "out")
-    assert export.compare_by_layer(location, tmp_path / "out", spec) < 1e-5
+    export.write_folder(checkpoint, spec, tokenizer, tmp_path / "out")
+    assert export.compare_by_layer(checkpoint, tmp_path / "out", spec) < 1e-5
     file = next(path for path in sorted((tmp_path / "out").glob("*.safetensors")) if "model.norm.weight" in load_file(path))
     tensors = load_file(file)
     tensors["model.norm.weight"][5] += 0.01
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(export.ExportError, match=r"'norm\.weight' of the exported folder is not the trained weight"):
-        export.compare_by_layer(location, tmp_path / "out", spec)
+        export.compare_by_layer(checkpoint, tmp_path / "out", spec)

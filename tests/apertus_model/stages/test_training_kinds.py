@@ -14,7 +14,7 @@ import apertus_model.stages.train
 from apertus_model.stages import log_probabilities, merge
 from apertus_model.stages.train import best_steps, starting_point
 from apertus_model.trainer.checkpoint import load_tensors
-from infra.store import Artifact, Attempt, Checkpoint
+from infra.store import Artifact, Attempt, Checkpoint, Store
 from specs.stages.merge import MergePart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.sft import Lora
@@ -140,8 +140,11 @@ def test_the_best_checkpoints_so_far_are_kept_beside_the_last(tuned: Artifact) -
     assert set(tuned.checkpoint_steps()) == {*best, 6}
 
 
+NOWHERE = Artifact(Store.open("memory://nowhere"), "sft/none")
+
+
 def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
-    return Checkpoint(step, "", {"facts": {"validation": validation, "validation_step": measured}})
+    return Checkpoint(NOWHERE, step, "", {"facts": {"validation": validation, "validation_step": measured}})
 
 
 def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:
@@ -167,8 +170,7 @@ def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, proc
     fields: dict[str, Any] = {"inputs": sft_inputs(stages), "processes": processes}
     whole = run(stages, "sft", names[0], spec, **fields)
     run(stages, "sft", names[1], spec, stop_after=4, **fields)
-    folder = Artifact(stages.store, f"sft/{names[1]}").checkpoint(4).folder
-    resumed = run(stages, "sft", names[1], spec, attempt="second", resume_step=4, resume_checkpoint=folder, **fields)
+    resumed = run(stages, "sft", names[1], spec, attempt="second", resume_step=4, **fields)
     assert weights_of(resumed, 6) == weights_of(whole, 6)
     assert resumed.checkpoint(6).facts["validation"] == whole.checkpoint(6).facts["validation"]
 
@@ -212,7 +214,7 @@ def test_log_probabilities_are_stored_by_sequence_id(stages: Stages, tuned: Arti
 
     model = model_config(SPEC.model, sequence_length=16, attention="sdpa").build()
     state = dict(model.state_dict())
-    load_tensors(state, stages.store.location(tuned.checkpoint(6).folder))
+    load_tensors(state, tuned.checkpoint(6))
     model.load_state_dict(state)
     values, tokens = stored_values(reference), 0
     assert (values.dtype, values.shape) == (np.dtype(np.float32), (pairs.sequences,))
@@ -317,7 +319,7 @@ def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: St
     whole = []
     for parent in names:
         state = {name: torch.empty(32, 32)}
-        load_tensors(state, stages.store.location(Artifact(stages.store, f"sft/{parent}").checkpoint(2).folder))
+        load_tensors(state, Artifact(stages.store, f"sft/{parent}").checkpoint(2))
         whole.append(state[name].double().numpy())
     assert found[0][name] == ((whole[0] + whole[1]) / 2).astype(np.float32).flatten().tolist()
     assert not any("lora" in stored for stored in found[0])

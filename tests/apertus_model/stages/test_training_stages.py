@@ -163,8 +163,7 @@ def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(st
     interrupted = Artifact(stages.store, "pretrain/interrupted", 6)
     assert not interrupted.complete
     assert interrupted.checkpoint_steps() == [3, 4]
-    folder = interrupted.checkpoint(4).folder
-    resumed = stages.train("interrupted", SPEC, attempt="second", resume_step=4, resume_checkpoint=folder)
+    resumed = stages.train("interrupted", SPEC, attempt="second", resume_step=4)
     assert weights_of(resumed, 6) == weights_of(trained, 6)
     ours, theirs = ([(r["step"], r["loss"]) for r in a.history() if "loss" in r] for a in (resumed, trained))
     assert ours == theirs
@@ -179,7 +178,7 @@ def test_a_checkpoint_is_not_gone_on_from_with_other_data(stages: Stages) -> Non
     stages._artifact("mixture", "other", {}, {}, {"recipe.json": recipe})
     other = {"mixture": stages.ref("mixture/other")}
     with pytest.raises(RuntimeError, match=r"checkpoint of step 2 was trained on other data .* sources\.steady\.weight: 1 -> 3"):
-        stages.train("moved", SPEC, attempt="second", resume_step=2, resume_checkpoint=checkpoint.folder, inputs=other)
+        stages.train("moved", SPEC, attempt="second", resume_step=2, inputs=other)
 
 
 def weights_of(artifact: Artifact, step: int) -> dict[str, list[float]]:
@@ -187,18 +186,17 @@ def weights_of(artifact: Artifact, step: int) -> dict[str, list[float]]:
 
     from apertus_model.trainer.safe_reader import reader
 
-    location = artifact.store.location(artifact.checkpoint(step).folder)
-    index = reader(location).read_metadata().state_dict_metadata
+    storage = reader(artifact.checkpoint(step))
+    index = storage.read_metadata().state_dict_metadata
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in index.items()}
-    load(state, storage_reader=reader(location), no_dist=True)
+    load(state, storage_reader=storage, no_dist=True)
     return {name: value.flatten().tolist() for name, value in state.items()}
 
 
 def test_a_segment_that_was_at_its_end_already_only_commits(stages: Stages) -> None:
     artifact = stages.train("ended", SPEC.model_copy(update={"end_step": 3}))
     artifact.store.remove(artifact.manifest_path)
-    folder = artifact.checkpoint(3).folder
-    again = stages.train("ended", SPEC.model_copy(update={"end_step": 3}), attempt="second", resume_step=3, resume_checkpoint=folder)
+    again = stages.train("ended", SPEC.model_copy(update={"end_step": 3}), attempt="second", resume_step=3)
     assert again.manifest["metrics"]["tokens"] == 3 * 64
 
 
@@ -321,9 +319,9 @@ def test_an_export_that_computes_something_else_is_refused(stages: Stages, train
 
 
 def test_a_changed_weight_shows_in_the_comparison_of_logits(stages: Stages, trained: Artifact, tmp_path: Path) -> None:
-    location = stages.store.location(trained.checkpoint(6).folder)
-    model = export.load_model(EXPORT, location)
-    export.write_folder(location, EXPORT, Artifact(stages.store, "tokenizer/tokenizer"), tmp_path)
+    checkpoint = trained.checkpoint(6)
+    model = export.load_model(EXPORT, checkpoint)
+    export.write_folder(checkpoint, EXPORT, Artifact(stages.store, "tokenizer/tokenizer"), tmp_path)
     assert export.largest_difference(model, tmp_path, EXPORT) < 1e-5
     with torch.no_grad():
         model.layers["1"].attention.k_norm.weight += 0.5

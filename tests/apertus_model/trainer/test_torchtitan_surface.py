@@ -68,8 +68,11 @@ SIGNATURES = {
     "torch.distributed.checkpoint.FileSystemWriter.finish": ["self", "metadata", "results"],
     "torch.distributed.checkpoint.filesystem.FileSystem.create_stream": ["self", "path", "mode"],
     # apertus_model/trainer/safe_reader.py
-    "torch.distributed.checkpoint.FileSystemReader._get_metadata_path": ["self", "rank"],
-    "torch.distributed.checkpoint._fsspec_filesystem.FsspecReader.__init__": ["self", "path", "kwargs"],
+    "torch.distributed.checkpoint.StorageReader.read_metadata": ["self", "args", "kwargs"],
+    "torch.distributed.checkpoint.StorageReader.set_up_storage_reader": ["self", "metadata", "is_coordinator", "args", "kwargs"],
+    "torch.distributed.checkpoint.StorageReader.read_data": ["self", "plan", "planner"],
+    "torch.distributed.checkpoint.LoadPlanner.resolve_tensor": ["self", "read_item"],
+    "torch.distributed.checkpoint.LoadPlanner.commit_tensor": ["self", "read_item", "tensor"],
     # apertus_model/model/rope.py
     "torchtitan.models.common.CosSinRoPE._precompute_cache": ["self"],
     # apertus_model/model/init.py
