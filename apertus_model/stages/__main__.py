@@ -24,14 +24,13 @@ from specs.redaction import redacted
 TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
 MODULES = dict.fromkeys(TRAINING, "train")  # the other kinds have a module of their own name
 WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
-COOPERATIVE = {"train"}  # they end by themselves, with a checkpoint
 
 
 def main(path: str) -> int:
     job = Job.model_validate_json(Path(path).read_text())
     module = MODULES.get(job.kind, job.kind)
     stop = StopSignal()
-    stop.watch(cooperative=module in COOPERATIVE)
+    stop.watch(cooperative=False, tell=lambda reason: _tell(job, _interrupted(reason)))
     try:
         stage = importlib.import_module(f"apertus_model.stages.{module}")
         attempt = Attempt(job)
@@ -47,9 +46,13 @@ def main(path: str) -> int:
         _tell(job, {"message": message, "again": again})
         print(message, file=sys.stderr, flush=True)
         return 1
-    if stop.requested:
-        _tell(job, {"message": stop.reason, "again": False, "interrupted": True})
+    if stop.requested and not stop.orphaned:
+        _tell(job, _interrupted(stop.reason))
     return 0
+
+
+def _interrupted(reason: str) -> dict[str, Any]:
+    return {"message": reason, "again": False, "interrupted": True}
 
 
 def _tell(job: Job, error: dict[str, Any]) -> None:
