@@ -6,7 +6,9 @@ dies, the pipe ends, and a thread in each process notices. torchrun passes its s
 On a cluster two files take the place of the pipe: `APERTUS_STOP_FILE`, whose appearance asks for a stop, and `APERTUS_ALIVE_FILE`, which
 changes while the launcher lives.
 
-Invariant: a stage never outlives its launcher by more than the grace period, whatever it is doing.
+Invariants: a stage never outlives its launcher by more than the grace period, whatever it is doing; nor does one that has nothing to commit
+outlive it at all. Signals and the pipe are listened to by threads of their own: Python runs its handlers in the main thread, which may be
+inside a library, waiting for a peer that is gone.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 from specs.errors import StageError
 
@@ -46,13 +47,17 @@ def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
 
 
 class StopSignal:
-    """`requested` turns true at the first SIGTERM, SIGINT, SIGUSR1 or end of standard input, and stays so."""
+    """`requested` turns true at the first SIGTERM, SIGINT, SIGUSR1 or end of standard input, and stays so.
+
+    `orphaned`: it was standard input that ended, by which the launcher learns nothing that it does not know."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._grace = GRACE_SECONDS
         self._cooperative = False
+        self._tell: Callable[[str], None] = lambda reason: None
         self.reason = ""
+        self.orphaned = False
 
     @property
     def requested(self) -> bool:
@@ -85,17 +90,34 @@ class StopSignal:
         finally:
             self._cooperative = before
 
-    def watch(self, *, cooperative: bool) -> None:
-        """Begins to listen. `cooperative`: the stage looks at `requested` and ends by itself, within the grace period; otherwise its
-        process group is killed at once, which costs no committed unit."""
-        self._cooperative = cooperative
+    def cooperate(self) -> None:
+        """From now on the stage looks at `requested` and ends by itself, within the grace period, since it has something to commit."""
+        self._cooperative = True
+
+    def watch(self, *, cooperative: bool, tell: Callable[[str], None] = lambda reason: None) -> None:
+        """Begins to listen; in the main thread.
+
+        Args:
+            cooperative: the stage looks at `requested` and ends by itself, within the grace period; otherwise its process group is killed
+                at once, which costs no committed unit.
+            tell: told why before that, unless the launcher knows.
+        """
+        self._cooperative, self._tell = cooperative, tell
+        heard, woken = os.pipe()
+        os.set_blocking(woken, False)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_forget)
         for number in STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, lambda number, frame: None)
         watch = self._watch_files if os.environ.get("APERTUS_STOP_FILE") else self._watch_stdin
         threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+        threading.Thread(target=self._watch_signals, args=(heard,), name="signal-watch", daemon=True).start()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stop(signal.Signals(number).name)
+    def _watch_signals(self, heard: int) -> None:
+        while True:
+            (number,) = os.read(heard, 1)
+            if number in STOP_SIGNALS:
+                self._stop(signal.Signals(number).name, told=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ))
 
     def _watch_stdin(self) -> None:
         try:
@@ -103,7 +125,8 @@ class StopSignal:
                 continue
         except OSError:
             pass
-        self._stop("the launcher is gone")
+        self.orphaned = not self.requested
+        self._stop("the launcher is gone", told=False)
 
     def _watch_files(self) -> None:
         stop, alive = Path(os.environ["APERTUS_STOP_FILE"]), os.environ.get("APERTUS_ALIVE_FILE")
@@ -119,13 +142,24 @@ class StopSignal:
                 return self._stop("the launcher is gone")
         self._stop("the launcher asked for it, or the job is about to end")
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, *, told: bool = True) -> None:
+        """`told`: to be told to the launcher. Not SIGTERM to a rank: torchrun sends it when a peer has died too, and says itself if it got
+        one."""
         self.request(reason)
         if not self._cooperative:
+            if told:
+                self._tell(reason)
             _kill_group()
         timer = threading.Timer(self._grace, _kill_group)
         timer.daemon = True
         timer.start()
+
+
+def _forget() -> None:
+    """In a child by fork: what it is told is no concern of this process."""
+    signal.set_wakeup_fd(-1)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _kill_group() -> None:

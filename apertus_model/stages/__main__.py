@@ -25,14 +25,13 @@ from specs.redaction import redacted
 TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
 MODULES = dict.fromkeys(TRAINING, "train")  # the other kinds have a module of their own name
 WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
-COOPERATIVE = {"train"}  # they end by themselves, with a checkpoint
 
 
 def main(path: str) -> int:
     job = Job.model_validate_json(Path(path).read_text())
     module = MODULES.get(job.kind, job.kind)
     stop = StopSignal()
-    stop.watch(cooperative=module in COOPERATIVE)
+    stop.watch(cooperative=False, tell=lambda reason: _tell(job, _interrupted(reason)))
     try:
         stage = importlib.import_module(f"apertus_model.stages.{module}")
         attempt = Attempt(job)
@@ -48,14 +47,18 @@ def main(path: str) -> int:
         _tell(job, {"message": message, "again": again} | _damage(error))
         print(message, file=sys.stderr, flush=True)
         return 1
-    if stop.requested:
-        _tell(job, {"message": stop.reason, "again": False, "interrupted": True})
+    if stop.requested and not stop.orphaned:
+        _tell(job, _interrupted(stop.reason))
     return 0
 
 
 def _damage(error: Exception) -> dict[str, Any]:
     """Which checkpoint the error says is damaged, if that is what it says: the launcher withdraws it, and another attempt is made."""
     return {"damaged": {"artifact": error.artifact, "step": error.step}} if isinstance(error, DamagedCheckpoint) else {}
+
+
+def _interrupted(reason: str) -> dict[str, Any]:
+    return {"message": reason, "again": False, "interrupted": True}
 
 
 def _tell(job: Job, error: dict[str, Any]) -> None:

@@ -82,6 +82,7 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
         record_anomaly=report.add_anomaly,
         anomalies=report.facts.get("anomalies", {}),
         stop_requested=lambda: stop.requested,
+        begun=stop.cooperate,
         scratch=job.scratch,
         timed=attempt.store.timed,
         watch=watch,

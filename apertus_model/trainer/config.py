@@ -55,6 +55,7 @@ class RunHooks:
     record: takes a row of metrics per step; rank 0.
     record_heldout: takes the held-out losses of a step; all ranks.
     stop_requested: whether this process was asked to stop.
+    begun: called when the first step is made: there is something to commit.
     scratch: local folder for torchtitan's own files.
     timed: surrounds what training waits for storage.
     record_anomaly: told of every step that is not taken; all ranks.
@@ -74,6 +75,7 @@ class RunHooks:
     stop_requested: Callable[[], bool]
     scratch: str
     heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
+    begun: Callable[[], None] = lambda: None
     timed: Callable[[], AbstractContextManager[None]] = nullcontext
     record_anomaly: Callable[[Event], None] = lambda event: None
     anomalies: dict[str, Any] = field(default_factory=dict)
@@ -166,6 +168,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         objective=objective,
         begin_step=hooks.begin_step,
         stop_requested=hooks.stop_requested,
+        begun=hooks.begun,
         heldout=hooks.heldout,
         heldout_interval=segment.validation.interval if hooks.heldout else 0,
         record_heldout=hooks.record_heldout,

@@ -72,6 +72,7 @@ class ApertusTrainer(Trainer):
         objective: Objective
         begin_step: int
         stop_requested: Callable[[], bool]
+        begun: Callable[[], None] = lambda: None
         heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
         heldout_interval: int = 0
         record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
@@ -117,6 +118,7 @@ class ApertusTrainer(Trainer):
             self.gc_handler.run(self.step)
             self.train_step(batches)
             if self.step == config.begin_step + 1:
+                config.begun()
                 timeout = timedelta(seconds=config.comm.train_timeout_seconds)
                 set_collective_timeout(timeout, self.parallel_dims)
             last = self.step == config.training.steps

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from specs.redaction import redacted
 
 STOP_GRACE_SECONDS = 120.0
 TAIL_LINES = 30
+TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+TORCHRUN_SAID = "torchrun.json"
 HUNG = "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -77,7 +80,8 @@ class Process:
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
-        return os.environ | stage_environment(self.launch) | {"PYTHONPATH": path}
+        said = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_SAID)}
+        return os.environ | stage_environment(self.launch) | said | {"PYTHONPATH": path}
 
     def run(
         self,
@@ -131,7 +135,7 @@ class Process:
         finally:
             over.set()
             follower.join()
-        return Ended(process.returncode, self._stopped, tuple(tail), error_of(scratch))
+        return Ended(process.returncode, self._stopped, tuple(tail), error_of(scratch, process.returncode))
 
     def stop(self, reason: str) -> None:
         """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not within the grace period."""
@@ -182,16 +186,26 @@ def stage_environment(launch: Launch) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # passed on to the ranks
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # torchrun's --signals-to-handle: passed on to the ranks
         "TOKENIZERS_PARALLELISM": "true",
     }
 
 
-def error_of(scratch: Path) -> dict[str, Any] | None:
-    """The error that the stage left, if any: its message, and whether another attempt may succeed."""
+def error_of(scratch: Path, code: int = 0) -> dict[str, Any] | None:
+    """The error that the stage left, if any: its message, and whether another attempt may succeed; or that somebody told its processes to
+    stop: where they had no time to say so, torchrun does (`TORCHRUN_SAID`), or the exit code."""
     file = scratch / "error.json"
     error: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    number = -code if -code in TOLD else _signal_to_torchrun(scratch / TORCHRUN_SAID)
+    if number and (error is None or error["again"]):
+        return {"message": signal.Signals(number).name, "again": False, "interrupted": True}
     return error
+
+
+def _signal_to_torchrun(file: Path) -> int | None:
+    """The signal that ended torchrun, by the error file of torchelastic; None if it was something else."""
+    found = re.search(r"SignalException: Process \d+ got signal: (\d+)", file.read_text()) if file.exists() else None
+    return int(found[1]) if found else None
 
 
 def stacks_of(scratch: Path) -> list[str]:

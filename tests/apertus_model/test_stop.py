@@ -29,6 +29,52 @@ print(stop.reason, flush=True)
     assert process.wait(10) == 0
 
 
+def test_a_signal_is_heard_while_the_main_thread_is_in_a_library() -> None:
+    """A rank that waits for its peers at start-up is in C++, where Python runs no handler of signals."""
+    program = """
+import ctypes
+from apertus_model.stop import StopSignal
+StopSignal().watch(cooperative=False, tell=lambda reason: print("told", reason, flush=True))
+forever = ctypes.CDLL(None).pthread_mutex_lock
+mutex = ctypes.create_string_buffer(64)
+forever(mutex)
+print("up", flush=True)
+forever(mutex)  # a second time: no signal ends this
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.stdout.readline() == "told SIGUSR1\n"
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_what_ends_a_rank_whose_peer_has_died_is_not_told_as_an_interruption() -> None:
+    """torchrun sends SIGTERM to the others; the end of standard input is the launcher's own doing."""
+    program = """
+import signal
+from apertus_model.stop import StopSignal
+StopSignal().watch(cooperative=False, tell=lambda reason: print("told", reason, flush=True))
+print("up", flush=True)
+while True: signal.pause()
+"""
+    for end in ("SIGTERM", "pipe"):
+        environment = os.environ | {"TORCHELASTIC_RUN_ID": "run"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
+        assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "up\n"
+        process.stdin.close() if end == "pipe" else os.kill(process.pid, signal.SIGTERM)
+        assert process.stdout.read() == ""
+        assert process.wait(10) == -signal.SIGKILL
+
+
 def test_the_end_of_the_job_comes_from_the_environment() -> None:
     assert job_end({}) is None
     assert job_end({"SLURM_JOB_END_TIME": "1800000000"}) == 1_800_000_000

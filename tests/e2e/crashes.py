@@ -35,7 +35,7 @@ ROLES = {  # by a word of the command line
     "multiprocessing": "data worker",
 }
 TOGETHER = "all at once"
-RUN_SECONDS = 45.0  # of an uninterrupted run, about: what the moments are spread over
+RUN_SECONDS = {True: 45.0, False: 20.0}  # of an uninterrupted run of the whole recipe or the short one, about: what moments are spread over
 RESTART_SECONDS = 10.0  # what a run needs, at most, to be again where the one before it was
 RECIPE = """\
 name: crashes
@@ -80,13 +80,14 @@ class Lineage:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def write_recipe(folder: Path, processes: int) -> Path:
-    """The recipe for so many ranks, with its documents."""
+def write_recipe(folder: Path, processes: int, *, whole: bool = True) -> Path:
+    """The recipe for so many ranks, with its documents; the short one ends with pretraining."""
     documents = folder / "documents"
     if not documents.exists():
         write_documents(documents)
     path = folder / f"crashes-{processes}.yaml"
-    path.write_text(RECIPE.format(processes=processes, documents=documents))
+    text = RECIPE if whole else RECIPE.partition("  cooldown:")[0]
+    path.write_text(text.format(processes=processes, documents=documents))
     return path
 
 
@@ -97,10 +98,10 @@ def uninterrupted(home: Path, recipe: Path, url: str) -> dict[str, Any]:
     return result(recipe, url)
 
 
-def interrupted(home: Path, recipe: Path, url: str, random: Random, kills: int) -> Lineage:
+def interrupted(home: Path, recipe: Path, url: str, random: Random, kills: int, *, whole: bool = True) -> Lineage:
     """Runs that are killed, `kills` of them unless one is quicker than its moment, and one that is let finish."""
     lineage = Lineage()
-    moments = sorted(random.uniform(0, RUN_SECONDS) for _ in range(kills))
+    moments = sorted(random.uniform(0, RUN_SECONDS[whole]) for _ in range(kills))
     for before, moment in zip([0.0, *moments], moments, strict=False):
         seconds = moment - before + random.uniform(0, RESTART_SECONDS)
         run = Run(home, str(recipe), url, module=__name__)
@@ -159,7 +160,8 @@ def result(recipe: Path, url: str) -> dict[str, Any]:
         }
         rows = [(row["step"], row["loss"], row["lr"]) for row in artifact.history() if "loss" in row] if node.end_step else []
         found[name] = {"digests": digests, "losses": rows}
-    found["metrics"] = Artifact(store, graph.nodes["evaluate"].path).manifest["metrics"]
+    if "evaluate" in graph.nodes:
+        found["metrics"] = Artifact(store, graph.nodes["evaluate"].path).manifest["metrics"]
     return found
 
 

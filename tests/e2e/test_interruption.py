@@ -1,13 +1,89 @@
-"""A training stage that ends by itself before its job does: the run ends as interrupted."""
+"""Runs that are told to stop by a signal, or by the clock: 130, nothing left behind, and a checkpoint where a step was made."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from infra.store import Artifact, Store
 from tests.e2e.conftest import SMOKE, Run
+from tests.e2e.test_smoke import plan_of
+
+LONGER = "stages.cooldown.budget=500 steps"
+
+
+@pytest.fixture
+def cooling(finished: Path, home: Path, tmp_path: Path) -> tuple[Run, Artifact]:
+    """A run that has everything but a long cooldown, which it begins."""
+    store = tmp_path / "store"
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "cooldown")
+    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", LONGER)
+    return run, Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
+
+
+def ranks(run: Run) -> list[int]:
+    """Processes of the stage below torchrun."""
+    return [pid for pid in run.stage_processes() if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def ended_as_interrupted(run: Run, tell: Callable[[], None], within: float) -> None:
+    begun = time.monotonic()
+    tell()
+    assert run.wait(within) == 130, run.text
+    assert "the same command goes on from there" in run.text
+    assert run.no_process_is_left(within - (time.monotonic() - begun)), run.text
+
+
+def test_sigusr1_in_the_middle_of_training_commits_a_checkpoint(cooling: tuple[Run, Artifact]) -> None:
+    run, annealing = cooling
+    run.wait_for(lambda: bool(annealing.checkpoint_steps()))
+    ended_as_interrupted(run, lambda: os.kill(run.process.pid, signal.SIGUSR1), within=20)
+    last = annealing.checkpoint_steps()[-1]
+    assert last < 500
+    annealing.verify_checkpoint(annealing.checkpoint(last))
+    assert "Traceback" not in run.text
+
+
+def test_sigusr1_while_a_stage_starts_ends_it_at_once(cooling: tuple[Run, Artifact]) -> None:
+    run, annealing = cooling
+    run.wait_for(lambda: bool(ranks(run)))
+    ended_as_interrupted(run, lambda: os.kill(run.process.pid, signal.SIGUSR1), within=20)
+    assert annealing.checkpoint_steps() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [None, 0.0, 3.0])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_the_processes_of_a_training_stage_interrupts_the_run(
+    cooling: tuple[Run, Artifact], number: signal.Signals, seconds: float | None
+) -> None:
+    """In training, and so many seconds after the first rank was there."""
+    run, annealing = cooling
+    run.wait_for(lambda: bool(ranks(run)) if seconds is not None else bool(annealing.checkpoint_steps()))
+    time.sleep(seconds or 0)
+    ended_as_interrupted(run, lambda: [os.kill(pid, number) for pid in run.stage_processes()] and None, within=20)
+    assert f"cooldown was interrupted: {number.name}" in run.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_ranks_do_not_wait_for_a_torchrun_that_is_gone(cooling: tuple[Run, Artifact], seconds: float) -> None:
+    run, _ = cooling
+    run.wait_for(lambda: bool(ranks(run)))
+    time.sleep(seconds)
+    stage = set(ranks(run))
+    (torchrun,) = {*run.stage_processes()} - stage
+    os.kill(torchrun, signal.SIGKILL)
+    run.wait_for(lambda: not stage & {*run.processes()}, timeout=10)
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(20) == 130
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned
     node = plan.graph.nodes["pretrain/2"]
     artifact = Artifact(plan.store, node.path)
     damaged = artifact.checkpoint(11)
-    plan.store.fs.pipe_file(plan.store.full(f"{damaged.folder}/weights"), b"weightX")
+    plan.store.fs.pipe_file(plan.store.full(f"{damaged.folder}/weights"), b"weight")  # what has its size is checked while it is loaded
     notes = Notes()
     assert Runner(plan, notes).sound_checkpoint(node, 11) == 10
     assert len(notes.notes) == 1

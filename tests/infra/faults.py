@@ -43,9 +43,11 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "refuses": lambda: PermissionError(errno.EACCES, "injected"),
     "full": lambda: OSError(errno.ENOSPC, "injected"),
 }
+HANGS = "hangs"  # no answer until `let_go`: the caller's own bound has to end it
 LOST = "answer is lost"  # the call has done its work, and fails
 CUT = "truncates"  # a read gives half of the bytes; a write takes half of them, and fails
-KINDS = (*ERRORS, LOST, CUT)
+KINDS = (*ERRORS, LOST, CUT, HANGS)
+LONGEST_SECONDS = 5.0  # of a call that hangs and that nothing bounds
 
 
 class Faults:
@@ -55,6 +57,12 @@ class Faults:
         self.kind, self.at, self.lasting = kind, at, lasting
         self.calls: list[str] = []
         self._inside = threading.local()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def let_go(self) -> None:
+        """Calls that hang end."""
+        self._over.set()
 
     def on(self, fs: Any) -> Any:
         """A filesystem like `fs` with these faults."""
@@ -89,12 +97,16 @@ class Faults:
         return counted
 
     def _called(self, name: str, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        self.calls.append(name)
-        number = len(self.calls)
+        with self._lock:
+            self.calls.append(name)
+            number = len(self.calls)
         if not (number == self.at or (self.lasting and number > self.at > 0)):
             return call(*arguments, **options)
         if self.kind in ERRORS:
             raise ERRORS[self.kind]()
+        if self.kind == HANGS:
+            self._over.wait(LONGEST_SECONDS)
+            raise TimeoutError("injected")
         if self.kind == CUT and name in ("write", "pwrite"):
             place = name == "pwrite"
             call(*arguments[:place], arguments[place][: len(arguments[place]) // 2], *arguments[place + 1 :])

@@ -1,7 +1,7 @@
 """Storage that fails in any way, at any call: nothing that was committed is damaged, nothing else is read, the next run ends the work.
 
 The work is that of two stages, as the launcher and the stages do it: one of units and files, one of checkpoints. It runs over a filesystem
-that fails at its k-th call, for every k and every kind of fault.
+that fails at its k-th call, for every k and every kind of fault. On S3 the files of checkpoints go up in parts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
@@ -26,10 +27,11 @@ import pytest
 from infra.store import Artifact, Attempt, Store, StoreError
 from specs.job import Job
 from tests.infra.committed import damaged
-from tests.infra.faults import CUT, ERRORS, KINDS, LOST, Faults, like
+from tests.infra.faults import HANGS, KINDS, Faults, like
 
 UNITS = ("task-0", "task-1")
 STEPS = (10, 20, 30)
+PART_BYTES = 768
 MEMORY = Path("/dev/shm")
 DATA, TRAINED = "corpus/" + "c" * 32, "pretrain/" + "f" * 32
 
@@ -118,18 +120,30 @@ class Place:
     def __init__(self, fs: Any, root: str, scratch: Path) -> None:
         self.fs, self.root, self.scratch = fs, root, scratch
 
+    @property
+    def is_local(self) -> bool:
+        return "file" in self.fs.protocol
+
     def work(self, faults: Faults) -> None:
-        with faults.on_disk() if "file" in self.fs.protocol else nullcontext():
-            work(Store(faults.on(self.fs), self.root), self.scratch)
+        with faults.on_disk() if self.is_local else nullcontext(), quick_to_give_up() if faults.kind == HANGS else nullcontext():
+            work(Store(faults.on(self.fs), self.root, piece_bytes=PART_BYTES // 3), self.scratch)
 
     def result(self) -> dict[str, Any]:
         return result(Store(like(self.fs), self.root))
 
 
-def calls_of_the_work(place: Place) -> tuple[int, dict[str, Any]]:
+@contextmanager
+def quick_to_give_up() -> Iterator[None]:
+    """The store waits half a second for an answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("APERTUS_STORE_TIMEOUT", "0.5")
+        yield
+
+
+def calls_of_the_work(place: Place) -> tuple[list[str], dict[str, Any]]:
     faults = Faults()
     place.work(faults)
-    return len(faults.calls), place.result()
+    return faults.calls, place.result()
 
 
 def check(place: Place, faults: Faults, expected: dict[str, Any]) -> None:
@@ -141,6 +155,8 @@ def check(place: Place, faults: Faults, expected: dict[str, Any]) -> None:
         pass
     except Exception as error:
         raise AssertionError(f"{where} ({faults.calls[faults.at - 1]}): the work ends with {error!r}") from error
+    finally:
+        faults.let_go()
     where += f" ({faults.calls[faults.at - 1]})"
     wrong = damaged(like(place.fs), place.root)
     assert wrong == [], f"{where}: damaged: {wrong}"
@@ -154,7 +170,10 @@ def check(place: Place, faults: Faults, expected: dict[str, Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits between two tries, and the versions of libraries, which every manifest states, are looked up once."""
+    """Nobody waits between two tries; the versions of libraries, which every manifest states, are looked up once; a file of a checkpoint
+    has two parts."""
+    monkeypatch.setattr("infra.store.sinks.PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     monkeypatch.setattr("infra.store.retry.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(importlib.metadata, "version", functools.cache(importlib.metadata.version))
 
@@ -184,32 +203,48 @@ def in_reach(request: pytest.FixtureRequest, place: str) -> Iterator[tuple[Any, 
             yield fsspec.filesystem("s3"), bucket.removeprefix("s3://")
 
 
-def every_fault(count: int) -> list[Faults]:
+def kinds_on(place: Place) -> tuple[str, ...]:
+    """Calls on a local disk have no bound: the kernel's is theirs."""
+    return tuple(kind for kind in KINDS if kind != HANGS or not place.is_local)
+
+
+def every_fault(calls: list[str], kinds: Sequence[str]) -> list[Faults]:
     """Every kind at every call, once and from then on."""
-    return [Faults(kind, at, lasting=lasting) for at in range(1, count + 1) for kind in KINDS for lasting in (False, True)]
+    return [Faults(kind, at, lasting=lasting) for at in range(1, len(calls) + 1) for kind in kinds for lasting in (False, True)]
 
 
-def some_faults(count: int) -> list[Faults]:
-    """At every call one kind of error and what is worse than an error; from every third call on an error."""
-    kinds = sorted(ERRORS)
-    once = [Faults(kind, at) for at in range(1, count + 1) for kind in (kinds[at % len(kinds)], LOST, CUT)]
-    return once + [Faults(kinds[at % len(kinds)], at, lasting=True) for at in range(1, count + 1, 3)]
+def some_faults(calls: list[str], kinds: Sequence[str]) -> list[Faults]:
+    """At every call one kind, so that the calls of one name have all kinds in turn; from every sixth call on another one."""
+    turns = Counter[str]()
+    once = []
+    for at, name in enumerate(calls, start=1):
+        once.append(Faults(kinds[turns[name] % len(kinds)], at))
+        turns[name] += 1
+    without = [kind for kind in kinds if kind != HANGS]  # seven tries of half a second
+    return once + [Faults(without[at // 6 % len(without)], at, lasting=True) for at in range(1, len(calls) + 1, 6)]
 
 
-@pytest.mark.parametrize("choose", [some_faults, pytest.param(every_fault, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("choose", [some_faults, pytest.param(every_fault, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize("new_place", ["disk", "memory"], indirect=True)
-def test_a_fault_at_any_call_costs_nothing_but_time(new_place: Callable[[], Place], choose: Callable[[int], list[Faults]]) -> None:
-    count, expected = calls_of_the_work(new_place())
-    assert count > 40
-    check_all(new_place, choose(count), expected)
+def test_a_fault_at_any_call_costs_nothing_but_time(
+    new_place: Callable[[], Place], choose: Callable[[list[str], Sequence[str]], list[Faults]]
+) -> None:
+    place = new_place()
+    calls, expected = calls_of_the_work(place)
+    assert len(calls) > 40
+    check_all(new_place, choose(calls, kinds_on(place)), expected)
 
 
-@pytest.mark.parametrize("number", [5, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("number", [2, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize("new_place", ["moto", "swift"], indirect=True)
 def test_a_fault_over_the_network_costs_nothing_but_time(new_place: Callable[[], Place], number: int) -> None:
-    """Faults drawn at random; calls take hundreds of times as long as in memory."""
-    count, expected = calls_of_the_work(new_place())
-    check_all(new_place, Random(6).sample(every_fault(count), number), expected)
+    """Faults drawn at random, a request of a multipart upload always among those hit; calls take hundreds of times as long as in memory."""
+    place = new_place()
+    calls, expected = calls_of_the_work(place)
+    random = Random(6)
+    parts = [at for at, name in enumerate(calls, start=1) if name == "call_s3"]
+    others = random.sample(every_fault(calls, KINDS), number - 1)
+    check_all(new_place, [Faults("503", random.choice(parts)), *others], expected)
 
 
 def check_all(new_place: Callable[[], Place], chosen: list[Faults], expected: dict[str, Any]) -> None:
@@ -251,5 +286,6 @@ def test_a_disk_that_takes_no_more_leaves_what_is_committed(tmp_path: Path, limi
     place = Place(fsspec.filesystem("file"), str(store), tmp_path / "scratch")
     assert damaged(place.fs, place.root) == []
     place.work(Faults())
-    work(Store.open(str(sound)), tmp_path / "scratch")
-    assert place.result() == result(Store.open(str(sound)))
+    uncut = Place(place.fs, str(sound), tmp_path / "scratch")
+    uncut.work(Faults())
+    assert place.result() == uncut.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -74,6 +75,29 @@ import json, pathlib
 pathlib.Path("SCRATCH/error.json").write_text(json.dumps({"message": "no", "again": False}))
 """.replace("SCRATCH", str(tmp_path))
     assert Script(tmp_path, program).go().error == {"message": "no", "again": False}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stage_that_a_signal_ended_was_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    """Before it listened, that is; a stage that listens says so itself. What else ends a process is a crash."""
+    told = {"message": number.name, "again": False, "interrupted": True}
+    assert Script(tmp_path, f"import os; os.kill(os.getpid(), {int(number)})").go().error == told
+    assert Script(tmp_path, f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})").go().error is None
+
+
+@pytest.mark.parametrize(
+    ("said", "interrupted"), [("SignalException: Process 12 got signal: 10", True), ("ChildFailedError: rank 0", False)]
+)
+def test_torchrun_says_that_it_was_told_to_stop(tmp_path: Path, said: str, interrupted: bool) -> None:
+    """In the form of `torch.distributed.elastic.multiprocessing.errors.ErrorHandler`; what a rank leaves then is a consequence."""
+    program = f"""
+import json, os, pathlib, sys
+pathlib.Path("{tmp_path}/error.json").write_text(json.dumps({{"message": "connection closed", "again": True}}))
+pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({{"message": {{"message": {said!r}, "extraInfo": {{}}}}}}))
+sys.exit(1)
+"""
+    error = Script(tmp_path, program).go().error
+    assert error is not None and error.get("interrupted", False) == interrupted
 
 
 def test_stopping_closes_the_pipe_and_waits_for_the_end(tmp_path: Path) -> None:
