@@ -177,9 +177,9 @@ def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, proc
 
 def test_a_segment_of_a_leg_takes_over_adapters_and_a_new_leg_merges_them(stages: Stages) -> None:
     inputs = {"parent": stages.ref("pretrain/trained", 6)}
-    attempt: Any = SimpleNamespace(store=stages.store)
     for kind, itself, begins in (("sft", sft(start_step=6, end_step=8), False), ("long_context", segment(carry=["weights", "data"]), True)):
-        source = starting_point(stages.job(kind, "x", {}, inputs=inputs), itself, attempt)
+        job = stages.job(kind, "x", {}, inputs=inputs)
+        source = starting_point(job, itself, Attempt(job))
         assert source is not None
         assert (source.optimizer, source.new_adapters) == (not begins, begins)
 
