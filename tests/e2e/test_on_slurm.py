@@ -15,8 +15,8 @@ from tests.e2e.test_smoke import plan_of
 from tests.infra.slurm import LittleSlurm, little_slurm, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-STEPS = 3600
-LONG = [f"stages.cooldown.budget={STEPS} steps", "stages.cooldown.checkpoint.interval=50"]
+STEPS = 500
+LONG = [f"stages.cooldown.budget={STEPS} steps", "stages.cooldown.checkpoint.interval=25"]
 PROFILE = """
 launcher: slurm
 slurm: {partition: tests, time_limit: 60s, stop_before_end: 40s}
