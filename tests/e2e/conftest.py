@@ -44,7 +44,7 @@ class Run:
     def text(self) -> str:
         return self.output.read_text() + self.errors.read_text()
 
-    def wait(self, timeout: float = 240) -> int:
+    def wait(self, timeout: float = 800) -> int:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -68,7 +68,7 @@ class Stages:
             commit(early, step)
         monkeypatch.setattr("flows.runner.launch_job", lambda job, *_, **__: self._launched(job))
         monkeypatch.setattr(train, "run", self._train)
-        monkeypatch.setattr(StopSignal, "watch", lambda self, cooperative: None)
+        monkeypatch.setattr(StopSignal, "watch", lambda self, **_: None)
 
     def _launched(self, job: Job) -> Any:
         class Process:

@@ -41,8 +41,9 @@ def s3() -> Iterator[str]:
         for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}.items():
             patch.setenv(name, value)
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        Store.open("s3://bucket/a").fs.mkdir("bucket")
-        yield "s3://bucket"
+        bucket = f"bucket-{uuid.uuid4().hex[:8]}"  # moto's servers of one process share what they hold
+        Store.open(f"s3://{bucket}/a").fs.mkdir(bucket)
+        yield f"s3://{bucket}"
     server.stop()
 
 

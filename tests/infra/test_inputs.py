@@ -83,9 +83,9 @@ def test_a_source_without_files_is_an_error_that_names_it(url: str, fields: dict
 def test_installed_packages_are_found_without_importing_them() -> None:
     import sys
 
-    files = [file.path for file in list_source(source("installed:stdlib", include=["wsgiref/*.py"])).files]
-    assert "wsgiref/util.py" in files
-    assert "wsgiref.util" not in sys.modules
+    files = [file.path for file in list_source(source("installed:stdlib", include=["turtledemo/*.py"])).files]
+    assert "turtledemo/clock.py" in files
+    assert "turtledemo.clock" not in sys.modules
     with pytest.raises(ValueError, match="no installed package 'not_there'"):
         source("installed:not_there")
 
