@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 
 from flows.graph import Node
 from flows.plan import Plan, Step, make
@@ -101,19 +100,10 @@ class Run(Runner):
         raise AssertionError(f"it did not happen; notes: {self.notes}, error: {self.error}")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"http://{host}:{port}"
-    moto.stop()
-
-
 @pytest.fixture(params=["file", "memory", "s3"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
-        endpoint = request.getfixturevalue("server")
+        endpoint = request.getfixturevalue("moto").endpoint
         fs = s3fs.S3FileSystem(key="testing", secret="testing", endpoint_url=endpoint, use_listings_cache=False)
         bucket = f"bucket-{uuid.uuid4().hex}"
         fs.makedirs(bucket, exist_ok=True)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
-from moto.server import ThreadedMotoServer
 
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.lease import Holder, Lease, LeaseLost, Leases, Timing, holder_of
@@ -42,19 +41,10 @@ class Clock:
         self.now += seconds
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"http://{host}:{port}"
-    moto.stop()
-
-
 @pytest.fixture(params=["file", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
-        endpoint = request.getfixturevalue("server")
+        endpoint = request.getfixturevalue("moto").endpoint
         fs = s3fs.S3FileSystem(key="testing", secret="testing", endpoint_url=endpoint, use_listings_cache=False)
         bucket = f"bucket-{uuid.uuid4().hex}"
         fs.makedirs(bucket, exist_ok=True)
