@@ -6,6 +6,8 @@ dies, the pipe ends, and a thread in each process notices. torchrun passes its s
 On a cluster two files take the place of the pipe: `APERTUS_STOP_FILE`, whose appearance asks for a stop, and `APERTUS_ALIVE_FILE`, which
 changes while the launcher lives.
 
+How long a stage has to end, the launcher knows, and says in `APERTUS_STOP_SECONDS`; it waits for a little longer.
+
 Invariants: a stage never outlives its launcher by more than the grace period, whatever it is doing; nor does one that has nothing to commit
 outlive it at all. Signals and the pipe are listened to by threads of their own: Python runs its handlers in the main thread, which may be
 inside a library, waiting for a peer that is gone.
@@ -24,7 +26,7 @@ from pathlib import Path
 
 from specs.errors import StageError
 
-GRACE_SECONDS = 90.0
+GRACE_SECONDS = 90.0  # where the launcher does not say: `APERTUS_STOP_SECONDS`
 POLL_SECONDS = 1.0
 LOST_SECONDS = 600.0  # without a change of the launcher's file, until it counts as gone: shared folders are slow at times
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -53,7 +55,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._grace = GRACE_SECONDS
+        self._grace = float(os.environ.get("APERTUS_STOP_SECONDS", GRACE_SECONDS))
         self._cooperative = False
         self._tell: Callable[[str], None] = lambda reason: None
         self.reason = ""
@@ -73,8 +75,7 @@ class StopSignal:
         return self._event.wait(seconds)
 
     def before_end(self, seconds: float) -> None:
-        """Asks for a stop so long before the job ends, if it is known when. Whatever else asks for one, no less time is given."""
-        self._grace = max(self._grace, seconds)
+        """Asks for a stop so long before the job ends, if it is known when."""
         end = job_end()
         if end is not None:
             timer = threading.Timer(max(0.0, end - seconds - time.time()), self.request, [f"the job ends in {seconds:g} s"])

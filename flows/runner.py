@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from flows.graph import Node
 from flows.nearest import Records
 from flows.plan import Plan, Step, decide
-from infra.launchers import Ended, Launched, launch_job, make_scratch
+from infra.launchers import REFUSED, Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from infra.store.lease import Lease, LeaseLost, Leases, Timing
@@ -161,6 +161,8 @@ class Runner:
                     lambda row: self.observer.progress(node.name, row),
                     lease.stage_started,
                 )
+            except REFUSED as error:
+                raise StageFailed(f"{node.name}: {error}", again=True) from error
             except BaseException:
                 process.stop("the launcher failed")
                 raise

@@ -73,13 +73,13 @@ def state(job: str) -> str | None:
     return answer.stdout.split()[0] if answer.stdout.split() else "gone"
 
 
-def failed_nodes(job: str, log: Iterable[str]) -> list[str]:
-    """Nodes of a job that failed: those that srun complains about in its log, and those that Slurm does not use any more."""
-    named = {match[1] for line in log if (match := re.search(r"Node failure on ([\w.-]+)", line))}
-    return sorted(named | _unused_nodes(job))
+def failed_nodes(log: Iterable[str]) -> set[str]:
+    """Nodes that srun says in its log have failed."""
+    return {match[1] for line in log if (match := re.match(r"srun: error: Node failure on ([\w.-]+)", line))}
 
 
-def _unused_nodes(job: str) -> set[str]:
+def unused_nodes(job: str) -> set[str]:
+    """Nodes of a job that Slurm does not use any more."""
     listed = command("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%N").stdout.strip()
     if not listed or listed == "(null)":
         return set()

@@ -34,7 +34,9 @@ class SlurmProfile(Spec):
         None, description="of one job, rounded up to minutes; a stage that needs longer goes on in the next job, from its last checkpoint"
     )
     stop_before_end: Duration = execution(
-        Duration(300.0), description="how long before the time limit the stage is told to commit and end; Slurm may be a minute early"
+        Duration(300.0),
+        description="how long before the time limit the stage is told to commit and end; Slurm may be a minute early. It has "
+        "that long whenever it is told to stop",
     )
     cpus_per_task: int | None = execution(None, ge=1, description="of a node's task: all GPUs of the node are in it")
     memory: Quantity | None = execution(None, description="of a node")
@@ -45,6 +47,15 @@ class SlurmProfile(Spec):
         default_factory=dict,
         description="options of `srun`: `{container-image: /images/apertus.sqsh, container-mounts: /scratch}`, `{mpi: pmix}`",
     )
+
+    @model_validator(mode="after")
+    def _told_while_it_runs(self) -> SlurmProfile:
+        if self.time_limit is not None and self.stop_before_end.seconds >= self.time_limit.seconds:
+            raise ValueError(
+                f"stop_before_end is {self.stop_before_end} and time_limit {self.time_limit}: a stage would be told to stop as it begins. "
+                "Fix: state a shorter stop_before_end, or a longer time_limit"
+            )
+        return self
 
     @field_validator("arguments", "srun_arguments")
     @classmethod

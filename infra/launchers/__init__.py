@@ -12,19 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from infra.launchers.kubernetes import KubernetesJob
+from infra.launchers.kubernetes import KubernetesError, KubernetesJob
 from infra.launchers.local import Ended, Process, make_scratch
 from infra.launchers.slurm import SlurmJob
+from infra.slurm import SlurmError
 from specs.job import Job
 from specs.launch import Launch
 from specs.profile import Profile
 
-__all__ = ["Ended", "Launched", "launch_job", "make_scratch"]
+__all__ = ["REFUSED", "Ended", "Launched", "launch_job", "make_scratch"]
+
+REFUSED = (SlurmError, KubernetesError)  # the cluster did not take an attempt: another one may succeed
 
 
 class Launched(Protocol):
     """One attempt. `run` calls back with every line of output and every row of progress; `on_start` is told the inode of the pipe that a
-    stage of this machine has as its standard input."""
+    stage of this machine has as its standard input. One of `REFUSED` when a cluster does not take it."""
 
     def run(
         self,

@@ -6,35 +6,34 @@ is no shared folder: what the stage reports comes in the log of the first pod, i
 Deleting the Job ends the pods with SIGTERM and a grace period, in which a training stage commits a checkpoint; so does the cluster when it
 drains a node. A pod that Kubernetes itself ended counts as ended by the cluster, and the attempt after it goes on from the last checkpoint.
 
-Invariant: the objects of an attempt have names of its own, and are deleted when `run` is left.
+Invariants: the objects of an attempt have names of its own, and are deleted when `run` is left. A Job is gone when the cluster says so: a
+kubectl that fails says nothing of it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from infra.launchers.local import STOP_GRACE_SECONDS, TAIL_LINES, Ended, stage_environment
-from infra.launchers.slurm import nodes_of
+from infra.launchers.cluster import ClusterJob
+from infra.launchers.local import END_SECONDS, Ended, stage_environment
+from infra.launchers.pod_log import Follower, LogReader
 from specs.errors import StageError
 from specs.job import REPORT, Job
 from specs.launch import Launch
 from specs.profile import KubernetesProfile, Profile
-from specs.redaction import redacted
 
 POLL_SECONDS = 5.0
 PORT = 29500
 FILES = "/job"
 SCRATCH = "/scratch"
-GRACE_SECONDS = 150
+INDEX = "batch.kubernetes.io/job-completion-index"
 DISRUPTIONS = ("DisruptionTarget",)  # condition of pods that the cluster evicts, preempts or takes from a node that is gone
 
 
@@ -42,11 +41,11 @@ class KubernetesError(RuntimeError):
     """kubectl failed. Another attempt may succeed."""
 
 
-class KubernetesJob:
+class KubernetesJob(ClusterJob):
     """One attempt.
 
     Raises:
-        StageError: the processes cannot be divided among nodes, or the attempt needs a folder of this machine.
+        StageError: the attempt needs a folder of this machine.
     """
 
     def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool) -> None:
@@ -55,17 +54,9 @@ class KubernetesJob:
             raise StageError(
                 f"the store {job.store} is a folder of this machine, which pods do not see. Fix: a store on object storage (--store)"
             )
+        super().__init__(job, launch, profile, distributed=distributed)
         self.settings: KubernetesProfile = profile.kubernetes
-        self.profile = profile
-        self.launch = launch
-        self.distributed = distributed
-        self.nodes, self.per_node = nodes_of(launch, profile) if distributed else (1, 1)
         self.name = object_name(job.pipeline, job.node, job.attempt)
-        self.scratch = Path(job.scratch)
-        self.job = job
-        self._stopped = ""
-        self._lock = threading.Lock()
-        self._created = False
 
     def manifests(self) -> list[dict[str, Any]]:
         """ConfigMap, Service and Job."""
@@ -89,7 +80,11 @@ class KubernetesJob:
         for index, volume in enumerate(settings.volumes):
             volumes.append({"name": f"volume-{index}", "persistentVolumeClaim": {"claimName": volume.claim}})
             mounts.append({"name": f"volume-{index}", "mountPath": volume.path})
-        variables = {**self.profile.environment, **stage_environment(self.launch), "APERTUS_STOP_FILE": f"{SCRATCH}/stop"}
+        variables = {
+            **self.profile.environment,
+            **stage_environment(self.launch, self.stop_seconds),
+            "APERTUS_STOP_FILE": f"{SCRATCH}/stop",
+        }
         container: dict[str, Any] = {
             "name": "stage",
             "image": settings.image,
@@ -102,7 +97,7 @@ class KubernetesJob:
         pod: dict[str, Any] = {
             "restartPolicy": "Never",
             "subdomain": self.name,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "terminationGracePeriodSeconds": math.ceil(self.grace),
             "nodeSelector": settings.node_selector,
             "tolerations": settings.tolerations,
             "containers": [container],
@@ -110,6 +105,8 @@ class KubernetesJob:
         }
         if settings.service_account is not None:
             pod["serviceAccountName"] = settings.service_account
+        if self.launch.time_limit is not None:  # the pod's, not the Job's, which counts what it waits for nodes
+            pod["activeDeadlineSeconds"] = math.ceil(self.launch.time_limit.seconds + self.grace)
         job = {
             "completions": self.nodes,
             "parallelism": self.nodes,
@@ -118,8 +115,6 @@ class KubernetesJob:
             "ttlSecondsAfterFinished": 24 * 3600,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         }
-        if self.launch.time_limit is not None:
-            job["activeDeadlineSeconds"] = int(self.launch.time_limit.seconds) + GRACE_SECONDS
         return [
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"job.json": inside.model_dump_json(indent=1)}},
             {
@@ -163,87 +158,52 @@ class KubernetesJob:
         with self._lock:
             if self._stopped:
                 return Ended(-15, self._stopped, (), None)
-            self._kubectl("apply", "--filename=-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests()}))
-            self._created = True
-        on_line(f"created the Job {self.name}: {self.nodes} pods, {self.per_node} processes in each")
         reader = LogReader(on_line, on_progress, self.scratch / "log.txt")
+        follower = Follower([*self._prefix(), "logs"], reader, POLL_SECONDS)
         try:
-            condition = self._wait(reader)
-            requeue = "" if self._stopped or condition == "Complete" else self._disruption()
+            self._kubectl("apply", "--filename=-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests()}))
+            on_line(f"created the Job {self.name}: {self.nodes} pods, {self.per_node} processes in each")
+            condition, disruption = self._wait(on_line, follower)
         finally:
+            follower.end(END_SECONDS)
             self._delete()
+        requeue = "" if self._stopped or condition == "Complete" else disruption
         return Ended(0 if condition == "Complete" else 1, self._stopped, tuple(reader.tail), reader.error, requeue)
 
-    def stop(self, reason: str) -> None:
-        """Deletes the Job: its pods have `GRACE_SECONDS` to commit and end."""
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = reason
-            created = self._created
-        if created:
-            self._kubectl("delete", "job", self.name, "--wait=false", "--cascade=foreground", "--ignore-not-found", check=False)
+    def _wait(self, on_line: Callable[[str], None], follower: Follower) -> tuple[str, str]:
+        """Blocks until the Job has a final condition, or is gone; which, and why the cluster ended one of its pods, if it did.
 
-    def _wait(self, reader: LogReader) -> str:
-        """Follows the log of the first pod until the Job has a final condition; which."""
-        begun = time.monotonic()
-        told = 0.0
-        follower: threading.Thread | None = None
+        A Job that was told to stop is deleted: its pods have `grace` to commit and end."""
+        deleted, disruption, trouble = False, "", ""
         while True:
-            document = self._get("job", self.name)
-            final = next((c["type"] for c in _conditions(document) if c["type"] in ("Complete", "Failed") and c["status"] == "True"), "")
-            if follower is None and (final or self._first_pod_runs()):
-                follower = threading.Thread(target=self._follow, args=(reader,), daemon=True)
-                follower.start()
-            if final or document is None:
-                if follower is not None:
-                    follower.join(STOP_GRACE_SECONDS)
-                return final or "Deleted"
-            if (limit := self.launch.time_limit) and time.monotonic() - begun > limit.seconds:
-                self.stop(f"the time limit of {limit} is over")
-            if self._stopped:
-                told = told or time.monotonic()
-                if time.monotonic() - told > GRACE_SECONDS + STOP_GRACE_SECONDS:
-                    return "Deleted"
+            try:
+                if self._stopped and not deleted:
+                    self._kubectl("delete", "job", self.name, "--wait=false", "--cascade=foreground", "--ignore-not-found")
+                    deleted = True
+                job, pods = self._look()
+            except (KubernetesError, ValueError) as error:  # no answer, or a torn one: the Job runs on
+                if trouble != (trouble := str(error)):
+                    on_line(f"{error}; trying again")
+            else:
+                trouble = ""
+                final = next((c["type"] for c in _conditions(job) if c["type"] in ("Complete", "Failed") and c["status"] == "True"), "")
+                phases = {index: pod["status"].get("phase") for index, pod in pods.items()}
+                disruption = disruption or _disruption(pods)
+                if phases.get("0") in ("Running", "Succeeded", "Failed"):
+                    follower.begin(pods["0"]["metadata"]["name"])
+                if final or job is None:
+                    return final or "Deleted", disruption
+                self._keep_to_limit(waits=len(phases) < self.nodes or "Pending" in phases.values())
+            if self._stopped and time.monotonic() - self._told > self.grace + END_SECONDS:
+                return "Deleted", disruption
             time.sleep(POLL_SECONDS)
 
-    def _pods(self) -> list[dict[str, Any]]:
-        listing = json.loads(self._kubectl("get", "pods", f"--selector=apertus/attempt={self.name}", "--output=json", check=False) or "{}")
-        pods: list[dict[str, Any]] = listing.get("items", [])
-        return pods
-
-    def _first_pod_runs(self) -> bool:
-        phases = {
-            pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index"): pod.get("status", {}).get("phase")
-            for pod in self._pods()
-        }
-        return phases.get("0") in ("Running", "Succeeded", "Failed")
-
-    def _disruption(self) -> str:
-        """Why the cluster ended a pod; empty when it was the stage itself."""
-        for pod in self._pods():
-            for condition in _conditions(pod):
-                if condition["type"] in DISRUPTIONS and condition["status"] == "True":
-                    return f"pod {pod['metadata']['name']}: {condition.get('reason', 'disrupted')}"
-        return ""
-
-    def _follow(self, reader: LogReader) -> None:
-        first = next(
-            pod["metadata"]["name"]
-            for pod in self._pods()
-            if pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index") == "0"
-        )
-        with subprocess.Popen(
-            [*self._prefix(), "logs", "--follow", first], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as logs:
-            assert logs.stdout is not None
-            for line in logs.stdout:
-                reader.line(line.rstrip("\n"))
-
-    def _get(self, kind: str, name: str) -> dict[str, Any] | None:
-        text = self._kubectl("get", kind, name, "--output=json", "--ignore-not-found", check=False)
-        document: dict[str, Any] | None = json.loads(text) if text.strip() else None
-        return document
+    def _look(self) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
+        """The Job, None when it is gone; its pods by their index. KubernetesError when the cluster does not answer."""
+        text = self._kubectl("get", "jobs,pods", f"--selector=apertus/attempt={self.name}", "--output=json")
+        items = json.loads(text)["items"] if text.strip() else []
+        pods = {item["metadata"].get("annotations", {}).get(INDEX): item for item in items if item["kind"] == "Pod"}
+        return next((item for item in items if item["kind"] == "Job"), None), pods
 
     def _delete(self) -> None:
         for kind in ("job", "service", "configmap"):
@@ -265,31 +225,6 @@ class KubernetesJob:
         return done.stdout
 
 
-class LogReader:
-    """Takes the reports out of a log: rows of progress and the error go their own ways, all else is lines."""
-
-    def __init__(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None], log: Path) -> None:
-        self._on_line = on_line
-        self._on_progress = on_progress
-        self._log = log
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.error: dict[str, Any] | None = None
-
-    def line(self, text: str) -> None:
-        text = redacted(text)
-        if text.startswith(REPORT):
-            report = json.loads(text.removeprefix(REPORT))
-            if "error" in report:
-                self.error = report["error"]
-            else:
-                self._on_progress(report)
-            return
-        with open(self._log, "a", encoding="utf-8") as log:
-            log.write(text + "\n")
-        self.tail.append(text)
-        self._on_line(text)
-
-
 def object_name(pipeline: str, node: str, attempt: str) -> str:
     """A name that Kubernetes takes, and that no other attempt has: at most 52 characters, so that those of pods fit."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{pipeline}-{node}".lower()).strip("-")
@@ -300,3 +235,12 @@ def object_name(pipeline: str, node: str, attempt: str) -> str:
 def _conditions(document: dict[str, Any] | None) -> list[dict[str, Any]]:
     conditions: list[dict[str, Any]] = (document or {}).get("status", {}).get("conditions") or []
     return conditions
+
+
+def _disruption(pods: dict[str, dict[str, Any]]) -> str:
+    """Why the cluster ended a pod; empty when it was the stage itself."""
+    for pod in pods.values():
+        for condition in _conditions(pod):
+            if condition["type"] in DISRUPTIONS and condition["status"] == "True":
+                return f"pod {pod['metadata']['name']}: {condition.get('reason', 'disrupted')}"
+    return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -27,8 +28,10 @@ from typing import Any
 from specs.job import Job
 from specs.launch import Launch
 from specs.redaction import redacted
+from specs.units import Duration
 
-STOP_GRACE_SECONDS = 120.0
+STOP_SECONDS = 90.0  # that a stage has for its last checkpoint when it is told to stop; more where more is announced
+END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
 TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 TORCHRUN_SAID = "torchrun.json"
@@ -63,9 +66,8 @@ class Process:
 
     @property
     def grace(self) -> float:
-        """Seconds that a stage has for its last checkpoint when it is told to stop."""
-        before = self.launch.stop_before_end
-        return max(STOP_GRACE_SECONDS, before.seconds + 30 if before is not None else 0.0)
+        """Seconds until a stage that was told to stop is killed."""
+        return stop_seconds(self.launch) + END_SECONDS
 
     def command(self, job_file: Path) -> list[str]:
         module = ["-m", "apertus_model.stages", str(job_file)]
@@ -74,14 +76,13 @@ class Process:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self.launch.world_size}"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1", "--max-restarts=0"),
-            f"--shutdown-timeout={int(self.grace)}",
             *module,
         ]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
         said = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_SAID)}
-        return os.environ | stage_environment(self.launch) | said | {"PYTHONPATH": path}
+        return os.environ | stage_environment(self.launch, stop_seconds(self.launch)) | said | {"PYTHONPATH": path}
 
     def run(
         self,
@@ -176,9 +177,17 @@ class Process:
                 on_line(line)
 
 
-def stage_environment(launch: Launch) -> dict[str, str]:
-    """Variables of every process of a stage, wherever it runs."""
+def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:
+    """Seconds that a stage has to commit and end when it is told to stop, whoever tells it: no less than the end of its job is `announced`
+    before it comes, by the cluster or by the stage itself. It ends by then by itself; launchers wait for `END_SECONDS` more."""
+    return max(STOP_SECONDS, *(span.seconds for span in (launch.stop_before_end, announced) if span is not None), 0.0)
+
+
+def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
+    """Variables of every process of a stage, wherever it runs. `seconds`: its `stop_seconds`."""
     return {
+        "APERTUS_STOP_SECONDS": f"{seconds:g}",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{math.ceil(seconds + END_SECONDS)}",  # torchrun kills ranks that take longer; 30 by default
         "OMP_NUM_THREADS": str(launch.threads),
         "MKL_NUM_THREADS": str(launch.threads),
         # OpenMP threads spin only briefly while they wait: beside another busy process, long spinning made a step ten times as long.

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from infra import slurm
+from infra.launchers.cluster import ClusterJob
 from infra.launchers.local import (
     HUNG,
     ROOT,
-    STOP_GRACE_SECONDS,
     TAIL_LINES,
     Ended,
     error_of,
@@ -38,7 +38,6 @@ from infra.launchers.local import (
     stacks_of,
     stage_environment,
 )
-from specs.errors import StageError
 from specs.job import Job
 from specs.launch import Launch
 from specs.profile import Profile
@@ -61,6 +60,7 @@ trap 'touch {scratch}/deadline {scratch}/stop' USR1
 {setup}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun {srun} bash {scratch}/node.sh "$head" &
+wait $!; code=$?
 while kill -0 $! 2> /dev/null; do wait $!; code=$?; done
 echo "$code" > {scratch}/code.part && mv {scratch}/code.part {scratch}/code
 exit "$code"
@@ -75,29 +75,25 @@ exec {program}
 """
 
 
-class SlurmJob:
-    """One attempt. `exclude`: nodes that it must not get.
-
-    Raises:
-        StageError: the processes cannot be divided among nodes.
-    """
+class SlurmJob(ClusterJob):
+    """One attempt. `exclude`: nodes that it must not get."""
 
     def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()) -> None:
-        self.job = job
-        self.launch = launch
-        self.profile = profile
-        self.distributed = distributed
+        announced = profile.slurm.stop_before_end if profile.slurm.time_limit is not None else None
+        super().__init__(job, launch, profile, distributed=distributed, announced=announced)
         self.exclude = list(exclude)
-        self.scratch = Path(job.scratch)
-        self.nodes, self.per_node = nodes_of(launch, profile) if distributed else (1, 1)
         self._number: str | None = None
-        self._stopped = ""
-        self._told = 0.0
-        self._lock = threading.Lock()
 
     def script(self) -> str:
         """The batch script."""
-        options: slurm.Options = {"nodes": self.nodes, "ntasks": self.nodes, "kill-on-bad-exit": 1, **self.profile.slurm.srun_arguments}
+        settings = self.profile.slurm
+        options: slurm.Options = {
+            "nodes": self.nodes,
+            "ntasks": self.nodes,
+            "cpus-per-task": settings.cpus_per_task,  # since Slurm 22.05 srun does not take it over from sbatch
+            "kill-on-bad-exit": 1,
+            **settings.srun_arguments,
+        }
         modules = [f"module load {shlex.quote(name)}" for name in self.profile.modules]
         return JOB.format(
             scratch=shlex.quote(str(self.scratch)),
@@ -115,7 +111,7 @@ class SlurmJob:
         checkout = self.profile.checkout or ROOT
         variables = {
             **self.profile.environment,
-            **stage_environment(self.launch),
+            **stage_environment(self.launch, self.stop_seconds),
             "APERTUS_STOP_FILE": str(self.scratch / "stop"),
             "APERTUS_ALIVE_FILE": str(self.scratch / "alive"),
         }
@@ -177,9 +173,7 @@ class SlurmJob:
         try:
             state = self._wait()
             if stacks := stacks_of(self.scratch):
-                for line in stacks:
-                    on_line(line)
-                with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:
+                with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:  # which is followed
                     log.write("\n".join([*stacks, ""]))
                 self._stopped = self._stopped or HUNG
         finally:
@@ -200,59 +194,63 @@ class SlurmJob:
             on_line(f"without {', '.join(self.exclude)}: {error}; trying with them")
             return slurm.submit(script, {**self.options(), "exclude": None})
 
-    def stop(self, reason: str) -> None:
-        """Asks the stage to commit and end; a job that has not begun is cancelled, and so is one that takes too long."""
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = reason
-            self._told = time.monotonic()
+    def _tell(self, reason: str) -> None:
         (self.scratch / "stop").write_text(reason)
 
     def _wait(self) -> str:
-        """Blocks until the job has ended; its last state."""
+        """Blocks until the job has ended; its last state. One that was told to stop is cancelled if it has not begun, or takes too long.
+
+        A step that failed may have failed with its node, which Slurm says a little later: its last state is waited for."""
         assert self._number is not None
-        begun = time.monotonic()
-        ended: float | None = None
+        seen: float | None = None  # since when there is an exit code or a last state
         while True:
-            state = slurm.state(self._number)
-            if (self.scratch / "code").exists():
-                return state if state in slurm.ENDED else "COMPLETED"
-            if state in slurm.ENDED or state == "gone":
-                ended = ended or time.monotonic()
-                if state in ENDED_BY_CLUSTER or self._stopped or time.monotonic() - ended > VISIBLE_SECONDS:
+            state, code = slurm.state(self._number), self._code()
+            ended = state in slurm.ENDED or state == "gone"
+            if code == 0 and not ended:
+                return "COMPLETED"
+            if code is not None or ended:
+                seen = seen or time.monotonic()
+                known = ended if code is not None else state in ENDED_BY_CLUSTER
+                if known or self._stopped or time.monotonic() - seen > VISIBLE_SECONDS:
                     return str(state)
-            elif self._stopped and (state == "PENDING" or time.monotonic() - self._told > STOP_GRACE_SECONDS):
-                slurm.cancel([self._number])
-            limit = self.launch.time_limit
-            if limit and state == "RUNNING" and time.monotonic() - begun > limit.seconds:
-                self.stop(f"the time limit of {limit} is over")
-            if state == "PENDING":
-                begun = time.monotonic()
+            else:
+                if self._stopped and (state == "PENDING" or self._overdue):
+                    slurm.cancel([self._number])
+                if state in ("PENDING", "RUNNING"):
+                    self._keep_to_limit(waits=state == "PENDING")
             time.sleep(POLL_SECONDS)
+
+    def _code(self) -> int | None:
+        """The exit code that the job left; 1 for one that is none."""
+        try:
+            return int((self.scratch / "code").read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return 1
 
     def _ended(self, state: str, tail: tuple[str, ...]) -> Ended:
         assert self._number is not None
-        code = self.scratch / "code"
-        number = int(code.read_text()) if code.exists() else 1
-        error, why, dead = error_of(self.scratch), "", tuple[str, ...]()
-        if not self._stopped:
-            why = ENDED_BY_CLUSTER.get(state, "")
-            if not why and (self.scratch / "deadline").exists():
-                why = "its time limit was near"
-            if not why and error is not None and error.get("interrupted"):  # by the clock: `launch.stop_before_end`
-                why = error["message"]
-        if state in ("NODE_FAIL", "BOOT_FAIL"):
-            dead = tuple(slurm.failed_nodes(self._number, tail))
-        if why:
-            why = f"Slurm job {self._number}: {why}"
+        code, error = self._code(), error_of(self.scratch)
+        with open(self.scratch / "log.txt", "a+", encoding="utf-8", errors="replace") as log:
+            log.seek(0)
+            dead = slurm.failed_nodes(log)  # srun may return 0 all the same
+        why = ENDED_BY_CLUSTER.get(state, "")
+        if not why and dead:
+            why = ENDED_BY_CLUSTER["NODE_FAIL"]
+        if not why and (self.scratch / "deadline").exists():
+            why = "its time limit was near"
+        if not why and error is not None and error.get("interrupted"):  # by the clock: `launch.stop_before_end`
+            why = error["message"]
+        if dead or state in ("NODE_FAIL", "BOOT_FAIL"):
+            dead |= slurm.unused_nodes(self._number)
         return Ended(
-            number,
+            1 if code is None else code,
             self._stopped,
-            (*tail, *([] if code.exists() else [f"Slurm job {self._number}: {state}"])),
+            (*tail, *([f"Slurm job {self._number}: {state}"] if code is None else [])),
             error,
-            why,
-            dead,
+            f"Slurm job {self._number}: {why}" if why and not self._stopped else "",
+            tuple(sorted(dead)),
         )
 
     def _live(self, over: threading.Event) -> None:
@@ -261,14 +259,3 @@ class SlurmJob:
                 (self.scratch / "alive").write_text(json.dumps(count))
             if over.wait(POLL_SECONDS):
                 return
-
-
-def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
-    """(nodes, processes on each). StageError when they are not the same on each."""
-    processes, most = launch.world_size, profile.gpus_per_node
-    nodes = -(-processes // most)
-    if processes % nodes:
-        raise StageError(
-            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly. Fix: a multiple of {most}, or fewer"
-        )
-    return nodes, processes // nodes

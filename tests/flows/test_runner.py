@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.plan import Plan, Step
-from flows.runner import Interrupted, Runner
+from flows.runner import Interrupted, Runner, StageFailed
 from infra.launchers.local import Ended, Process
+from infra.launchers.slurm import SlurmJob
 from infra.store import Artifact
 from infra.store.retention import referred_steps
+from specs.profile import Profile
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
+REFUSES = "echo Socket timed out on send/recv operation >&2; exit 1"
 
 
 class Notes:
@@ -68,6 +73,34 @@ def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(plann
         runner.run(first)
     with pytest.raises(Interrupted, match="was not started: the job ends in 300 s"):
         runner.run(first)
+
+
+def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned()
+    first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
+
+    class Stage(SlurmJob):
+        def _wait(self) -> str:
+            finish(plan, first)
+            return "COMPLETED"
+
+    monkeypatch.setattr("infra.launchers.SlurmJob", Stage)
+    (tmp_path / "bin").mkdir()
+    for name, line in {
+        "sbatch": f"test -e {tmp_path}/tried && echo 7 || {{ touch {tmp_path}/tried; {REFUSES}; }}",
+        "scancel": "true",
+    }.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    runner = Runner(plan, Notes(), profile=Profile(launcher="slurm", stages="all"))
+    runner.prepare()
+    with pytest.raises(StageFailed, match="sbatch refused the job: Socket timed out") as caught:
+        runner.run(first)
+    assert caught.value.again
+    assert runner.run(first).action == "reuse"
 
 
 def test_a_run_refers_to_the_checkpoints_that_its_parts_start_from(planned: Planned) -> None:

@@ -50,6 +50,12 @@ def test_the_image_copies_what_is_there_and_the_context_lets_it_through() -> Non
     assert f"prefecthq/prefect:{pinned['prefect']}-" in (FOLDER / "compose.yaml").read_text()
 
 
+def test_flash_attn_has_one_version() -> None:
+    extra = re.search(r'^flash = \["flash-attn==([\w.]+)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
+    recipe = (FOLDER / "Dockerfile").read_text()
+    assert extra is not None and f"\nARG FLASH_ATTN={extra[1]}\n" in recipe and recipe.count("flash-attn==${FLASH_ATTN}") == 1
+
+
 def test_the_worker_starts_with_modules_that_exist(services: dict[str, Any]) -> None:
     script = services["worker"]["command"][-1]
     modules = re.findall(r"python -m ([\w.]+)", script)

@@ -110,23 +110,38 @@ def test_names_are_what_kubernetes_takes(pipeline: str, node: str) -> None:
 
 # What becomes of it
 
-KUBECTL = """#!{python}
+KUBECTL = """#!{python} -IS
 # NOT kubectl: remembers what was applied, and answers from files that the test writes.
-import json, pathlib, sys, time
+import json, pathlib, sys
 folder = pathlib.Path({folder!r})
 words = [word for word in sys.argv[1:] if not word.startswith(("--namespace", "--context"))]
 with open(folder / "calls.txt", "a") as calls: calls.write(" ".join(words) + "\\n")
+calls = [call.split() for call in (folder / "calls.txt").read_text().splitlines()]
+failures = folder / "failures.txt"
+if failures.exists() and failures.read_text().startswith(words[0] + "\\n"):
+    failures.write_text(failures.read_text().partition("\\n")[2])
+    sys.exit("Unable to connect to the server: net/http: TLS handshake timeout")
 if words[0] == "apply":
     if (folder / "refuse").exists(): sys.exit("admission webhook denied the request")
     (folder / "applied.json").write_text(sys.stdin.read())
 elif words[0] == "logs":
-    print((folder / "logs.txt").read_text(), end="")
+    number = sum(call[0] == "logs" for call in calls)
+    since = next((word.partition("=")[2][:19] for word in words if word.startswith("--since-time=")), "")  # the API has seconds
+    text, cuts = (folder / "logs.txt").read_text(), json.loads((folder / "cuts.json").read_text())
+    lines = text[: cuts[number - 1] if number <= len(cuts) else None].splitlines(keepends=True)
+    print("".join(line for line in lines if line[:19] >= since), end="")
 elif words[0] == "get":
-    if words[1] == "pods": print((folder / "pods.json").read_text())
-    elif not (folder / "deleted").exists(): print((folder / "job.json").read_text())
+    number = sum(call[0] == "get" for call in calls)
+    looks = json.loads((folder / "looks.json").read_text())
+    print(json.dumps({{"items": [] if (folder / "deleted").exists() else looks[min(number, len(looks)) - 1]}}))
 elif words[0] == "delete" and words[1] == "job":
     (folder / "deleted").touch()
 """
+
+
+def _stamped(lines: list[str]) -> str:
+    """A log as `kubectl logs --timestamps` prints it, two lines a second."""
+    return "".join(f"2026-11-21T17:00:{n // 2:02d}.{n % 2 * 5}00000000Z {line}\n" for n, line in enumerate(lines))
 
 
 class Pretended:
@@ -139,16 +154,22 @@ class Pretended:
         program.write_text(KUBECTL.format(python=sys.executable, folder=str(folder)))
         program.chmod(0o755)
 
-    def say(self, *, conditions: list[dict[str, str]], logs: str = "", disrupted: str = "") -> None:
-        """What kubectl answers from now on."""
-        (self.folder / "job.json").write_text(json.dumps({"status": {"conditions": conditions}}))
-        (self.folder / "logs.txt").write_text(logs)
+    def say(self, *phases: str, ends: str = "", logs: str = "", cuts: list[int] | None = None, disrupted: str = "") -> None:
+        """What kubectl answers: to every look the next phase of the pod, with the last one the condition in which the Job ends; to who asks
+        for the log so many characters of it (`cuts`), then all."""
         reasons = [{"type": "DisruptionTarget", "status": "True", "reason": disrupted}] if disrupted else []
-        pod = {
-            "metadata": {"name": "pod-0", "annotations": {"batch.kubernetes.io/job-completion-index": "0"}},
-            "status": {"phase": "Running", "conditions": reasons},
-        }
-        (self.folder / "pods.json").write_text(json.dumps({"items": [pod]}))
+        looks = []
+        for number, phase in enumerate(phases, 1):
+            conditions = [{"type": ends, "status": "True"}] if ends and number == len(phases) else []
+            pod = {
+                "kind": "Pod",
+                "metadata": {"name": "pod-0", "annotations": {"batch.kubernetes.io/job-completion-index": "0"}},
+                "status": {"phase": phase, "conditions": reasons},
+            }
+            looks.append([{"kind": "Job", "metadata": {}, "status": {"conditions": conditions}}, pod])
+        (self.folder / "looks.json").write_text(json.dumps(looks))
+        (self.folder / "logs.txt").write_text(logs)
+        (self.folder / "cuts.json").write_text(json.dumps(cuts or []))
 
     @property
     def calls(self) -> list[str]:
@@ -166,36 +187,88 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
 def test_lines_rows_and_errors_come_out_of_the_log(cluster: Pretended, tmp_path: Path) -> None:
     rows = {"done": 1, "total": 2, "unit": "steps", "metrics": {}}
     report = {"error": {"message": "no", "again": False}}
-    logs = f"first\n{REPORT}{json.dumps(rows)}\n{REPORT}{json.dumps(report)}\nlast\n"
-    cluster.say(conditions=[{"type": "Failed", "status": "True"}], logs=logs)
+    said = ["first", f"{REPORT}{json.dumps(rows)}", f"{REPORT}{json.dumps(report)}", f'{REPORT}{{"done": 2, "to', "last"]
+    cluster.say("Failed", ends="Failed", logs=_stamped(said))
     lines: list[str] = []
     told: list[dict[str, Any]] = []
     ended = _kubernetes(tmp_path).run(lines.append, told.append)
     assert (ended.code, ended.error, ended.requeue, told) == (1, report["error"], "", [rows])
-    assert lines[1:] == ["first", "last"] and (tmp_path / "log.txt").read_text() == "first\nlast\n"
+    shown = ["first", said[3], "last"]  # a torn report is a line
+    assert lines[1:] == shown and (tmp_path / "log.txt").read_text().splitlines() == shown
     assert [call.split()[1] for call in cluster.calls if call.startswith("delete")] == ["job", "service", "configmap"]
     applied = json.loads((cluster.folder / "applied.json").read_text())
     assert [item["kind"] for item in applied["items"]] == ["ConfigMap", "Service", "Job"]
 
 
 def test_a_pod_that_the_cluster_evicts_is_no_failure_of_the_stage(cluster: Pretended, tmp_path: Path) -> None:
-    cluster.say(conditions=[{"type": "Failed", "status": "True"}], disrupted="EvictionByEvictionAPI")
+    cluster.say("Failed", ends="Failed", disrupted="EvictionByEvictionAPI")
     assert _kubernetes(tmp_path).run(print, print).requeue == "pod pod-0: EvictionByEvictionAPI"
 
 
 def test_a_job_that_is_stopped_is_deleted_with_time_to_commit(cluster: Pretended, tmp_path: Path) -> None:
-    cluster.say(conditions=[])
+    cluster.say("Running")
+    (cluster.folder / "failures.txt").write_text("delete\n")  # it is told all the same
     attempt = _kubernetes(tmp_path)
     ended = attempt.run(lambda line: attempt.stop("cancelled"), print)
     assert (ended.stopped, ended.requeue) == ("cancelled", "")
-    assert any(call.startswith(f"delete job {attempt.name} --wait=false --cascade=foreground") for call in cluster.calls)
-    assert attempt.manifests()[2]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 90
+    assert sum(call.startswith(f"delete job {attempt.name} --wait=false --cascade=foreground") for call in cluster.calls) == 2
+
+
+def test_a_pod_has_the_time_that_its_stage_is_told(tmp_path: Path) -> None:
+    for launch, seconds in ({}, 90), ({"stop_before_end": Duration(600), "time_limit": Duration(3600)}, 600):
+        job = _kubernetes(tmp_path, **launch).manifests()[2]["spec"]
+        pod = job["template"]["spec"]
+        told = {variable["name"]: variable["value"] for variable in pod["containers"][0]["env"]}
+        assert (told["APERTUS_STOP_SECONDS"], told["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == (str(seconds), str(seconds + 30))
+        assert pod["terminationGracePeriodSeconds"] == seconds + 30
+    assert pod["activeDeadlineSeconds"] == 3600 + 630 and "activeDeadlineSeconds" not in job
+
+
+def test_a_cluster_that_does_not_answer_for_a_while_loses_no_job(cluster: Pretended, tmp_path: Path) -> None:
+    cluster.say("Pending", "Running", "Running", "Running", "Succeeded", ends="Complete", logs=_stamped(["trained"]))
+    (cluster.folder / "failures.txt").write_text("get\nget\n")
+    lines: list[str] = []
+    ended = _kubernetes(tmp_path).run(lines.append, print)
+    assert (ended.code, ended.tail) == (0, ("trained",))
+    assert lines[1:] == ["kubectl get: Unable to connect to the server: net/http: TLS handshake timeout; trying again", "trained"]
+    calls = [call.split()[0] for call in cluster.calls if not call.startswith("logs")]
+    assert calls == ["apply", *["get"] * 5, *["delete"] * 3]  # it is deleted when it is over
+
+
+def test_a_job_that_somebody_deleted_is_gone(cluster: Pretended, tmp_path: Path) -> None:
+    cluster.say("Running")
+    (cluster.folder / "deleted").touch()
+    ended = _kubernetes(tmp_path).run(print, print)
+    assert (ended.code, ended.stopped, ended.requeue) == (1, "", "")
+
+
+def test_a_line_comes_once_however_often_the_connection_ends(cluster: Pretended, tmp_path: Path) -> None:
+    """Two lines are of one second, which is as exact as what can be asked for; of one only the beginning comes at first."""
+    said = [f"line {number}" for number in range(6)]
+    text = _stamped(said)
+    ends = [index + 1 for index, letter in enumerate(text) if letter == "\n"]
+    cluster.say(*["Running"] * 20, "Succeeded", ends="Complete", logs=text, cuts=[0, ends[0], ends[0], ends[2], ends[3] - 3, ends[4]])
+    lines: list[str] = []
+    assert _kubernetes(tmp_path).run(lines.append, print).code == 0
+    assert lines[1:] == said
+    assert sum(call.startswith("logs") for call in cluster.calls) > 6
+
+
+def test_what_a_job_waits_for_nodes_does_not_count_for_its_time_limit(cluster: Pretended, tmp_path: Path) -> None:
+    cluster.say(*["Pending"] * 12, "Succeeded", ends="Complete")  # with a poll in 0.05 s
+    ended = _kubernetes(tmp_path, processes=8, time_limit=Duration(0.3)).run(print, print)
+    assert (ended.code, ended.stopped) == (0, "")
+    (cluster.folder / "deleted").unlink()
+    cluster.say("Pending", "Running")
+    ended = _kubernetes(tmp_path, processes=8, time_limit=Duration(0.3)).run(print, print)
+    assert (ended.code, ended.stopped) == (1, "the time limit of 0.3s is over")
 
 
 def test_what_the_cluster_refuses_is_an_error_with_its_words(cluster: Pretended, tmp_path: Path) -> None:
     (cluster.folder / "refuse").touch()
     with pytest.raises(KubernetesError, match="kubectl apply: admission webhook denied the request"):
         _kubernetes(tmp_path).run(print, print)
+    assert [call.split()[1] for call in cluster.calls if call.startswith("delete")] == ["job", "service", "configmap"]  # some may be there
 
 
 def test_a_machine_without_kubectl_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

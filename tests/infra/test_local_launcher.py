@@ -194,7 +194,10 @@ sys.exit(1)
 
 def test_a_stage_has_as_long_for_its_last_checkpoint_as_before_the_end_of_its_job(tmp_path: Path) -> None:
     assert Script(tmp_path, "").grace == 120
-    assert Script(tmp_path, "", stop_before_end=Duration(600)).grace == 630
+    longer = Script(tmp_path, "", stop_before_end=Duration(600))
+    assert longer.grace == 630
+    told = longer.environment()
+    assert (told["APERTUS_STOP_SECONDS"], told["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("600", "630")
 
 
 def _when(condition: Any, then: Any, timeout: float = 20) -> bool:

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from infra import slurm
 from infra.launchers import Ended, launch_job
 from infra.launchers import slurm as launcher
-from infra.launchers.slurm import SlurmJob, nodes_of
+from infra.launchers.cluster import nodes_of
+from infra.launchers.local import TAIL_LINES
+from infra.launchers.slurm import SlurmJob
 from infra.slurm import SlurmError, SlurmMissing
 from specs.errors import StageError
 from specs.job import Job
 from specs.launch import Launch
-from specs.profile import Profile
+from specs.profile import Profile, SlurmProfile
+from specs.units import Duration
 from tests.infra.slurm import LittleSlurm, little_slurm, missing
 
 PROFILE = Profile.model_validate(
@@ -32,7 +36,7 @@ PROFILE = Profile.model_validate(
         "environment": {"NCCL_DEBUG": "WARN"},
         "slurm": {
             "partition": "normal",
-            "time_limit": "90s",
+            "time_limit": "150s",
             "stop_before_end": "2m",
             "cpus_per_task": 64,
             "memory": "400G",
@@ -59,7 +63,7 @@ def test_what_the_profile_says_reaches_sbatch_srun_and_the_nodes(tmp_path: Path)
     flags = slurm.flags(job.options())
     asked = {
         "--partition=normal",
-        "--time=2",
+        "--time=3",
         "--signal=B:USR1@120",
         "--nodes=2",
         "--ntasks-per-node=1",
@@ -71,7 +75,7 @@ def test_what_the_profile_says_reaches_sbatch_srun_and_the_nodes(tmp_path: Path)
     )
     script, node = job.script(), job.node_script()
     assert "module load cuda/12\nulimit -n 4096\n" in script
-    assert "srun --nodes=2 --ntasks=2 --kill-on-bad-exit=1 '--container-image=/images/apertus one.sqsh' bash" in script
+    assert "srun --nodes=2 --ntasks=2 --cpus-per-task=64 --kill-on-bad-exit=1 '--container-image=/images/apertus one.sqsh' bash" in script
     assert "export NCCL_DEBUG=WARN\n" in node and "export OMP_NUM_THREADS=2\n" in node
     assert "--nnodes=2 --nproc-per-node=4" in node and '--rdzv-endpoint="$1":$((20000 + SLURM_JOB_ID % 20000))' in node
     for text in (script, node):
@@ -93,6 +97,34 @@ def test_processes_that_cannot_be_divided_are_refused() -> None:
         nodes_of(Launch(processes=5), Profile(gpus_per_node=4))
 
 
+@pytest.mark.parametrize(
+    ("launch", "settings", "seconds"),
+    [
+        ({}, {}, 90),
+        ({}, {"time_limit": "1h", "stop_before_end": "10m"}, 600),
+        ({}, {"stop_before_end": "10m"}, 90),  # without a limit nothing is announced
+        ({"stop_before_end": Duration(900)}, {"time_limit": "1h", "stop_before_end": "10m"}, 900),
+    ],
+)
+def test_a_stage_is_told_the_time_that_it_has_and_everybody_waits_for_longer(
+    tmp_path: Path, launch: dict[str, Any], settings: dict[str, str], seconds: int
+) -> None:
+    profile = Profile.model_validate({"launcher": "slurm", "slurm": settings})
+    job = SlurmJob(_job(tmp_path), Launch(processes=1, threads=1, **launch), profile, distributed=True)
+    node = job.node_script()
+    assert f"export APERTUS_STOP_SECONDS={seconds}\n" in node
+    assert f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds + 30}\n" in node
+    assert job.grace == seconds + 30
+
+
+def test_a_stage_that_would_be_told_to_stop_as_it_begins_is_refused() -> None:
+    with pytest.raises(ValidationError, match="stop_before_end is 600s and time_limit 300s"):
+        SlurmProfile(time_limit=Duration(300), stop_before_end=Duration(600))
+    with pytest.raises(ValidationError, match="stop_before_end is 300s and time_limit 300s"):
+        SlurmProfile(time_limit=Duration(300))
+    assert SlurmProfile(time_limit=Duration(301)).stop_before_end == Duration(300)
+
+
 def test_only_what_the_profile_sends_there_goes_to_the_cluster(tmp_path: Path) -> None:
     launch = Launch(processes=1, threads=1)
     assert isinstance(launch_job(_job(tmp_path), launch, PROFILE, distributed=True), SlurmJob)
@@ -107,7 +139,79 @@ def test_a_machine_without_slurm_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         SlurmJob(_job(tmp_path), Launch(processes=1, threads=1), PROFILE, distributed=True).run(print, print)
 
 
-# What becomes of it: a stage of a few lines of Python on a real Slurm
+# What becomes of it: a stage of a few lines of Python, on a real Slurm but for what that does not do when it is asked to
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """NOT Slurm: a job that has run already, whose states squeue tells one after another."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    told = f"head -n 1 {folder}/states; [ $(wc -l < {folder}/states) = 1 ] || sed -i 1d {folder}/states"
+    squeue = f'case "$*" in *%N*) echo "nid[001-002]" ;; *) {told} ;; esac'
+    for name, line in {"sbatch": "echo 7", "scancel": "true", "squeue": squeue, "sinfo": "echo nid001 idle; echo nid002 down"}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return lambda *states: (folder / "states").write_text("\n".join([*states, ""]))
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "said"),
+    [
+        (("COMPLETING", "NODE_FAIL"), 1, ""),
+        (("RUNNING", "COMPLETING"), 1, "srun: error: Node failure on nid002\n"),
+        (("FAILED",), 1, "srun: error: Node failure on nid002\n"),
+        (("COMPLETING",), 0, "srun: error: Node failure on nid002\n"),  # which is what srun 22.05 returns then
+    ],
+)
+def test_a_step_that_failed_with_its_node_is_no_failure_of_the_stage(
+    answers: Callable[..., None], tmp_path: Path, states: tuple[str, ...], code: int, said: str
+) -> None:
+    """The exit code is there before Slurm has the last state of the job, or nobody tells it; the rest of the log is of other ranks."""
+    answers(*states)
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text(f"{code}\n")
+    (job.scratch / "log.txt").write_text(said + "connection closed by peer\n" * TAIL_LINES)
+    ended = job.go()
+    assert (ended.code, ended.requeue, ended.dead_nodes) == (code, "Slurm job 7: a node failed", ("nid002",))
+
+
+def test_a_step_that_failed_by_itself_is_a_failure_of_the_stage(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("RUNNING", "COMPLETING", "FAILED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("1\n")
+    (job.scratch / "log.txt").write_text("loss is high since Node failure on x\n")
+    ended = job.go()
+    assert (ended.code, ended.requeue, ended.dead_nodes) == (1, "", ())
+
+
+def test_an_exit_code_that_cannot_be_read_is_a_failure(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("FAILED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("\n")
+    assert job.go().code == 1
+
+
+def test_the_exit_code_of_a_step_that_ends_at_once_is_kept(answers: Callable[..., None], tmp_path: Path) -> None:
+    for name, line in {"scontrol": "echo node", "srun": "exit 7"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = Script(tmp_path / "job", "")
+    job.profile = Profile(setup=["kill() { false; }"])  # the step is gone when it is looked for
+    assert subprocess.run(["bash"], input=job.script(), text=True, check=False).returncode == 7
+    assert (job.scratch / "code").read_text() == "7\n"
+
+
+def test_stacks_that_ranks_left_are_told_once(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("FAILED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("1\n")
+    (job.scratch / "stacks-1.txt").write_text("Thread 1:\n  in step\n")
+    ended = job.go()
+    assert job.lines[1:] == ["stacks of rank 1:", "Thread 1:", "  in step"]
+    assert (job.scratch / "log.txt").read_text().splitlines() == job.lines[1:]
+    assert "no step was made for longer than launch.hang_timeout" in ended.stopped
 
 
 @pytest.fixture(scope="module")
@@ -174,12 +278,25 @@ sys.exit(7)
 
 
 def test_a_stage_that_is_told_to_stop_commits_first_and_nothing_is_left_in_the_queue(cluster: LittleSlurm, tmp_path: Path) -> None:
-    job = Script(tmp_path / "job", COOPERATES)
-    _when(lambda: "up" in job.lines, lambda: job.stop("cancelled"))
+    job = Script(tmp_path / "job", COOPERATES, cpus_per_task=2)
+    steps: list[str] = []
+    _when(lambda: "up" in job.lines, lambda: (steps.append(cluster.ask("scontrol", "show", "step")), job.stop("cancelled")))
     ended = job.go()
+    assert " CPUs=2 " in steps[0]
     assert (ended.code, ended.stopped, ended.requeue) == (0, "cancelled", "")
     assert "committed: the launcher asked for it, or the job is about to end" in job.lines
     assert cluster.ask("squeue", "--noheader") == ""
+
+
+def test_a_stage_has_the_time_that_the_profile_announces(cluster: LittleSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.launchers.local.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("infra.launchers.cluster.END_SECONDS", 0.2)
+    short = "import apertus_model.stop as stops, time; stops.GRACE_SECONDS = 0.2\n"
+    slow = COOPERATES.replace('print("committed', 'time.sleep(2); print("committed')
+    job = Script(tmp_path / "job", short + slow, time_limit="10m", stop_before_end="30s")
+    _when(lambda: "up" in job.lines, lambda: job.stop("cancelled"))
+    assert job.go().code == 0
+    assert "committed: the launcher asked for it, or the job is about to end" in job.lines
 
 
 def test_the_end_of_the_time_limit_is_announced_and_counts_as_ended_by_the_cluster(cluster: LittleSlurm, tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""What an attempt has that is a job of a cluster, whichever it is: its nodes, and the time that its stage has.
+
+Invariants: a job is told to stop once, and has `grace` to end before it is ended. What it waits in a queue is no time of the stage.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from infra.launchers.local import END_SECONDS, stop_seconds
+from specs.errors import StageError
+from specs.job import Job
+from specs.launch import Launch
+from specs.profile import Profile
+from specs.units import Duration
+
+
+class ClusterJob:
+    """One attempt. `announced`: how long before its end the cluster tells the job of it.
+
+    Raises:
+        StageError: the processes cannot be divided among nodes.
+    """
+
+    def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, announced: Duration | None = None) -> None:
+        self.job = job
+        self.launch = launch
+        self.profile = profile
+        self.distributed = distributed
+        self.scratch = Path(job.scratch)
+        self.nodes, self.per_node = nodes_of(launch, profile) if distributed else (1, 1)
+        self.stop_seconds = stop_seconds(launch, announced)
+        self.grace = self.stop_seconds + END_SECONDS
+        self._begun = time.monotonic()
+        self._stopped = ""
+        self._told = 0.0
+        self._lock = threading.Lock()
+
+    def stop(self, reason: str) -> None:
+        """Asks the stage to commit and end; a job that takes longer than `grace` is ended."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped, self._told = reason, time.monotonic()
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        """Tells the stage, where that is not done by whoever waits for the job."""
+
+    @property
+    def _overdue(self) -> bool:
+        return bool(self._stopped) and time.monotonic() - self._told > self.grace
+
+    def _keep_to_limit(self, *, waits: bool) -> None:
+        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not begun it."""
+        now, limit = time.monotonic(), self.launch.time_limit
+        if waits:
+            self._begun = now
+        if limit and now - self._begun > limit.seconds:
+            self.stop(f"the time limit of {limit} is over")
+
+
+def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
+    """(nodes, processes on each). StageError when they are not the same on each."""
+    processes, most = launch.world_size, profile.gpus_per_node
+    nodes = -(-processes // most)
+    if processes % nodes:
+        raise StageError(
+            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly. Fix: a multiple of {most}, or fewer"
+        )
+    return nodes, processes // nodes
