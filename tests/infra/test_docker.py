@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from apertus_model.generation import VLLM_PYTHON
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "infra" / "docker"
 
@@ -48,6 +50,13 @@ def test_the_image_copies_what_is_there_and_the_context_lets_it_through() -> Non
     assert copied <= allowed
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
     assert f"prefecthq/prefect:{pinned['prefect']}-" in (FOLDER / "compose.yaml").read_text()
+
+
+def test_the_image_has_vllm_where_it_says() -> None:
+    recipe = (FOLDER / "Dockerfile").read_text()
+    (folder,) = re.findall(rf"^ENV {VLLM_PYTHON}=(\S+)/bin/python$", recipe, re.M)
+    assert re.search(rf"{folder}/bin/pip install .*vllm==", recipe)
+    assert f"COPY --from=build {folder} {folder}\n" in recipe
 
 
 def test_the_worker_starts_with_modules_that_exist(services: dict[str, Any]) -> None:
