@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +21,16 @@ from tokenizers import Tokenizer
 from apertus_model.chat import ChatEncoder
 from infra.store import Artifact
 from specs.errors import StageError
+from specs.launch import Launch
 from specs.stages.preference_data import Sampling
 
 Completion = dict[str, Any]
+VLLM_PYTHON = "APERTUS_VLLM_PYTHON"  # the interpreter of the environment that has vLLM
+VLLM_FIX = (
+    f"Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and {VLLM_PYTHON}=FOLDER/bin/python; or choose "
+    "engine: transformers"
+)
+OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that are not vLLM's affair
 
 
 class GenerationError(StageError):
@@ -39,10 +49,10 @@ class Generator(Protocol):
         """
 
 
-def open_generator(folder: Path, sampling: Sampling, *, end_of_turn_id: int, pad_id: int) -> Generator:
+def open_generator(folder: Path, sampling: Sampling, launch: Launch, *, end_of_turn_id: int, pad_id: int) -> Generator:
     """Loads the model of an exported folder. GenerationError when the engine is not installed."""
     if sampling.engine == "vllm":
-        return VllmGenerator(folder, sampling, end_of_turn_id)
+        return VllmGenerator(folder, sampling, end_of_turn_id, launch.tensor_parallel)
     return TransformersGenerator(folder, sampling, end_of_turn_id, pad_id)
 
 
@@ -62,7 +72,8 @@ def batch_seed(seed: int, first: int) -> int:
 
 
 class TransformersGenerator:
-    """`generate` of transformers: prompts padded on the left, all completions of a batch in parallel, until the last one has ended."""
+    """`generate` of transformers, on one GPU or none: prompts padded on the left, all completions of a batch in parallel, until the last
+    one has ended."""
 
     def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, pad_id: int) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -107,37 +118,58 @@ class TransformersGenerator:
 
 
 class VllmGenerator:
-    """The same by vLLM, in bfloat16 on a GPU; every prompt has a seed of its own."""
+    """The same by vLLM, in bfloat16, in a process of its own; `gpus` of this node share every layer. Every prompt has a seed of its own."""
 
-    def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int) -> None:
-        try:
-            from vllm import LLM, SamplingParams
-        except ImportError as error:
-            raise GenerationError(
-                f"engine: vllm is chosen, and vLLM cannot be imported ({error}). Fix: pip install 'apertus[vllm]' on a machine with a "
-                "GPU, or choose engine: transformers"
-            ) from error
+    def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, gpus: int) -> None:
         self._decoder = Decoder(folder, end_of_turn_id)
-        self._sampling = sampling
-        self._parameters = lambda seed: SamplingParams(
-            n=sampling.n,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
-            seed=seed,
-            stop_token_ids=[end_of_turn_id],
-            ignore_eos=True,
-            detokenize=False,
-        )
-        self._model = LLM(
-            model=str(folder), dtype="bfloat16", enable_prefix_caching=True, trust_remote_code=False, load_format="safetensors"
-        )
+        self._seed = sampling.seed
+        python = os.environ.get(VLLM_PYTHON) or sys.executable
+        try:
+            self._process = subprocess.Popen(
+                [python, "-P", str(Path(__file__).with_name("vllm_process.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={name: value for name, value in os.environ.items() if name not in OURS},
+            )
+        except OSError as error:
+            raise GenerationError(f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {VLLM_FIX}") from error
+        engine = {
+            "model": str(folder),
+            "tensor_parallel_size": gpus,
+            "dtype": "bfloat16",
+            "enable_prefix_caching": True,
+            "trust_remote_code": False,
+            "load_format": "safetensors",
+        }
+        drawn = {
+            "n": sampling.n,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_new_tokens,
+            "stop_token_ids": [end_of_turn_id],
+            "ignore_eos": True,
+            "detokenize": False,
+        }
+        answer = self._ask({"engine": engine, "sampling": drawn})
+        if "error" in answer:
+            raise GenerationError(f"engine: vllm is chosen, and {python} cannot import vLLM ({answer['error']}). {VLLM_FIX}")
 
     def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
-        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        parameters = [self._parameters(batch_seed(self._sampling.seed, first + index)) for index in range(len(prompts))]
-        answers = self._model.generate(requests, parameters, use_tqdm=False)
-        return [[self._decoder.completion(list(output.token_ids)) for output in answer.outputs] for answer in answers]
+        seeds = [batch_seed(self._seed, first + index) for index in range(len(prompts))]
+        answers = self._ask({"prompts": [list(prompt) for prompt in prompts], "seeds": seeds})
+        return [[self._decoder.completion(tokens) for tokens in answer] for answer in answers]
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            print(json.dumps(question), file=process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # it has ended, which is seen below
+        if not (line := process.stdout.readline()):
+            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; why stands above in the log")
+        return json.loads(line)
 
 
 class Decoder:

@@ -20,7 +20,7 @@ from infra.store import Artifact, Store
 from infra.store.inputs import Listing
 from infra.store.lease import holder_of
 from specs.errors import FieldPath, Problem, SpecError
-from specs.pipeline import Pipeline, checkpoints
+from specs.pipeline import Pipeline, checkpoints, order
 from specs.stages.evaluate import EvaluateStage
 from specs.trajectory import branch
 
@@ -82,11 +82,11 @@ class Plan:
         return [step for step in self.steps.values() if step.action != "reuse" or step.gate_failures]
 
     def to_json(self) -> dict[str, Any]:
-        """One object per stage of the recipe, its parts inside, and totals of what there is and what is still to be done."""
+        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is and what is still to be done."""
         stages = []
-        for name, stage in self.pipeline.stages.items():
+        for name in order(self.pipeline):
             parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
-            stages.append(_whole(name, stage.kind, parts))
+            stages.append(_whole(name, self.pipeline.stages[name].kind, parts))
         once = [self.steps[node.name].to_json() for node in self.graph.nodes.values() if self.graph.twin(node) is None]
         todo = [part for part in once if part["action"] != "reuse"]
         totals: dict[str, Any] = {key: sum(part[key] for part in once) for key in ("tokens", "steps", "flops")}

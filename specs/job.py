@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from specs.launch import Launch
+
 REPORT = "@apertus "
 """Begins the lines of output that are reports to the launcher, where stage and launcher share no folder (`Job.progress` is this)."""
 
@@ -47,3 +49,11 @@ class Job(BaseModel):
     profile: dict[str, Any] = {}  # `specs.profile.Profile`
     tracking: dict[str, Any] = {}  # `specs.tracking.Tracking`, with absolute folders
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one node for a part that is one process and uses a whole model: `launch.parallel.tp` where completions are sampled or
+        tasks are run, one for a reward model; 0 for work of CPUs. What runs under torchrun has one per process instead."""
+        if self.kind == "rewards":
+            return int(self.spec["reward"]["model"] is not None)
+        return Launch.model_validate(self.launch).tensor_parallel if self.kind in ("completions", "harness") else 0

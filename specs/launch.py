@@ -79,6 +79,11 @@ class Launch(Spec):
         return self.processes or 1
 
     @property
+    def tensor_parallel(self) -> int:
+        """GPUs that share every layer; also the number of a node that a part uses which samples or scores with a whole model."""
+        return self.parallel.tp if self.parallel else 1
+
+    @property
     def data_parallel(self) -> int:
         """Number of data-parallel ranks: each sees different samples of a global batch."""
         parallel = self.parallel or Parallel()

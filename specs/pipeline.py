@@ -294,7 +294,8 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
 
 
 def order(pipeline: Pipeline) -> list[str]:
-    """Stage names, inputs first; the order of the file where it is free. SpecError for a cycle, naming it."""
+    """Stage names, inputs first; the order of the file where it is free, but for mixtures, which stand where they are needed first, in the
+    order in which they are drawn from. SpecError for a cycle, naming it."""
     done: list[str] = []
     path: list[str] = []
     stages = pipeline.stages
@@ -313,7 +314,7 @@ def order(pipeline: Pipeline) -> list[str]:
         path.pop()
         done.append(name)
 
-    for name in pipeline.stages:
+    for name in sorted(stages, key=lambda name: stages[name].kind == "mixture"):
         visit(name)
     return done
 

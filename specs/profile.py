@@ -94,8 +94,8 @@ class KubernetesProfile(Spec):
 
 
 class Profile(Spec):
-    """Where stages run. `stages: training` sends what runs on the training engine to the cluster; all else runs where the
-    launcher does."""
+    """Where stages run. `stages: training` sends what uses GPUs to the cluster: the training engine, sampling, reward models, tasks of the
+    harness; all else runs where the launcher does."""
 
     launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
     stages: Literal["training", "all"] = execution("training")

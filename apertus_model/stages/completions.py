@@ -27,7 +27,7 @@ from specs.stages.preference_data import CompletionsPart
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. GenerationError when the engine that the spec names is not installed."""
-    part = CompletionsPart.model_validate(job.spec)
+    part, launch = CompletionsPart.model_validate(job.spec), Launch.model_validate(job.launch)
     model = Artifact(attempt.store, job.inputs["model"].path or "")
     prompts = Rows(Artifact(attempt.store, job.inputs["prompts"].path or ""))
     facts = prompts.artifact.manifest["facts"]
@@ -36,7 +36,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     @cache
     def generator() -> Generator:
         folder = local_folder(model, attempt.workdir / "model")
-        return open_generator(folder, part.sampling, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"])
+        return open_generator(folder, part.sampling, launch, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"])
 
     def rows_of(start: int, stop: int) -> Iterator[Row]:
         for first in range(start, stop, size):
@@ -46,7 +46,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 yield {"id": row["id"], "completions": completions}
 
     units = Units(attempt, "completions", spans(len(prompts), max(1, part.prompts_per_unit // size) * size))
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    with engine_process(threads=launch.threads or 2):
         units.compute(rows_of, progress)
     counts: Counter[str] = Counter()
     written = write_rows(attempt, "completions", _counted(units.rows(), counts))

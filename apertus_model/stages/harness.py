@@ -41,9 +41,9 @@ class HarnessError(StageError):
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. HarnessError when the harness is missing, or a task cannot be run."""
-    harness = HarnessPart.model_validate(job.spec).harness
+    harness, launch = HarnessPart.model_validate(job.spec).harness, Launch.model_validate(job.launch)
     os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "datasets")})
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    with engine_process(threads=launch.threads or 2):
         try:
             import lm_eval
         except ImportError as error:
@@ -56,7 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             check_tasks(include)
         folder = local_folder(Artifact(attempt.store, job.inputs["model"].path or ""), attempt.workdir / "model")
         progress.update(0, 1, "evaluations")
-        results = evaluate(harness, folder, include)
+        results = evaluate(harness, folder, include, launch.tensor_parallel)
     metrics = flat(results)
     if not metrics:
         raise HarnessError(f"the tasks {', '.join(harness.tasks)} gave no metric")
@@ -89,8 +89,9 @@ def check_tasks(folder: Path) -> None:
                 raise HarnessError(f"task file {name} includes '{other}'. Fix: include .yaml files of the same folder only")
 
 
-def evaluate(harness: Harness, folder: Path, include: Path | None) -> dict[str, dict[str, Any]]:
-    """Results by task. Paths of data in task files are relative to `include`.
+def evaluate(harness: Harness, folder: Path, include: Path | None, gpus: int = 1) -> dict[str, dict[str, Any]]:
+    """Results by task. Paths of data in task files are relative to `include`. With several `gpus` the layers lie on all that this process
+    sees, one after the other.
 
     HarnessError for tasks that do not exist, or whose data is not there.
     """
@@ -112,6 +113,7 @@ def evaluate(harness: Harness, folder: Path, include: Path | None) -> dict[str, 
             pretrained=str(folder),
             device="cuda" if torch.cuda.is_available() else "cpu",
             dtype="auto",
+            parallelize=gpus > 1,
             batch_size=BATCH,
             trust_remote_code=False,
         )

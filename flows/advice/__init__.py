@@ -28,6 +28,7 @@ CHECKS = (
     training.tokens_per_batch,
     resources.checkpoint_interval,
     resources.gpu_memory,
+    resources.sampling_memory,
     resources.cluster_size,
 )
 

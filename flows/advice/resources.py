@@ -11,6 +11,9 @@ from flows.estimate import PartEstimate
 from flows.estimate.memory import memory_of_step
 from specs.launch import Launch
 from specs.layout import misfits
+from specs.stages.evaluate import HarnessPart
+from specs.stages.export import ExportPart
+from specs.stages.preference_data import CompletionsPart
 from specs.stages.training import Segment
 
 FAR = 3.0  # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
@@ -77,6 +80,39 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
             name,
             f"needs {need / 1e9:.1f} GB on each {cluster.gpu}, which has {limit / 1e9:.0f} GB; {fix}",
             {"memory_bytes": round(need), "memory_limit_bytes": round(limit), "nearest": found[0] if found else None},
+        )
+
+
+def sampling_memory(context: Context) -> Iterator[Advice]:
+    """Parts of one process that hold a whole model. Only its weights are counted, as they are loaded: by vLLM in bfloat16, by the others as
+    they are exported. transformers has one GPU, vLLM and the harness share them among `launch.parallel.tp` of a node."""
+    cluster = context.estimates.cluster
+    if cluster is None:
+        return
+    limit = cluster.device.memory
+    for node in context.graph.nodes.values():
+        if not isinstance(node.part, (CompletionsPart, HarnessPart)):
+            continue
+        engine = node.part.sampling.engine if isinstance(node.part, CompletionsPart) else "harness"
+        exported = context.graph.nodes[node.inputs["model"].node or ""].part
+        assert isinstance(exported, ExportPart)
+        halves = exported.model.parameters * 2
+        weights = halves if engine == "vllm" or exported.dtype == "bfloat16" else 2 * halves
+        need = weights if engine == "transformers" else weights / node.launch.tensor_parallel
+        if need <= limit:
+            continue
+        wanted = halves if engine == "transformers" else weights
+        enough = next((tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit), None)
+        settings: dict[str, Any] = {"engine": "vllm"} if engine == "transformers" else {}
+        settings |= {} if enough is None else {"launch.parallel.tp": enough}
+        fix = ", ".join(f"{field}: {value}" for field, value in settings.items()) + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
+        if enough is None:
+            fix = f"all {cluster.gpus_per_node} of a node together do not hold it"
+        yield Advice(
+            "gpu-memory",
+            node.stage,
+            f"{node.name} needs {need / 1e9:.1f} GB for the weights alone on each {cluster.gpu}, which has {limit / 1e9:.0f} GB; {fix}",
+            {"memory_bytes": round(need), "memory_limit_bytes": round(limit), "nearest": settings if enough else None},
         )
 
 

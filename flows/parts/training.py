@@ -136,12 +136,17 @@ def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, I
             "source_names": [read.name for read, _ in chosen],
             "prompt_weight": stage.prompt_weight,
             "longer": stage.longer,
+            "data_seed": stage.data_seed,
             "lora": stage.lora,
         }
     if isinstance(stage, PreferenceTraining):
         nodes = {node.kind: node for node in builder.graph.of(stage.preferences.stage)}
         inputs = {kind: reads(nodes[kind]) for kind in ("pairs", "log_probabilities")}
-        return inputs, {"loss": cast(Any, stage).loss, "source_names": [stage.preferences.stage]}
+        return inputs, {
+            "loss": cast(Any, stage).loss,
+            "source_names": [stage.preferences.stage],
+            "data_seed": stage.data_seed,
+        }
     mixture = builder.part(Reference.parse(cut.mixture))
     return {"mixture": mixture}, {"source_names": [read.name for read in corpora(builder.graph, mixture.name)]}
 

@@ -40,7 +40,7 @@ class Launched(Protocol):
 
 def launch_job(job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()) -> Launched:
     """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `exclude`: nodes that failed before."""
-    if profile.launcher == "local" or not (distributed or profile.stages == "all"):
+    if profile.launcher == "local" or not (distributed or job.gpus or profile.stages == "all"):
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)

@@ -65,8 +65,8 @@ class KubernetesJob(ClusterJob):
         about = {"name": self.name, "namespace": settings.namespace, "labels": labels}
         inside = self.job.model_copy(update={"scratch": SCRATCH, "progress": REPORT})
         resources: dict[str, str] = {key: value for key, value in (("cpu", settings.cpus), ("memory", settings.memory)) if value}
-        if settings.gpu and self.distributed:
-            resources[settings.gpu] = str(self.per_node)
+        if settings.gpu and (gpus := self.per_node if self.distributed else self.job.gpus):
+            resources[settings.gpu] = str(gpus)
         volumes: list[dict[str, Any]] = [
             {"name": "job", "configMap": {"name": self.name}},
             {"name": "scratch", "emptyDir": {}},

@@ -80,6 +80,7 @@ def extended(path: str | Path, text: str | None = None) -> Document:
 def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     """The document of one merged file with overrides applied, stages with a matrix expanded and variables filled in."""
     problems, of_variants = list(document.problems), []
+    written = list(texts_of(tree(document)))
     for assignment in overrides:
         if assignment.startswith("stages.") and stage_of(document, assignment.partition("=")[0].strip()) is None and _matrices(document):
             of_variants.append(assignment)  # by its own name a variant exists only when the matrix is expanded
@@ -104,7 +105,7 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     texts = [*texts_of(root), *of_variants, *(texts_of(stages) if stages is not None else ())]
     composed = plain_document(document.name, lists_of_stages(variables.fill(tree(raw), ()), variants))
     composed.variants = variants
-    composed.problems = [*problems, *variables.problems, *variables.unused(texts, document.name)]
+    composed.problems = [*problems, *variables.problems, *variables.unused(written, texts, document.name)]
     composed.unknown = variables.unknown
     return composed
 

@@ -50,13 +50,15 @@ class Variables:
         self.problems.append(Problem(path, message, fix, origin.where))
         self.unknown.add(path)
 
-    def unused(self, texts: Iterable[str], file: str) -> list[Problem]:
-        """Variables that the file itself, or an override, states and nothing uses; inherited ones need no use."""
-        used = {match["name"] for text in texts for match in USE.finditer(text)}
+    def unused(self, written: Iterable[str], overridden: Iterable[str], file: str) -> list[Problem]:
+        """Variables that the file itself states and nothing uses as it is written, and those that an override states and nothing uses
+        when all are applied; inherited ones need no use."""
+        used, left = ({match["name"] for text in texts for match in USE.finditer(text)} for texts in (written, overridden))
         return [
             Problem(("variables", name), "nothing uses this variable", f"remove it, or write ${{{name}}} where it is meant.", where)
             for name, value in self._stated.items()
-            if name not in used and ((where := value.origin.where).startswith("--set ") or where.rpartition(":")[0] == file)
+            if name not in left
+            and ((where := value.origin.where).startswith("--set ") or (where.rpartition(":")[0] == file and name not in used))
         ]
 
     def fill(self, value: Value, path: FieldPath) -> Value:

@@ -28,7 +28,9 @@ class Sampling(Spec):
     max_new_tokens: int = identity(ge=1)
     seed: int = identity(28)
     batch_size: int = identity(32, ge=1, description="prompts that are completed together")
-    engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers", description="vllm: an extra, with a GPU")
+    engine: Literal["transformers", "vllm"] = identity(
+        "transformers", neutral="transformers", description="vllm: from an environment of its own, on launch.parallel.tp GPUs"
+    )
 
 
 class PreferenceDataStage(FromCheckpoint):

@@ -17,6 +17,7 @@ class PreferenceTraining(FromParent, Training):
     CHAT = True
     carry: CarryField = carries("weights")
     preferences: Reference = reference()
+    data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
     schedule: LinearSchedule = identity(default_factory=LinearSchedule)
 
 

@@ -56,6 +56,7 @@ class SftStage(FromParent, Training):
     schedule: LinearSchedule = identity(default_factory=LinearSchedule)
     prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on what is not the assistant's, relative to 1")
     longer: Literal["drop", "truncate"] = identity("drop", description="conversations that do not fit into a sequence")
+    data_seed: int = identity(28, neutral=28, description="of the order of the sequences, and of new adapters")
     lora: Lora | None = identity(None)
 
 

@@ -120,6 +120,25 @@ def test_the_setting_that_is_advised_fits_and_is_one_that_runs(tmp_path: Path, s
     assert f"{mended.estimates.stages['pretrain'].largest.memory.total / 1e9:.1f} GB" in advice.message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "part", "need", "nearest"),
+    [  # 70,599,864,480 parameters: 141 GB in bfloat16, 282 GB in float32; a GH200 has 96
+        (["preferences.launch.parallel={tp: 1}"], "completions", 141_199_728_960, {"launch.parallel.tp": 2}),
+        (["preferences.completions.engine=transformers"], "completions", 282_399_457_920, {"engine": "vllm", "launch.parallel.tp": 2}),
+        (["evaluate-base.launch.parallel={tp: 2}"], "harness", 141_199_728_960, {"launch.parallel.tp": 4}),
+    ],
+)
+def test_a_whole_model_that_one_process_cannot_hold_is_advised_on(
+    store: Store, overrides: list[str], part: str, need: int, nearest: dict[str, Any]
+) -> None:
+    plan = make(load(ROOT / "specs/recipes/apertus-70b.yaml", [f"stages.{one}" for one in overrides]), store, ask_network=False)
+    (advice,) = plan.advice.given  # and none without the override: test_published_recipes
+    assert (advice.code, advice.numbers) == (
+        "gpu-memory", {"memory_bytes": need, "memory_limit_bytes": 96 * 10**9, "nearest": nearest},
+    )  # fmt: skip
+    assert f"{advice.stage}/{part} needs {need / 1e9:.1f} GB" in advice.message
+
+
 def test_a_silenced_code_is_not_given_and_one_that_has_no_effect_is_noted(tmp_path: Path, store: Store) -> None:
     jump = "stages.cooldown.optimizer.lr=4e-2"
     silent = plan_of(tmp_path, store, jump, "stages.cooldown.silence=[learning-rate-jump, rope-theta]")

@@ -104,6 +104,21 @@ def test_long_context_phases_are_those_of_the_scripts(plans: dict[str, Plan], si
     assert {phase.cuts[0].batch * phase.sequence_length for phase in found} == {pretraining(plans, size).cuts[-1].batch * 4096}
 
 
+def test_stages_of_data_are_planned_in_the_order_in_which_they_are_drawn_from(plans: dict[str, Plan]) -> None:
+    data = {size: [stage["name"] for stage in plan.to_json()["stages"] if stage["kind"] == "mixture"] for size, plan in plans.items()}
+    long = [f"long-mix-{length}" for length in ("8k", "16k", "32k", "64k")]
+    assert data == {
+        "70b": ["stage-1", "stage-2", "stage-3", "stage-4", "stage-5", *long],
+        "8b": ["stage-1", "stage-3", "stage-4", "stage-5", *long],
+    }
+    assert [name for name in dict.fromkeys(node.stage for node in plans["70b"].graph.nodes.values()) if name in data["70b"]] == data["70b"]
+
+
+@pytest.mark.parametrize("size", ["8b", "70b"])
+def test_tuning_has_the_seed_of_its_code(plans: dict[str, Plan], size: str) -> None:
+    assert [plans[size].graph.nodes[stage].identity["data_seed"] for stage in ("sft", "align")] == [42, 42]
+
+
 def test_the_hash_of_goldfish_masks_less_than_one_label_in_k() -> None:
     share = masked_share(Goldfish(k=50, h=50), 4096, 2**17)
     labels = np.random.default_rng(0).integers(0, 2**17, size=(400, 4096))
@@ -264,7 +279,7 @@ def miniature(name: str) -> list[str]:
         chosen += [f"stages.{stage}.launch={{processes: 1}}" for stage in stages if stages[stage].launch.processes]
         chosen += [f"variables.long_steps_{length}=4" for length in LENGTHS] + [f"variables.long_batch_{length}=2" for length in LENGTHS]
         chosen += ["stages.pretrain.budget=16_000 samples", "stages.pretrain.schedule.warmup=400 samples"]
-        chosen += ["stages.pretrain.schedule.decay_over=4_000 samples", "variables.long_warmup=1", "variables.sft_warmup=2"]
+        chosen += ["variables.decay_over=4_000 samples", "variables.long_warmup=1", "variables.sft_warmup=2"]
     return chosen
 
 

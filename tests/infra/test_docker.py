@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from apertus_model.generation import VLLM_PYTHON
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "infra" / "docker"
 
@@ -54,6 +56,13 @@ def test_flash_attn_has_one_version() -> None:
     extra = re.search(r'^flash = \["flash-attn==([\w.]+)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
     recipe = (FOLDER / "Dockerfile").read_text()
     assert extra is not None and f"\nARG FLASH_ATTN={extra[1]}\n" in recipe and recipe.count("flash-attn==${FLASH_ATTN}") == 1
+
+
+def test_the_image_has_vllm_where_it_says() -> None:
+    recipe = (FOLDER / "Dockerfile").read_text()
+    (folder,) = re.findall(rf"^ENV {VLLM_PYTHON}=(\S+)/bin/python$", recipe, re.M)
+    assert re.search(rf"{folder}/bin/pip install .*vllm==", recipe)
+    assert f"COPY --from=build {folder} {folder}\n" in recipe
 
 
 def test_the_worker_starts_with_modules_that_exist(services: dict[str, Any]) -> None:

@@ -88,6 +88,28 @@ def test_a_pod_per_node_finds_the_first_one(tmp_path: Path) -> None:
     assert (inside.progress, inside.scratch, inside.store) == (REPORT, "/scratch", "s3://bucket/store")
 
 
+@pytest.mark.parametrize(
+    ("kind", "spec", "gpus"),
+    [
+        ("completions", {}, "4"),
+        ("harness", {}, "4"),
+        ("rewards", {"reward": {"model": "s3://bucket/judge"}}, "1"),
+        ("rewards", {"reward": {"model": None}}, None),
+        ("corpus", {}, None),
+    ],
+)
+def test_a_part_of_one_process_has_the_gpus_that_it_uses_on_one_node(
+    tmp_path: Path, kind: str, spec: dict[str, Any], gpus: str | None
+) -> None:
+    launch = {"processes": 16, "parallel": {"tp": 4}}
+    job = _job(tmp_path).model_copy(update={"kind": kind, "spec": spec, "launch": launch})
+    attempt = launch_job(job, Launch.model_validate(launch), PROFILE, distributed=False)
+    assert isinstance(attempt, KubernetesJob) == (gpus is not None)  # what uses no GPU stays where the launcher is
+    described = KubernetesJob(job, Launch.model_validate(launch), PROFILE, distributed=False).manifests()[2]["spec"]
+    assert described["completions"] == 1
+    assert described["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
 def test_secrets_are_named_and_never_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-7f3a")
     manifests = _kubernetes(tmp_path).manifests()

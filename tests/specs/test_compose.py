@@ -218,6 +218,14 @@ def test_a_wrong_value_from_a_variable_names_both_places() -> None:
     )
 
 
+def test_an_override_may_replace_the_only_use_of_a_variable() -> None:
+    text = "variables: {rate: 1}\nx: ${rate}\ny: 1\n"
+    assert problems(text, "x=2") == []
+    assert problems(text, "x=2", "variables.rate=3") == [
+        "--set variables.rate=3: variables.rate: nothing uses this variable. Fix: remove it, or write ${rate} where it is meant."
+    ]
+
+
 def test_mistakes_in_variables_are_reported_with_all_others() -> None:
     text = "variables: {rate: 1e-2, spare: 1}\n" + BASE.replace("lr: 1e-2", "lr: ${rat}").replace("16 steps", "${rate steps")
     assert errors(write("base.yaml", text.replace("budget: 6 steps", "bugdet: 6 steps"))) == [

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +10,9 @@ import torch
 from preference_artifacts import put_model, put_rows
 
 from apertus_model.data.rows import Rows
-from apertus_model.generation import GenerationError
+from apertus_model.generation import GenerationError, batch_seed
 from infra.store import Artifact, Attempt
+from specs.errors import StageError
 
 FACTS = {"end_of_turn_id": 68, "pad_id": 10}
 
@@ -17,9 +21,11 @@ def _prompts(bench: Any, *tokens: list[int]) -> Artifact:
     return put_rows(bench, "prompts", "p", [{"id": str(i), "tokens": ids} for i, ids in enumerate(tokens)], FACTS)
 
 
-def _run(bench: Any, model: Artifact, prompts: Artifact, fingerprint: str = "c", *, units: int = 64, **sampling: Any) -> Artifact:
+def _run(
+    bench: Any, model: Artifact, prompts: Artifact, fingerprint: str = "c", *, units: int = 64, launch: Any = None, **sampling: Any
+) -> Artifact:
     spec = {"sampling": {"n": 2, "max_new_tokens": 6, "batch_size": 2} | sampling, "prompts_per_unit": units}
-    return bench.run("completions", fingerprint, spec, {"model": model, "prompts": prompts})
+    return bench.run("completions", fingerprint, spec, {"model": model, "prompts": prompts}, launch=launch)
 
 
 PROMPTS = [[1, 61, 300, 67], [1, 400, 401, 402, 403, 404, 67], [1, 67], [1, 350, 351, 67], [1, 333, 67]]
@@ -116,7 +122,62 @@ def test_completions_of_a_prompt_differ_and_so_do_equal_prompts_of_different_bat
     assert len({tuple(one["tokens"]) for row in rows for one in row["completions"]}) == 8
 
 
-def test_vllm_that_is_not_installed_is_a_message(bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
-    with pytest.raises(GenerationError, match=r"apertus\[vllm\].*engine: transformers"):
+VLLM = """\
+import json, os, sys
+from types import SimpleNamespace
+print("vLLM says a lot")
+SamplingParams = dict
+class LLM:
+    def __init__(self, **stated):
+        stated["ours"] = [name for name in os.environ if name in ("RANK", "MASTER_PORT")]
+        json.dump(stated, open(os.environ["HERE"] + "/engine.json", "w"))
+    def generate(self, prompts, parameters, use_tqdm):
+        with open(os.environ["HERE"] + "/parameters.jsonl", "a") as file:
+            print(json.dumps(parameters), file=file)
+        if any(300 in prompt["prompt_token_ids"] for prompt in prompts) and os.environ.get("FAIL"):
+            sys.exit(7)
+        echo = lambda prompt, n: SimpleNamespace(token_ids=(*prompt["prompt_token_ids"], 68, 5)[-2 - n:])
+        return [SimpleNamespace(outputs=[echo(p, k) for k in range(q["n"])]) for p, q in zip(prompts, parameters, strict=True)]
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with a vLLM that completes with the end of the prompt, and writes down what it is asked."""
+    (tmp_path / "vllm.py").write_text(VLLM)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nHERE={tmp_path} PYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("APERTUS_VLLM_PYTHON", str(python))
+    return tmp_path
+
+
+def test_vllm_in_its_own_environment_has_the_gpus_of_the_launch_and_a_seed_for_every_prompt(
+    bench: Any, tokenizer: Artifact, vllm: Path
+) -> None:
+    model, prompts = put_model(bench, tokenizer), _prompts(bench, *PROMPTS[:3])
+    artifact = _run(bench, model, prompts, engine="vllm", launch={"processes": 8, "parallel": {"tp": 4}})
+    rows = [[one["tokens"] for one in row["completions"]] for row in Rows(artifact)]
+    assert rows == [[[68], [67, 68]]] * 3  # up to the end of the turn
+    stated = json.loads((vllm / "engine.json").read_text())
+    assert (stated["tensor_parallel_size"], stated["dtype"], stated["trust_remote_code"], stated["ours"]) == (4, "bfloat16", False, [])
+    asked = [one for line in (vllm / "parameters.jsonl").read_text().splitlines() for one in json.loads(line)]
+    assert [one.pop("seed") for one in asked] == [batch_seed(28, index) for index in range(3)]
+    assert asked == [{"n": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 6, "stop_token_ids": [68], "ignore_eos": True,
+                      "detokenize": False}] * 3  # fmt: skip
+
+
+def test_vllm_that_ends_in_the_middle_is_a_failure_that_may_be_tried_again(
+    bench: Any, tokenizer: Artifact, vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL", "1")
+    with pytest.raises(RuntimeError, match="vLLM ended with exit code 7") as raised:
+        _run(bench, put_model(bench, tokenizer), _prompts(bench, *PROMPTS), engine="vllm")
+    assert not isinstance(raised.value, StageError)
+
+
+@pytest.mark.parametrize("python", ["/nonexistent/python", ""])
+def test_vllm_that_is_not_installed_is_a_message(bench: Any, tokenizer: Artifact, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APERTUS_VLLM_PYTHON", python)
+    with pytest.raises(GenerationError, match=r"(names /nonexistent/python|cannot import vLLM).*pip install vllm.*engine: transformers"):
         _run(bench, put_model(bench, tokenizer), _prompts(bench, *PROMPTS), engine="vllm")

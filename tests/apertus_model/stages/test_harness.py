@@ -86,8 +86,16 @@ class TestWithTheExtra:
     def _installed(self) -> None:
         pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
-    def test_the_example_task_runs_on_an_exported_model(self, bench: Any, tokenizer: Artifact) -> None:
-        artifact = bench.run("harness", "h", {"harness": TASK | {"limit": 8}}, {"model": put_model(bench, tokenizer)})
+    def test_the_example_task_runs_on_an_exported_model_whose_layers_may_lie_on_several_gpus(
+        self, bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from lm_eval.models.huggingface import HFLM
+
+        stated, opened = [], HFLM.__init__
+        monkeypatch.setattr(HFLM, "__init__", lambda self, **k: (stated.append(k["parallelize"]), opened(self, **k))[1])
+        launch = {"processes": 2, "parallel": {"tp": 2}}
+        artifact = bench.run("harness", "h", {"harness": TASK | {"limit": 8}}, {"model": put_model(bench, tokenizer)}, launch=launch)
+        assert stated == [True]
         metrics = artifact.manifest["metrics"]
         assert set(metrics) == {f"stdlib_functions/{name}" for name in ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr")}
         assert metrics["stdlib_functions/acc"] * 8 == pytest.approx(round(metrics["stdlib_functions/acc"] * 8))
