@@ -88,7 +88,8 @@ def notes(plan: Plan, available: Callable[[Graph, Store, Node], tuple[int, bool]
     of a part of a corpus, and whether the number is exact or a bound."""
     found = []
     if plan.graph.absent:
-        count = sum(bool(step.absent) for step in plan.steps.values())
+        twins = plan.graph.twins()
+        count = sum(bool(step.absent) and name not in twins for name, step in plan.steps.items())
         names = list(plan.graph.absent)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found.append(

@@ -39,7 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="From raw text to a trained, exported model.",
 )
-console = Console()
+NO_TERMINAL = 200  # columns where output goes to a file or a pipe, in which nothing is to be cut
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else NO_TERMINAL)
 errors = Console(stderr=True)
 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="the YAML file of the pipeline")]
@@ -100,7 +101,9 @@ def plan(
                 tables.show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
             return
         if as_json:
-            _print_json(made.to_json())
+            from flows.estimate.goldfish import masked_by_hash
+
+            _print_json(made.to_json(masked_by_hash))
             return
         plan_tables.show_plan(console, made, details)
 
@@ -137,7 +140,7 @@ def run(
             console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
             terminal.outro(console, made, spec)
             return
-        console.print(plan_tables.plan_table(made))
+        console.print(plan_tables.plan_table(made, width=console.width))
         _run(made, spec, overrides, until, only, parts)
         terminal.outro(console, make(made.pipeline, made.store), spec)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from flows import absent, supply
 from flows.advice import Given, advise
-from flows.estimate import Estimates, estimate
+from flows.estimate import Estimates, borders, estimate
 from flows.graph import Graph, Input, Node
 from flows.nearest import Records, difference
 from flows.parts import build
@@ -22,6 +22,7 @@ from infra.store.lease import holder_of
 from specs.errors import FieldPath, Problem, SpecError
 from specs.pipeline import Pipeline, checkpoints, order
 from specs.stages.evaluate import EvaluateStage
+from specs.stages.training import Segment
 from specs.trajectory import branch
 
 Action = Literal["reuse", "resume", "run"]
@@ -41,17 +42,24 @@ class Step:
     absent: tuple[str, ...] = ()
     holder: str = ""  # who seems to work at it now
 
+    @property
+    def state(self) -> str:
+        """The action, or why there is another thing to say first: `gate failed`, `declared`."""
+        return "gate failed" if self.gate_failures else "declared" if self.absent else self.action
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.node.name,
             "kind": self.node.kind,
             "action": self.action,
+            "state": self.state,
             "reason": self.reason,
             "fingerprint": self.node.fingerprint,
             "path": self.node.path if self.stored else None,
             "tokens": self.node.tokens,
             "steps": self.node.steps,
             "flops": self.node.flops,
+            **borders(self.node),
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
             "declared": list(self.absent),
@@ -81,12 +89,8 @@ class Plan:
         """What is not finished: parts to run or resume, and finished ones whose gates are not met."""
         return [step for step in self.steps.values() if step.action != "reuse" or step.gate_failures]
 
-    def to_json(self) -> dict[str, Any]:
-        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is and what is still to be done."""
-        stages = []
-        for name in order(self.pipeline):
-            parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
-            stages.append(_whole(name, self.pipeline.stages[name].kind, parts))
+    def totals(self) -> dict[str, Any]:
+        """What there is and what is still to be done, work that two stages share once."""
         once = [self.steps[node.name].to_json() for node in self.graph.nodes.values() if self.graph.twin(node) is None]
         todo = [part for part in once if part["action"] != "reuse"]
         totals: dict[str, Any] = {key: sum(part[key] for part in once) for key in ("tokens", "steps", "flops")}
@@ -94,28 +98,39 @@ class Plan:
         trajectories = list(self.graph.trajectories.values())
         own = [t for t in trajectories if not t.imported] or trajectories  # of an imported one, it may be the tokenizer that is read
         totals["parameters"] = max((t.model.parameters for t in own), default=0)
+        return totals
+
+    def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
+        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is and what is still to be done.
+        `masked_by_hash`: as in `Estimates.to_json`."""
+        stages = []
+        for name in order(self.pipeline):
+            parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
+            stages.append(_whole(name, self.pipeline.stages[name].kind, parts))
         document: dict[str, Any] = {
             "pipeline": self.pipeline.name,
             "store": self.store.url,
             "stages": stages,
-            "totals": totals,
+            "totals": self.totals(),
             "notes": self.graph.notes,
         }
         document["declared"] = {name: found.to_json() for name, found in self.graph.absent.items()}
         document["supply"] = [demand.to_json() for demand in self.demands]
-        return document | {"estimates": self.estimates.to_json()} | self.advice.to_json()
+        return document | {"estimates": self.estimates.to_json(masked_by_hash)} | self.advice.to_json()
 
 
 def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     """A stage as the sum of its parts; fingerprint and path are those of the last, which is what other stages read of a chain."""
     actions = [part["action"] for part in parts]
     action = "reuse" if set(actions) == {"reuse"} else ("run" if set(actions) == {"run"} else "resume")
+    states = {part["state"] for part in parts} - {"reuse", "run", "resume"}
     decisive = next((part for part in parts if part["action"] != "reuse"), parts[-1])
     reason = decisive["reason"] if len(parts) == 1 or action == "reuse" else f"{decisive['name']}: {decisive['reason']}"
     return {
         "name": name,
         "kind": kind,
         "action": action,
+        "state": next((state for state in ("gate failed", "declared") if state in states), action),
         "reason": reason,
         "fingerprint": parts[-1]["fingerprint"],
         "path": parts[-1]["path"],

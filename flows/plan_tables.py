@@ -6,6 +6,7 @@ one row with their sum; `details` shows each part. `--json` has everything and i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
@@ -35,9 +36,11 @@ class Fold(NamedTuple):
 
 def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False) -> list[Fold]:
     """Rows (name, its stage, what must be equal), of which `FEWEST` or more that are equal are put together where they are of one stage, or
-    of variants of one. A row stands where the first of it stood."""
+    of variants of one. A row stands where the first of it stood, and says of how many it has some."""
+    rows = list(rows)
     groups: dict[Hashable, list[tuple[str, str]]] = {}
     order: dict[str, int] = {}
+    families = Counter(pipeline.family(stage) for _, stage, _ in rows)
     for name, stage, common in rows:
         order[name] = len(order)
         groups.setdefault(name if details else (pipeline.family(stage), common), []).append((name, stage))
@@ -48,32 +51,30 @@ def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], detail
         if len(names) < FEWEST[kind]:
             found += [(order[name], Fold(name, [name])) for name in names]
         else:
-            found.append((order[names[0]], Fold(f"{pipeline.family(members[0][1])}: {len(names)} {kind}", names)))
+            family = pipeline.family(members[0][1])
+            of = f" of {families[family]}" if len(names) < families[family] else ""
+            found.append((order[names[0]], Fold(f"{family}: {len(names)}{of} {kind}", names)))
     return [fold for _, fold in sorted(found, key=lambda pair: pair[0])]
 
 
-def plan_table(plan: Plan, details: bool = False) -> Table:
+def plan_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
     """A row for each part, or for those of a stage that are alike."""
     rows = []
     alike = [
-        (name, step.node.stage, (_action(step), "" if step.absent else step.reason, step.node.steps, step.node.tokens, step.node.flops))
+        (name, step.node.stage, (step.state, "" if step.absent else step.reason, step.node.steps, step.node.tokens, step.node.flops))
         for name, step in plan.steps.items()
     ]
     for label, names in folded(plan.pipeline, alike, details):
         steps = [plan.steps[name] for name in names]
         nodes = [step.node for step in steps]
-        action = _action(steps[0])
+        action = steps[0].state
         colour = "red" if steps[0].gate_failures else COLOURS[steps[0].action]
         steps_and_tokens = [amount(sum(getattr(node, name) for node in nodes)) for name in ("steps", "tokens")]
         numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
     caption = "declared: hangs on something that is declared and not at hand" if plan.graph.absent else ""
-    return table("what would be done", caption, headings, rows, overflow="fold")
-
-
-def _action(step: Step) -> str:
-    return "gate failed" if step.gate_failures else "declared" if step.absent else step.action
+    return table("what would be done", caption, headings, rows, overflow="fold", optional=("FLOPs", "steps", "tokens"), width=width)
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
@@ -89,7 +90,7 @@ def few(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
 
 
-def supply_table(plan: Plan, details: bool = False) -> Table:
+def supply_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
     """What training asks of the sources: with `details` for each stage, else where a source has been passed over most, and the one that
     comes nearest to its limit first. Passes count everything from new weights on."""
     demands = plan.demands
@@ -103,13 +104,14 @@ def supply_table(plan: Plan, details: bool = False) -> Table:
         held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
         passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
         rows.append([escape(demand.source), held, amount(demand.passes * demand.held), passes, amount(demand.tokens), escape(demand.stage)])
-    headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "stage that ends with the most")
-    return table("what training draws", "tokens; draws: by the stage; drawn: from new weights on", headings, rows, overflow="fold")
+    headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
+    caption = "tokens; draws: by the stage; drawn: from new weights on"
+    return table("what training draws", caption, headings, rows, overflow="fold", optional=("draws", "drawn"), width=width)
 
 
 def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     """All of it; what is asked first stands first."""
-    pipeline, totals = plan.pipeline, plan.to_json()["totals"]
+    pipeline, totals, width = plan.pipeline, plan.totals(), console.width
     console.print(f"[bold]plan of {escape(pipeline.name)}[/]  {escape(pipeline.description)}", soft_wrap=True)
     facts = [f"{amount(totals['parameters'])} parameters", f"{amount(totals['tokens'])} tokens", f"{flop(totals['flops'])} FLOPs"]
     whole = plan.estimates.totals()
@@ -122,15 +124,16 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {amount(todo['tokens'])} tokens")
     show_item(console, "store", plan.store.url)
     console.print()
-    console.print(plan_table(plan, details))
+    console.print(plan_table(plan, details, width))
     if plan.estimates.stages:
         alike = dict(folded(pipeline, [(name, name, stage.alike) for name, stage in plan.estimates.stages.items()]))
-        console.print(tables.estimate_table(plan.estimates, alike))
+        console.print(tables.estimate_table(plan.estimates, alike, width))
         if details:
-            console.print(tables.memory_table(plan.estimates, alike))
-            console.print(tables.checkpoint_table(plan.estimates, alike))
+            console.print(tables.memory_table(plan.estimates, alike, width))
+            console.print(tables.checkpoint_table(plan.estimates, alike, width))
+            console.print(tables.segment_table(plan.estimates, width))
     if plan.demands:
-        console.print(supply_table(plan, details))
+        console.print(supply_table(plan, details, width))
     for note in plan.graph.notes:
         show_item(console, "note", note)
     show_advice(console, plan, details)

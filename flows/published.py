@@ -14,15 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from apertus_model.data.goldfish import TABLE_SIZE, hash_table
 from flows.estimate import tables
+from flows.estimate.goldfish import masked_share
 from flows.plan import Plan, make
 from flows.terminal import amount, flop
 from infra.store import Store
 from specs.pipeline import load
-from specs.stages.training import Goldfish
 from specs.trajectory import Trajectory
 
 RECIPES = Path(__file__).parents[1] / "specs" / "recipes"
@@ -38,7 +35,6 @@ DECAY_STEPS = {"8b": 197_219, "70b": 98_609}  # 403,905,806 samples [8B] [70B], 
 FLOPS = {"8b": "7.74e23 [D]", "70b": "6.74e24 [P] E"}
 PARAMETERS = {"8b": "8B", "70b": "70B"}
 LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC] [D]
-FEW_VALUES = 44  # factors of two from which the values of a hash are counted one by one; 2^19 of them there
 LENGTHS = ("8k", "16k", "32k", "64k")
 SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
 LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # the same [LC]
@@ -64,35 +60,6 @@ def plan_of(name: str) -> Plan:
     """The plan of a recipe, by the name of its file, without data and with an empty store."""
     with tempfile.TemporaryDirectory() as folder:
         return make(load(RECIPES / f"{name}.yaml"), Store.open(folder), ask_network=False)
-
-
-def masked_share(goldfish: Goldfish, sequence_length: int, vocab_size: int) -> float:
-    """Share of the labels that the Goldfish hash leaves out, for token ids that are uniform in [0, vocab_size), a power of two.
-
-    A window's hash is the product of its h ids modulo 2^64. With v factors of two together it is 2^v times an odd number, one of
-    2^(63-v); so for many even ids the hash takes few values, and the table's entries for just these decide (a single one for 0). With few
-    factors of two it falls evenly on the table. The first h - 1 labels of a sequence always stay.
-    """
-    bits = vocab_size.bit_length() - 1
-    assert vocab_size == 1 << bits
-    twos = np.zeros(65)  # of one id, by number of factors of two; 64 stands for 64 and more
-    twos[:bits] = 0.5 ** np.arange(1, bits + 1)
-    twos[64] = 0.5**bits  # id 0
-    total = np.zeros(65)
-    total[0] = 1.0
-    for _ in range(goldfish.h):
-        both = np.convolve(total, twos)
-        total = np.append(both[:64], both[64:].sum())
-    dropping = hash_table().astype(np.int64) * goldfish.k < 2**24
-    share = float(total[64]) * bool(dropping[0])
-    for v in range(64):
-        if v < FEW_VALUES:
-            dropped = dropping.mean()
-        else:
-            odd = np.arange(1, 2 ** (64 - v), 2, dtype=np.uint64)
-            dropped = dropping[(odd << np.uint64(v)).astype(np.int64) % TABLE_SIZE].mean()
-        share += float(total[v]) * float(dropped)
-    return share * (sequence_length - goldfish.h + 1) / sequence_length
 
 
 def lines(size: str, plan: Plan) -> Iterator[Line]:

@@ -66,8 +66,9 @@ CODES: dict[str, Code] = {
         "arXiv 1812.06162",
     ),
     "checkpoint-interval": Code(
-        "the time between checkpoints is less than a third, or more than three times, of the one that wastes least",
-        "Too rare, and failures cost the work since the last one; too often, and writing does.",
+        "the time between checkpoints is less than a third, or more than three times, of the one that wastes least, and training takes 1% "
+        "longer by it",
+        "Too rare, and failures cost the work since the last one; too often, and standing still for each does.",
         "Young 1974; Daly 2006 (doi 10.1016/j.future.2004.11.016)",
     ),
     "gpu-memory": Code(
@@ -110,6 +111,11 @@ as it stands is silenced by its code, for a stage or for the whole file:
       sft: {kind: sft, silence: [sft-optimizer], ...}
 
 A code that does not exist is an error; one that is silenced and does not apply (any more) is noted.
+
+What cannot run is no advice but an error, with exit code 2, before anything starts. So it is with a layout (`launch.parallel`) that does
+not divide the model or the batch: heads, feed-forward or vocabulary by `tp` ("n_kv_heads 8 cannot be divided among 16 tensor-parallel
+processes; use a divisor of 8"), layers by the stages of a pipeline, sequences by `cp`, the batch by data-parallel processes and
+micro-batches, or degrees whose product is not the number of processes. The message has the numbers and the fix.
 """
 
 

@@ -42,6 +42,14 @@ class Anomalies(Spec):
         """Also where a rollback may turn into a skip."""
         return {"skip", "rollback"} & {self.nonfinite, self.spike} != set()
 
+    def rollback_from(self, step: int, begin: int) -> float:
+        """When `step` is done, the earliest step that a later rollback may go to, in a segment that begins after `begin`: checkpoints from
+        there on are kept."""
+        if not self.rolls_back:
+            return float("inf")
+        back = self.rollback_step(step + 1, begin)
+        return float("-inf") if back is None else back
+
     def rollback_step(self, step: int, begin: int) -> int | None:
         """The step to whose state an anomaly of `step` rolls back, in a segment that begins after `begin`; None before there is one."""
         target = (step - self.rollback_margin) // self.rollback_interval * self.rollback_interval

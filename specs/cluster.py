@@ -59,7 +59,10 @@ class Cluster(Spec):
     pue: float = execution(1.0, ge=1, description="power usage effectiveness: what the whole centre takes for a watt of the machines")
     storage_price: float | None = execution(None, ge=0, description="per terabyte (10^12 bytes) and month of 30 days")
     storage_bandwidth: float | None = execution(
-        None, gt=0, description="gigabytes (10^9 bytes) per second that a checkpoint is written with"
+        None, gt=0, description="gigabytes (10^9 bytes) per second that a checkpoint is written with, all processes together"
+    )
+    host_bandwidth: float | None = execution(
+        None, gt=0, description="gigabytes (10^9 bytes) per second that a GPU copies its part of a checkpoint to host memory with"
     )
     mean_time_between_failures: Duration | None = execution(None, description="of one node")
 

@@ -17,6 +17,18 @@ def expected_time(interval: float, write_seconds: float, mean_time_between_failu
     return mean_time_between_failures * math.expm1(exponent) / interval if exponent < 700 else math.inf
 
 
+def longest_interval(more: float, best: float, write_seconds: float, mean_time_between_failures: float) -> float:
+    """The longest interval whose expected time per second of work is at most `more` seconds above that of the interval `best`."""
+    limit = expected_time(best, write_seconds, mean_time_between_failures) + more
+    low = high = best
+    while expected_time(high, write_seconds, mean_time_between_failures) <= limit:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_time(middle, write_seconds, mean_time_between_failures) <= limit else (low, middle)
+    return low
+
+
 def young(write_seconds: float, mean_time_between_failures: float) -> float:
     """First order (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974): sqrt(2 d M) seconds of
     work between saves."""

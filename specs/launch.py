@@ -135,7 +135,7 @@ class Checkpointing(Spec):
     interval: Annotated[Annotated[int, Field(ge=1)] | Duration, BeforeValidator(_steps_or_time)] = execution(
         100, description="between checkpoints: optimizer steps, or a time such as `30min`"
     )
-    keep: int = execution(2, ge=1, description="latest checkpoints kept; the end of a segment is always kept")
+    keep: int = execution(2, ge=1, description="latest checkpoints kept, also when a segment has finished; its end is always kept")
     keep_every: int | None = execution(None, ge=1, description="checkpoints at multiples of so many steps of the stage are made and kept")
     milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are made and kept for good")
     best: list[str] = execution(

@@ -221,19 +221,13 @@ class Report:
             f"{saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
         )
         best = best_steps(attempt.artifact, spec.best)
-        back = self._back(saved.step)
+        back = self._segment.anomalies.rollback_from(saved.step, self._segment.start_step)
         prune(
             attempt.artifact,
             keep=spec.keep,
             kept=lambda step: spec.kept(step) or step in best or back <= step,
             before=attempt.check_lease,
         )
-
-    def _back(self, step: int) -> float:
-        """The earliest step that a later rollback may go to."""
-        policy = self._segment.anomalies
-        back = policy.rollback_step(step + 1, self._segment.start_step) if policy.rolls_back else None
-        return float("inf") if not policy.rolls_back else float("-inf") if back is None else back
 
     def _passes(self, samples: int) -> dict[str, float]:
         """Passes over each source since the weights were new: what memorisation is compared with."""

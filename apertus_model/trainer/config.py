@@ -150,7 +150,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             initial_load_model_only=False,
             last_save_model_only=False,
             source=hooks.source,
-            due=checkpoint_due(segment),
+            due=segment.checkpoint_due,
             writer=hooks.checkpoint_writer,
             prepare=hooks.prepare_commit,
             timed=hooks.timed,
@@ -179,12 +179,6 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         clock=hooks.clock,
         watch=hooks.watch,
     )
-
-
-def checkpoint_due(segment: Segment) -> Callable[[int], bool]:
-    """Whether a checkpoint is made at a step, whatever the time: as the spec says, and where a rollback may go to."""
-    every = segment.anomalies.rollback_interval if segment.anomalies.rolls_back else None
-    return lambda step: segment.checkpoint.due(step) or (every is not None and step % every == 0)
 
 
 def initial_seed(segment: Segment) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from flows.advice.given import Advice, Context
 from flows.estimate import PartEstimate
 from flows.estimate.memory import memory_of_step
+from flows.estimate.storage import NOTICED
 from specs.launch import Launch
 from specs.layout import misfits
 from specs.stages.evaluate import HarnessPart
@@ -22,22 +23,26 @@ RECOMPUTATION = ("none", "selective", "full")
 
 def checkpoint_interval(context: Context) -> Iterator[Advice]:
     for name, stage in context.estimates.stages.items():
-        stated, best = stage.interval_seconds, stage.best_interval_seconds
-        whole = stage.parts[-1].spent.seconds
-        if stated is None or best is None or whole is None or whole < best:
-            continue  # a stage that is shorter than the best interval saves at its end
-        if not best / FAR <= stated <= best * FAR:
-            step_seconds = stage.parts[-1].step_seconds or 1.0
-            steps = max(1, round(best / step_seconds))
+        part = stage.costliest
+        saving = part.saving
+        stated, best, lost, longest = saving.interval, saving.best, saving.lost, saving.longest
+        if not part.lost_seconds or stated is None or best is None or lost is None or longest is None:
+            continue
+        if not best / FAR <= stated <= best * FAR and lost > NOTICED:
+            rare = stated > best
+            steps = max(1, int((longest if rare else best) / (part.step_seconds or 1.0)))
             yield Advice(
                 "checkpoint-interval",
                 name,
-                f"saves every {stated:,.0f} s; with {stage.checkpoint_seconds:,.0f} s per checkpoint and the failures of this cluster "
-                f"{best:,.0f} s waste least: checkpoint.interval {steps}",
+                f"'{part.node.name}' saves every {stated:,.0f} s, which with the failures of this cluster takes {lost:.1%} more time than "
+                f"the interval that wastes least: {best:,.3g} s, for {saving.copy:,.2g} s of standing still and {saving.upload:,.2g} s of "
+                f"writing; checkpoint.interval {steps:,} {f'loses {NOTICED:.0%}' if rare else 'wastes least'}",
                 {
                     "interval_seconds": stated,
                     "young_daly_seconds": best,
-                    "write_seconds": stage.checkpoint_seconds,
+                    "copy_seconds": saving.copy,
+                    "write_seconds": saving.upload,
+                    "lost": lost,
                     "interval_steps": steps,
                 },
             )

@@ -6,17 +6,18 @@ evaluation and data work are not, and docs/estimates.md says so. Work that two s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flows.estimate import flops, storage, time_and_cost
 from flows.estimate.memory import Memory, memory_of_step
+from flows.estimate.schedule import Span, spans
 from flows.estimate.storage import REQUESTS, Requests
 from flows.graph import Graph, Node
 from flows.nearest import Records
 from infra.store import Store
 from specs.cluster import Cluster
-from specs.intervals import young_daly
 from specs.pipeline import Pipeline
 from specs.stages.training import Segment
 
@@ -34,6 +35,7 @@ class PartEstimate:
     spent: time_and_cost.Spent
     memory: Memory
     checkpoints: storage.Checkpoints
+    saving: storage.Saving
     requests: Requests
 
     @property
@@ -53,6 +55,27 @@ class PartEstimate:
     def step_seconds(self) -> float | None:
         return self.spent.seconds / self.node.steps if self.spent.seconds is not None else None
 
+    @property
+    def lost_seconds(self) -> float:
+        """What its interval between checkpoints wastes beside the best one; nothing where it is shorter than that and saves at its end."""
+        whole, best, lost = self.spent.seconds, self.saving.best, self.saving.lost
+        return whole * lost if whole is not None and best is not None and lost is not None and whole >= best else 0.0
+
+    @property
+    def masked_labels(self) -> int:
+        """That the Goldfish loss leaves out, nominally: one in k."""
+        return self.node.tokens // self.segment.goldfish.k if self.segment.goldfish is not None else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Names as in docs/estimates.md."""
+        return {
+            "name": self.node.name,
+            **borders(self.node),
+            "seconds": self.spent.seconds,
+            "masked_labels": self.masked_labels,
+            "checkpoint": {**_seconds(self.saving), "written": self.checkpoints.written, "kept": self.checkpoints.kept},
+        }
+
 
 @dataclass(frozen=True)
 class StageEstimate:
@@ -62,19 +85,15 @@ class StageEstimate:
     kind: str
     parts: list[PartEstimate]
     cluster: Cluster | None
-    checkpoint_seconds: float | None
-    best_interval_seconds: float | None
 
     @property
     def largest(self) -> PartEstimate:
         return max(self.parts, key=lambda part: part.memory.total)
 
     @property
-    def interval_seconds(self) -> float | None:
-        """Time between checkpoints as stated, in the last segment; the whole segment where that is shorter."""
-        part = self.parts[-1]
-        steps = storage.interval_steps(part.segment, part.step_seconds)
-        return part.step_seconds * min(steps, part.node.steps) if part.step_seconds is not None and steps else None
+    def costliest(self) -> PartEstimate:
+        """The segment whose interval between checkpoints wastes most time; the last where that is not known."""
+        return max(self.parts, key=lambda part: (part.lost_seconds, part.segment.start_step))
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -103,15 +122,14 @@ class StageEstimate:
             "nodes": -(-first.gpus // self.cluster.gpus_per_node) if self.cluster else None,
             "mfu": first.mfu,
             "mfu_source": first.mfu_source,
+            "masked_labels": sum(part.masked_labels for part in self.parts),
             **{name: self.sum(name) for name in time_and_cost.Spent._fields},
             "memory_bytes": need,
             "memory_limit_bytes": limit,
             "fits": need["total"] <= limit if limit else None,
             "checkpoint": {
                 "bytes": last.checkpoints.bytes,
-                "write_seconds": self.checkpoint_seconds,
-                "interval_seconds": self.interval_seconds,
-                "young_daly_seconds": self.best_interval_seconds,
+                **_seconds(self.costliest.saving),
                 "written": sum(part.checkpoints.written for part in self.parts),
                 "written_bytes": sum(part.checkpoints.written * part.checkpoints.bytes for part in self.parts),
                 "kept": sum(part.checkpoints.kept for part in self.parts),
@@ -123,21 +141,47 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Stages of training, in the order of the plan."""
+    """Stages of training, in the order of the plan; `spans`: when each part would run, empty where that is not known; `loads`: bytes of
+    each time that a checkpoint of training is read."""
 
     cluster: Cluster | None = None
     stages: dict[str, StageEstimate] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)
+    loads: list[int] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[PartEstimate]:
+        return [part for stage in self.stages.values() for part in stage.parts]
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock of all parts, those side by side that the nodes and the recipe's `concurrency` allow."""
+        return max((span.end for span in self.spans.values()), default=None)
+
+    def stored(self) -> tuple[dict[str, int], int]:
+        """Bytes that are stored when each part has ended, in that order, and the most that there are at a time. Where times are not known
+        parts run one after the other."""
+        times = self.spans or {part.node.name: Span(at, at + 1) for at, part in enumerate(self.parts)}
+        events = [(times[part.node.name].begin, 1, part) for part in self.parts]
+        events += [(times[part.node.name].end, 0, part) for part in self.parts]
+        after, stored, peak = dict[str, int](), 0, 0
+        for _, begins, part in sorted(events, key=lambda event: event[:2]):
+            saved = part.checkpoints
+            if begins:
+                stored += saved.most * saved.bytes
+                peak = max(peak, stored)
+            else:
+                stored -= (saved.most - saved.kept) * saved.bytes
+                after[part.node.name] = stored
+        return after, peak
 
     def totals(self) -> dict[str, Any]:
-        """Sums over the stages; seconds are those of the stages one after the other, memory is the most of any, and `peak_storage_bytes`
-        the most that is stored at a time, retention included."""
+        """Sums over the stages; `seconds` is the wall-clock, memory is the most of any, and `peak_storage_bytes` the most that is stored at
+        a time, retention included."""
         documents = [stage.to_json() for stage in self.stages.values()]
-        parts = [part for stage in self.stages.values() for part in stage.parts]
-        stored = peak = 0
-        requests = Requests(0, 0, 0, 0, 0)
-        for part in parts:
-            peak = max(peak, stored + part.checkpoints.most * part.checkpoints.bytes)
-            stored += part.checkpoints.kept * part.checkpoints.bytes
+        stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
+        requests = Requests(0, 0, 0, 0)
+        for part in self.parts:
             every = part.requests.times(part.checkpoints.written)
             requests = Requests(*(before + more for before, more in zip(requests, every, strict=True)))
         price = self.cluster.storage_price if self.cluster else None
@@ -145,18 +189,23 @@ class Estimates:
             "parameters": max((document["parameters"] for document in documents), default=0),
             **{
                 name: sum(document[name] for document in documents)
-                for name in ("tokens", "sequences", "steps", "flops", "recomputed_flops")
+                for name in ("tokens", "sequences", "steps", "flops", "recomputed_flops", "masked_labels")
             },
             **{name: _sum([stage.sum(name) for stage in self.stages.values()]) for name in time_and_cost.Spent._fields},
+            "seconds": self.seconds,
             "memory_bytes": max((document["memory_bytes"]["total"] for document in documents), default=0),
             "checkpoints_written_bytes": sum(document["checkpoint"]["written_bytes"] for document in documents),
             "stored_bytes": stored,
-            "peak_storage_bytes": max(peak, stored),
+            "peak_storage_bytes": self.stored()[1],
             "storage_cost_per_month": stored / 1e12 * price if price is not None else None,
             "requests": requests._asdict(),
+            "checkpoint_loads": len(self.loads),
+            "checkpoint_read_bytes": sum(self.loads),
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
+        """`masked_by_hash`: labels that the hash of Goldfish leaves out of so many of a segment; it takes numpy, which the planner does not
+        load (`flows.estimate.goldfish`). Without it `masked_labels_by_hash` is None."""
         cluster = self.cluster
         facts = None
         if cluster is not None:
@@ -170,7 +219,18 @@ class Estimates:
                 "pue": cluster.pue,
                 "source": gpu.source,
             }
-        return {"cluster": facts, "stages": {name: stage.to_json() for name, stage in self.stages.items()}, "totals": self.totals()}
+        after, _ = self.stored()
+        stages, totals = {name: stage.to_json() for name, stage in self.stages.items()}, self.totals()
+        for name, stage in self.stages.items():
+            masked = [masked_by_hash(part.segment, part.node.tokens) if masked_by_hash else None for part in stage.parts]
+            more = [
+                {"masked_labels_by_hash": by, "stored_bytes_after": after[part.node.name]}
+                for part, by in zip(stage.parts, masked, strict=True)
+            ]
+            stages[name]["masked_labels_by_hash"] = _sum(masked)
+            stages[name]["parts"] = [part.to_json() | fields for part, fields in zip(stage.parts, more, strict=True)]
+        totals["masked_labels_by_hash"] = _sum([stage["masked_labels_by_hash"] for stage in stages.values()])
+        return {"cluster": facts, "stages": stages, "totals": totals}
 
 
 def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
@@ -183,7 +243,42 @@ def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
     stages: dict[str, list[PartEstimate]] = {}
     for node in nodes:
         stages.setdefault(node.stage, []).append(part_estimate(node, cluster, measured))
-    return Estimates(cluster, {name: _stage(name, parts, cluster) for name, parts in stages.items()})
+    found = {name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()}
+    return Estimates(cluster, found, _spans(graph, found, pipeline), _loads(graph))
+
+
+def _spans(graph: Graph, stages: dict[str, StageEstimate], pipeline: Pipeline) -> dict[str, Span]:
+    """When each part would run; nothing where the time of one is not known."""
+    parts, cluster = [part for stage in stages.values() for part in stage.parts], pipeline.cluster
+    seconds = {part.node.name: part.spent.seconds for part in parts if part.spent.seconds is not None}
+    if cluster is None or len(seconds) < len(parts):
+        return {}
+    nodes = {part.node.name: -(-part.gpus // cluster.gpus_per_node) for part in parts}
+    return spans(graph, seconds, nodes, pipeline.concurrency, cluster.nodes)
+
+
+def _loads(graph: Graph) -> list[int]:
+    """Bytes of each checkpoint of training that a part reads, once for each: its weights, and the states where training goes on with them,
+    in the next segment of a leg or by `carry`."""
+    twins, found = graph.twins(), []
+    for node in graph.nodes.values():
+        for read in node.inputs.values() if node.name not in twins else ():
+            parent = graph.nodes[read.node] if read.node is not None else None
+            if read.step is not None and parent is not None and isinstance(parent.part, Segment):
+                chained = isinstance(node.part, Segment) and (node.leg == parent.leg or "optimizer" in node.part.carry)
+                found.append(storage.checkpoint_bytes(parent.part) if chained else storage.weight_bytes(parent.part))
+    return found
+
+
+def borders(node: Node) -> dict[str, Any]:
+    """First and last step of a segment, and the tokens of its stage before and after it; all None for other parts."""
+    segment = node.part if isinstance(node.part, Segment) else None
+    return {
+        "start_step": segment.start_step if segment else None,
+        "end_step": segment.end_step if segment else None,
+        "start_tokens": segment.start_tokens if segment else None,
+        "end_tokens": segment.tokens_at(segment.end_step) if segment else None,
+    }
 
 
 def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float]) -> PartEstimate:
@@ -193,7 +288,8 @@ def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float
     mfu = time_and_cost.utilisation(node, cluster, measured)
     model_flops = node.tokens * flops.training(segment)
     spent = time_and_cost.spent(model_flops, processes, mfu.value, cluster)
-    saved = storage.checkpoints(segment, spent.seconds / node.steps if spent.seconds is not None else None)
+    step_seconds = spent.seconds / node.steps if spent.seconds is not None else None
+    saved = storage.checkpoints(segment, step_seconds)
     return PartEstimate(
         node=node,
         flops=model_flops,
@@ -203,20 +299,21 @@ def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float
         spent=spent,
         memory=memory_of_step(segment, processes),
         checkpoints=saved,
+        saving=storage.saving(segment, processes, saved, step_seconds, cluster),
         requests=REQUESTS(processes, saved.bytes),
     )
 
 
-def _stage(name: str, parts: list[PartEstimate], cluster: Cluster | None) -> StageEstimate:
-    write = best = None
-    if cluster is not None and cluster.storage_bandwidth is not None:
-        write = parts[-1].checkpoints.bytes / (cluster.storage_bandwidth * 1e9)
-        if cluster.mean_time_between_failures is not None:
-            nodes = -(-parts[-1].gpus // cluster.gpus_per_node)
-            best = young_daly(write, cluster.mean_time_between_failures.seconds / nodes)
-    return StageEstimate(name, parts[0].node.kind, parts, cluster, write, best)
+def _seconds(saving: storage.Saving) -> dict[str, float | None]:
+    return {
+        "copy_seconds": saving.copy,
+        "write_seconds": saving.upload,
+        "interval_seconds": saving.interval,
+        "young_daly_seconds": saving.best,
+        "lost": saving.lost,
+    }
 
 
-def _sum(values: list[float | None]) -> float | None:
+def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None

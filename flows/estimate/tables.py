@@ -69,7 +69,7 @@ def energy(kwh: float | None) -> str:
     return f"{kwh * 1e3:.3g} Wh"
 
 
-def estimate_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
+def estimate_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
     """A line per stage of training, or per label of `rows_of` for the stages that it stands for, which are alike; and their sum."""
     rows = []
     for label, names in (rows_of or {name: [name] for name in estimates.stages}).items():
@@ -80,9 +80,10 @@ def estimate_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
         spent = {name: _sum([document[name] for document in documents]) for name in ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")}
         rows.append([escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])])
     totals = estimates.totals()
-    rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), f"{size(totals['peak_storage_bytes'])} stored"])
+    rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), ""])
     headings = ("stage", "GPUs", "FLOPs", "time", "GPU-hours", "energy", "cost", "per GPU", "checkpoint")
-    return table("what training takes", _caption(estimates), headings, rows, overflow="fold")
+    optional = ("energy", "cost", "GPU-hours", "time")
+    return table("what training takes", _caption(estimates, totals), headings, rows, overflow="fold", optional=optional, width=width)
 
 
 def _sum(values: list[float | None]) -> float | None:
@@ -96,22 +97,23 @@ def _spent(document: dict[str, Any]) -> list[str]:
     return [flop(document["flops"]), duration(document["seconds"]), *numbers]
 
 
-def _caption(estimates: Estimates) -> str:
+def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
     cluster = estimates.cluster
+    stored = f"checkpoints: {size(totals['stored_bytes'])} stay, at most {size(totals['peak_storage_bytes'])} at a time"
     if cluster is None:
-        return "without a cluster: in the recipe there is no time, energy or cost"
+        return f"without a cluster: in the recipe there is no time, energy or cost; {stored}"
     found: dict[str, list[float]] = {}
-    for part in (part for stage in estimates.stages.values() for part in stage.parts):
+    for part in estimates.parts:
         if part.mfu is not None:
             found.setdefault(part.mfu_source or "", []).append(part.mfu)
     ranges = [f"{'' if min(of) == max(of) else f'{min(of):.1%} to '}{max(of):.1%} {source}" for source, of in found.items()]
     mfu = f"MFU {', '.join(ranges)}" if ranges else "no MFU is stated (cluster.mfu), and none was measured"
-    return (
-        f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)}); {mfu}"
-    )
+    beside = len({span.begin for span in estimates.spans.values()}) < len(estimates.spans)
+    nodes = f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)})"
+    return "; ".join([nodes, mfu, *(["time of all: with parts side by side"] if beside else []), stored])
 
 
-def memory_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
+def memory_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
     """Memory of a GPU at its peak, by part, in the unit of the largest."""
     most = max(stage.largest.memory.total for stage in estimates.stages.values())
     divisor, unit = next(((divisor, unit) for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= divisor), (1, "bytes"))
@@ -124,24 +126,43 @@ def memory_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
         )
     headings = ("stage", *MEMORY_PARTS.values(), "total", "peak at")
     caption = "states: of the optimizer; kept: activations; gathered: weights and gradients on their way between GPUs"
-    found = table(f"memory of a GPU ({unit})", caption, headings, rows, overflow="fold")
-    found.padding = (0, 0, 0, 0)
-    return found
+    return table(f"memory of a GPU ({unit})", caption, headings, rows, overflow="fold", optional=("update", "peak at"), width=width)
 
 
-def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None) -> Table:
+def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
     """Checkpoints of a stage: sizes, intervals, storage and requests."""
     rows = []
     for label, name in _first(estimates, rows_of):
         saved = estimates.stages[name].to_json()["checkpoint"]
         requests = sum(saved["requests_each"].values())
-        numbers = [size(saved["bytes"]), duration(saved["write_seconds"]), duration(saved["interval_seconds"])]
-        numbers += [duration(saved["young_daly_seconds"]), f"{saved['written']:,}", size(saved["written_bytes"])]
+        numbers = [size(saved["bytes"]), *(duration(saved[f"{name}_seconds"]) for name in ("copy", "write", "interval", "young_daly"))]
+        numbers += [f"{saved['written']:,}", size(saved["written_bytes"])]
         rows.append([escape(label), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"])
-    headings = ("stage", "each", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
-    found = table("checkpoints", "requests: to object storage, for each; of variants: one of them", headings, rows, overflow="fold")
-    found.padding = (0, 0, 0, 0)
-    return found
+    headings = ("stage", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
+    caption = "stop: training stands still; requests: to object storage, to write each; of variants: one of them"
+    optional = ("stop", "write", "Young/Daly", "requests", "in all", "every")
+    return table("checkpoints", caption, headings, rows, overflow="fold", optional=optional, width=width)
+
+
+def segment_table(estimates: Estimates, width: int | None = None) -> Table:
+    """Where each segment begins and ends, what Goldfish leaves out of it, and what is stored when it has ended."""
+    from flows.estimate.goldfish import masked_by_hash  # numpy, which a plan without details does not load
+
+    after, _ = estimates.stored()
+    rows = []
+    for part in sorted(estimates.parts, key=lambda part: list(after).index(part.node.name)):
+        found = part.to_json()
+        steps = [f"{found[name]:,}" for name in ("start_step", "end_step")]
+        tokens = [amount(found[name]) for name in ("start_tokens", "end_tokens", "masked_labels")]
+        tokens.append(amount(masked_by_hash(part.segment, part.node.tokens)))
+        rows.append([escape(part.node.name), *steps, *tokens, size(after[part.node.name])])
+    headings = ("part", "from step", "to step", "from token", "to token", "masked 1/k", "by hash", "stored")
+    caption = (
+        "in the order of their ends; steps and tokens that the stage has done before and after; masked: labels that Goldfish leaves out, "
+        "nominally, and by its hash for uniform ids; stored: checkpoints, after the part"
+    )
+    optional = ("masked 1/k", "by hash", "from token")
+    return table("segments of training", caption, headings, rows, overflow="fold", optional=optional, width=width)
 
 
 def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:

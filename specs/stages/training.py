@@ -199,6 +199,10 @@ class Segment(Spec):
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.sequence_length
 
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether a checkpoint is made at a step, whatever the time: as the spec says, and where a rollback may go to."""
+        return self.checkpoint.due(step) or (self.anomalies.rolls_back and step % self.anomalies.rollback_interval == 0)
+
     def tokens_at(self, step: int) -> int:
         """Tokens the stage has consumed when `step` steps are done."""
         return self.start_tokens + (step - self.start_step) * self.tokens_per_step

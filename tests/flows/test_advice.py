@@ -20,9 +20,9 @@ from specs.pipeline import load
 from tests.recipes import CHAT, RECIPE, write_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-# A step of the last segment takes 54 s and a checkpoint 1.7 s on it; 351 s between checkpoints waste least.
+# A step of the last segment takes 54 s, its copy to the host 1.7 s; 351 s between checkpoints waste least.
 FAILING = (
-    "cluster={gpu: H100, gpus_per_node: 4, mfu: 1e-9, storage_bandwidth: 4.4e-4, mean_time_between_failures: 10h}",
+    "cluster={gpu: H100, gpus_per_node: 4, mfu: 1e-9, storage_bandwidth: 4.4e-4, host_bandwidth: 4.4e-4, mean_time_between_failures: 10h}",
     "stages.pretrain.budget=40 steps",
 )
 REPEATED = ("stages.pretrain.budget=4000 steps", "stages.main.max_repetition=1e6", "stages.second.max_repetition=1e6")
@@ -90,6 +90,28 @@ def test_advice_is_given_where_it_applies_and_not_elsewhere(advised: Advised, co
     assert found and all(advice["numbers"] for advice in found)
     assert found[0]["reason"] == CODES[code].reason
     assert [advice for advice in advised(*absent).get(code, []) if advice["stage"] == stage] == []
+
+
+def test_an_interval_that_loses_little_is_left_alone_and_the_one_that_is_advised_too(advised: Advised) -> None:
+    """22 steps are more than three times the best interval, and lose less than 1%."""
+
+    def given(interval: int) -> list[dict[str, Any]]:
+        return advised(*FAILING, "stages.pretrain.budget=400 steps", f"stages.pretrain.checkpoint.interval={interval}").get(
+            "checkpoint-interval", []
+        )
+
+    (rare,) = given(200)
+    assert rare["numbers"]["interval_seconds"] > 9 * rare["numbers"]["young_daly_seconds"] and rare["numbers"]["lost"] > 0.1
+    assert 3 * rare["numbers"]["young_daly_seconds"] < 22 * 54.0448
+    assert given(22) == given(rare["numbers"]["interval_steps"]) == []
+
+
+def test_every_segment_is_looked_at_for_its_interval(advised: Advised) -> None:
+    """The first segment is long and saves once, the last is short."""
+    first_long = ("stages.pretrain.mixture={0 steps: main, 390 steps: second}", "stages.pretrain.budget=400 steps")
+    rare = ("stages.pretrain.global_batch_size=8", "stages.pretrain.checkpoint.interval=1000")
+    (found,) = advised(FAILING[0], *first_long, *rare)["checkpoint-interval"]
+    assert found["message"].startswith("'pretrain/1' saves every")
 
 
 def test_the_numbers_of_the_warm_up_are_those_of_the_states_that_live(advised: Advised) -> None:

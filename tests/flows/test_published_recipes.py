@@ -16,8 +16,9 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from apertus_model.data.goldfish import goldfish_mask
+from flows.estimate.goldfish import masked_by_hash, masked_share
 from flows.plan import Plan, make
-from flows.published import OVERVIEW, PAGES, markdown, masked_share, overview, plan_of
+from flows.published import OVERVIEW, PAGES, markdown, overview, plan_of
 from infra.store import Store
 from specs.pipeline import load
 from specs.schema import json_schema
@@ -124,6 +125,19 @@ def test_the_hash_of_goldfish_masks_less_than_one_label_in_k() -> None:
     labels = np.random.default_rng(0).integers(0, 2**17, size=(400, 4096))
     assert share == pytest.approx(goldfish_mask(labels, 50, 50).mean(), abs=4e-4)  # neighbouring windows share 49 of their 50 ids
     assert share == pytest.approx(0.0161, abs=1e-4)
+
+
+@pytest.mark.parametrize("size", ["8b", "70b"])
+def test_borders_and_what_goldfish_leaves_out_are_in_the_json(plans: dict[str, Plan], size: str) -> None:
+    run, document = pretraining(plans, size), plans[size].to_json(masked_by_hash)
+    borders = [(cut.start_step, cut.end_step, run.tokens_at(cut.start_step), run.tokens_at(cut.end_step)) for cut in run.cuts]
+    (stage,) = [stage for stage in document["stages"] if stage["name"] == "pretrain"]
+    estimated = document["estimates"]["stages"]["pretrain"]
+    for parts in (stage["parts"], estimated["parts"]):
+        assert [tuple(part[name] for name in ("start_step", "end_step", "start_tokens", "end_tokens")) for part in parts] == borders
+    assert estimated["masked_labels"] == pytest.approx(0.3e12, rel=1e-4)
+    assert estimated["masked_labels_by_hash"] == pytest.approx(0.0161 * 15e12, rel=5e-3)
+    assert sum(part["masked_labels_by_hash"] for part in estimated["parts"]) == estimated["masked_labels_by_hash"]
 
 
 def test_the_page_shows_what_is_planned_now() -> None:

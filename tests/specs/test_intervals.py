@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from specs.intervals import expected_time, young, young_daly
+from specs.intervals import expected_time, longest_interval, young, young_daly
 from specs.launch import Checkpointing
 
 
@@ -36,6 +36,14 @@ def test_the_formula_is_the_published_one() -> None:
     assert young(d, m) == pytest.approx(math.sqrt(2 * 60 * 86400))
     assert young_daly(d, m) == pytest.approx(math.sqrt(2 * d * m) * (1 + (d / (2 * m)) ** 0.5 / 3 + d / (2 * m) / 9) - d)
     assert young_daly(50.0, 20.0) == 20.0  # d >= 2 M
+
+
+@pytest.mark.parametrize(("write", "mean"), [(0.01, 10_800.0), (300.0, 8 * 3600.0)])
+def test_the_longest_interval_takes_that_much_more_time(write: float, mean: float) -> None:
+    best = young_daly(write, mean)
+    longest = longest_interval(0.01, best, write, mean)
+    assert longest > best
+    assert expected_time(longest, write, mean) - expected_time(best, write, mean) == pytest.approx(0.01, rel=1e-6)
 
 
 def test_times_that_are_not_positive_are_refused() -> None:

@@ -105,6 +105,18 @@ def test_a_step_on_several_processes_takes_what_is_expected(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batches", [4, 8])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_two_stages_to_a_process_take_what_is_expected(tmp_path: Path, batches: int, checkpointing: str) -> None:
+    """`interleaved-1f1b` on two processes: four stages, of eight layers."""
+    found, expected = peak(
+        tmp_path, DEEP, 2, Parallel(pp=2, pp_schedule="interleaved-1f1b"), length=512, batches=batches, optimizer=ADAMW, precision=BFLOAT16,
+        activation_checkpointing=checkpointing,
+    )  # fmt: skip
+    assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("optimizer", [ADAMW, ADEMAMIX, ROUNDED], ids=["adamw", "ademamix", "rounded"])
 @pytest.mark.parametrize("param", ["float32", "bfloat16"])
