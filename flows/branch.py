@@ -9,7 +9,8 @@ warm-up and a decay that lies behind the point stay as they are; inside a linear
 begins anew from the rate at the point, which the file says. Optimizer, sequence length, precision, Goldfish and packing are inherited.
 
 Invariants: a file is written when it has been composed, checked and planned, and never over another one. What lies before the point has the
-fingerprints that it has in the original recipe, or nothing is written.
+fingerprints that it has in the original recipe, or nothing is written. A stored checkpoint that the branch starts from is referred to
+before the file is there, so that pruning leaves it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from flows.branch_file import Draft, written
 from flows.graph import Node
 from flows.plan import Plan, kept_steps, make
 from infra.store import Store, StoreError
+from infra.store.retention import hold, refer
 from specs.compose import expand, extended
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.pipeline import CHECKPOINTS, Pipeline, load, uses, validate
@@ -102,13 +104,21 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
     stands = path.exists()
     if stands and path.read_text(encoding="utf-8") != text:
         raise StoreError(f"'{path}' exists and is another file; choose another name, or --output, or remove it")
+    before = {node.path for node in plan.graph.nodes.values()}
+    _refer(branched, before)
     if not stands:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
-    before = {node.path for node in plan.graph.nodes.values()}
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
     stored = sum(branched.steps[part].action == "reuse" for part in shared)
     return Made(path, text, not stands, shared, stored, [part for part in branched.graph.nodes if part not in shared], notes)
+
+
+def _refer(branched: Plan, before: set[str]) -> None:
+    """Says, beside the stored checkpoints of the original that new parts start from, that they do: pruning leaves them from now on."""
+    for node, parent, step in branched.graph.starts(branched.pipeline):
+        if node.path not in before and branched.steps[parent.name].stored:
+            (hold if step in kept_steps(branched, parent) else refer)(branched.store, parent.path, step, node.path)
 
 
 def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:

@@ -79,9 +79,7 @@ def remove(console: Console, store: Store, grace: float, *, quiet: bool = False)
     found = survey(store, grace=grace)
     with Progress(TextColumn("removing"), BarColumn(), TextColumn("{task.fields[name]}"), console=console, disable=quiet) as progress:
         task = progress.add_task("", total=len(found.items), name="markers")
-        freed = collecting.remove(
-            store, found.items, lambda item: progress.update(task, advance=1, name=f"{item.kind} {escape(item.name)}")
-        )
+        freed = collecting.remove(store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {escape(item.name)}"))
     if not quiet:
         console.print(f"{amount(freed)}B of {len(found.items)} items removed")
     return freed
@@ -109,14 +107,14 @@ def run_rows(store: Store) -> list[dict[str, Any]]:
         record = runs.read(store, name, stamps[-1])
         finished = sum(Artifact(store, path, step).complete for path, step in record.parts.values())
         started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
-        rows.append({"name": name, "started": started, "times": len(stamps), "parts": len(record.parts), "finished": finished})
+        rows.append({"name": name, "started": started, "records": len(stamps), "parts": len(record.parts), "finished": finished})
     return rows
 
 
 def runs_table(store: Store, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=f"runs in {escape(store.url)}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("run", "last started", "times", "finished"):
-        table.add_column(heading, justify="right" if heading in ("times", "finished") else "left", no_wrap=True)
+    for heading in ("run", "last started", "records", "finished"):
+        table.add_column(heading, justify="right" if heading in ("records", "finished") else "left", no_wrap=True)
     for row in rows:
-        table.add_row(f"[bold]{escape(row['name'])}[/]", row["started"], str(row["times"]), f"{row['finished']} of {row['parts']} parts")
+        table.add_row(f"[bold]{escape(row['name'])}[/]", row["started"], str(row["records"]), f"{row['finished']} of {row['parts']} parts")
     return table

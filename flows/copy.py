@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from flows.nearest import Records
 from flows.plan import make
 from flows.selection import select
 from flows.terminal import amount
@@ -81,4 +80,4 @@ def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any]) -> None
         if (last.parts, last.spec) == (parts, spec):
             return
     document = {"parts": {part: {"path": path, "step": step} for part, (path, step) in parts.items()}, "spec": spec}
-    store.write_once(f"runs/{name}/{Records.stamp()}.json", to_json(document))
+    store.write_once(f"runs/{name}/{runs.next_stamp(store, name)}.json", to_json(document))

@@ -15,8 +15,10 @@ from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import Spec, fingerprint
 from specs.launch import Launch
-from specs.pipeline import Pipeline
+from specs.pipeline import Pipeline, uses
+from specs.stages.select import SelectStage
 from specs.trajectory import Trajectory
+from specs.units import Reference
 
 TOKENIZER = " (tokenizer)"  # ends the name of the tokenizer's files in the folder of a Hugging Face model
 
@@ -101,6 +103,31 @@ class Graph:
             read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
             found[name] = tuple(dict.fromkeys(absent for names in read for absent in names if absent in self.absent))
         return found
+
+    def provisional(self, pipeline: Pipeline) -> set[str]:
+        """Parts whose fingerprints will be others: what they start from is an `@best:` or a selection that is not known yet, or hangs on
+        one, or on what is not at hand."""
+
+        def unknown(ref: Reference) -> bool:
+            chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
+            return (ref.best is not None and str(ref) not in self.best) or (chosen and ref.stage not in self.best)
+
+        stages = {name for name, stage in pipeline.stages.items() if any(unknown(ref) for _, ref, _ in uses(name, stage))}
+        found = {name for name, absent in self.waits_for().items() if absent}
+        for name, node in self.nodes.items():  # inputs first
+            if node.stage in stages or found & {*self.parents(node)}:
+                found.add(name)
+        return found
+
+    def starts(self, pipeline: Pipeline) -> list[tuple[Node, Node, int]]:
+        """Every checkpoint that a part reads, as far as it is known which: the part, whose checkpoint, its step."""
+        nodes, provisional = self.nodes, self.provisional(pipeline)
+        return [
+            (node, nodes[read.node], read.step)
+            for name, node in nodes.items()
+            for read in node.inputs.values()
+            if name not in provisional and read.node is not None and read.step is not None
+        ]
 
     def of(self, stage: str) -> list[Node]:
         """The parts of a stage, in order."""

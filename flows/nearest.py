@@ -8,14 +8,12 @@ Invariant: reading only. A damaged record costs an explanation, never a plan.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 from flows.graph import Graph, Node
-from infra.store import Artifact, Store, StoreError
+from infra.store import Artifact, Store, StoreError, runs
 from infra.store.contents import protected_mark
 from infra.store.store import to_json
 from specs.base import flatten
@@ -42,6 +40,7 @@ class Records:
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self.store = store
+        self.pipeline = pipeline
         self.folder = f"runs/{pipeline}"
 
     @cached_property
@@ -68,19 +67,17 @@ class Records:
 
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
         """Records that a run refers to these parts; `spec` is the recipe as resolved."""
-        parts = {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}
-        document = {"parts": parts, "spec": spec}
-        self.store.write_once(f"{self.folder}/{self.stamp()}.json", to_json(document))
+        document = {"parts": _parts(graph), "spec": spec}
+        self.store.write_once(f"{self.folder}/{runs.next_stamp(self.store, self.pipeline)}.json", to_json(document))
 
     def keep(self, graph: Graph, spec: dict[str, Any]) -> None:
-        """Records a run in which nothing was left to do, unless its last record refers to the same parts."""
-        if self._last != {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}:
+        """The same, unless the last record refers to the same parts."""
+        if self._last != _parts(graph):
             self.write(graph, spec)
 
-    @staticmethod
-    def stamp() -> str:
-        """Name of a new record: later ones sort behind earlier ones."""
-        return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}-{uuid.uuid4().hex[:8]}"
+
+def _parts(graph: Graph) -> dict[str, dict[str, Any]]:
+    return {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}
 
 
 def difference(node: Node, graph: Graph, records: Records) -> str:

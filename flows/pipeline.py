@@ -205,7 +205,9 @@ def walk(session: Session) -> None:
 def _check_again(session: Session) -> None:
     """Plans again after every part: a corpus that turned out too small is refused before anything trains on it, and what `@best:` means is
     known when its stage has finished."""
-    session.plan = session.runner.plan = make(session.plan.pipeline, session.plan.store)
+    plan = make(session.plan.pipeline, session.plan.store)
+    session.runner.go_on(plan)
+    session.plan = plan
 
 
 def _reason(state: Any) -> str:

@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from flows.graph import Node
+from flows.graph import Input, Node
 from flows.nearest import Records
 from flows.plan import Plan, Step, decide
 from infra.launchers import REFUSED, Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from infra.store.lease import Lease, LeaseLost, Leases, Timing
-from infra.store.retention import refer
+from infra.store.retention import hold, refer
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.pipeline import CHECKPOINTS
@@ -75,15 +75,18 @@ class Runner:
 
     def prepare(self) -> None:
         """Records, before anything runs, what the run refers to and what the sources held."""
-        plan = self.plan
-        plan.store.initialise()
-        for name, listing in plan.graph.listings.items():
-            lock(plan.store, listing, plan.graph.digests[name])
-        for node in plan.graph.nodes.values():
-            for read in node.inputs.values():
-                if read.node is not None and read.step is not None:
-                    refer(plan.store, plan.graph.nodes[read.node].path, read.step, node.path)
-        Records(plan.store, plan.pipeline.name).write(plan.graph, plan.pipeline.model_dump(mode="json", by_alias=True))
+        self.plan.store.initialise()
+        _note_inputs(self.plan)
+        Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, _dump(self.plan.pipeline))
+
+    def go_on(self, plan: Plan) -> None:
+        """Goes on with a plan made anew, in which `@best:` and selections mean what has come out since. What differs is recorded first: at
+        any moment the last record names everything that this run has made."""
+        before, after = ([(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan))
+        if (self.plan.graph.best, before) != (plan.graph.best, after):
+            _note_inputs(plan)
+            Records(plan.store, plan.pipeline.name).keep(plan.graph, _dump(plan.pipeline))
+        self.plan = plan
 
     def stop(self, reason: str) -> None:
         """Ends what is running, with a checkpoint where there is one to write; nothing is started any more."""
@@ -227,11 +230,15 @@ class Runner:
         path = f"{job.path}/attempts/{job.attempt}/log.txt"
         log = scratch / "log.txt"
         log.touch()
-        self.plan.store.upload(log, path)
+        try:
+            self.plan.store.upload(log, path)
+        except (OSError, StoreError) as error:  # the attempt is judged nevertheless
+            self.observer.note(job.node, f"its log could not be stored: {error}")
+            return "could not be stored"
         return self.plan.store.location(path)
 
     def _job(self, node: Node, step: Step, scratch: Path, lease: Lease) -> Job:
-        inputs = {role: self._input(read) for role, read in node.inputs.items()}
+        inputs = {role: self._input(node, read) for role, read in node.inputs.items()}
         resume = self.sound_checkpoint(node, step.resume_step, lease)
         return Job(
             pipeline=self.plan.pipeline.name,
@@ -255,14 +262,14 @@ class Runner:
             launched_at=time.time(),
         )
 
-    def _input(self, read: Any) -> InputRef:
+    def _input(self, node: Node, read: Input) -> InputRef:
         if read.node is None:
             return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name)
         path = self.plan.graph.nodes[read.node].path
         folder = None
         if read.step is not None:
-            artifact = Artifact(self.plan.store, path)
-            checkpoint = artifact.checkpoint(read.step)
+            hold(self.plan.store, path, read.step, node.path)
+            checkpoint = Artifact(self.plan.store, path).checkpoint(read.step)
             checkpoint.check(content=False)
             folder = checkpoint.folder
         return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
@@ -312,6 +319,14 @@ class Runner:
 
 def attempt_id() -> str:
     return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
+
+
+def _note_inputs(plan: Plan) -> None:
+    """Records what the sources held, and beside the checkpoints that the parts start from."""
+    for name, listing in plan.graph.listings.items():
+        lock(plan.store, listing, plan.graph.digests[name])
+    for node, parent, step in plan.graph.starts(plan.pipeline):
+        refer(plan.store, parent.path, step, node.path)
 
 
 def _dump(spec: Spec) -> dict[str, Any]:

@@ -50,13 +50,7 @@ def find(store: Store, text: str) -> list[Found]:
 
 def kinds(store: Store) -> list[str]:
     """Folders of the store that hold artifacts."""
-    with store.timed():
-        try:
-            entries = store.fs.ls(store.root, detail=False, refresh=True)
-        except FileNotFoundError:
-            return []
-    names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
-    return [name for name in names if "." not in name and name not in NOT_ARTIFACTS]
+    return [name for name in store.names("") if "." not in name and name not in NOT_ARTIFACTS]
 
 
 def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,8 @@ class Artifact:
         return Checkpoint(self, step, f"{self.path}/attempts/{marker['attempt']}/{folder}", marker)
 
     def withdraw(self, step: int) -> None:
-        """Takes the marker of a damaged checkpoint away; what it named is then no checkpoint any more."""
-        self.store.remove(f"{self.path}/checkpoints/{step:08d}.json")
+        """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there: it is not complete any more."""
+        put_away(self.store, [Artifact(self.store, self.path, step).manifest_path, f"{self.path}/checkpoints/{step:08d}.json"])
 
     def manifest_steps(self) -> list[int]:
         """Steps at which this trajectory was brought to a committed end."""
@@ -159,6 +160,16 @@ class Artifact:
         """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""
         for entry in (marker or self.manifest)["history"]:
             yield from decode(self.store.reader(f"{self.path}/attempts/{entry['path']}", entry).bytes(), entry["path"])
+
+
+def put_away(store: Store, markers: Iterable[str]) -> None:
+    """Moves markers, in this order, to `damaged/<time>/`; those that are not there are left out."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    for path in markers:
+        data = store.read_if_there(path)
+        if data is not None:
+            store.write_once(f"damaged/{stamp}/{path}", data)
+            store.remove(path)
 
 
 def check_marker(marker: Any, what: str) -> dict[str, Any]:

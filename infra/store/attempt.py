@@ -17,7 +17,7 @@ from typing import Any
 from infra.store.artifact import Artifact, Checkpoint, check_unit, local_file
 from infra.store.lease import require
 from infra.store.records import DamagedError, StoreError, check_files, inside
-from infra.store.retention import refer
+from infra.store.retention import hold
 from infra.store.rows import SUFFIX, encode
 from infra.store.seal import seal_folder
 from infra.store.store import Store, to_json
@@ -53,7 +53,7 @@ class Attempt:
         self.store.write_once(f"{self.job.path}/identity.json", to_json(self._identity()))
         for read in self.job.inputs.values():
             if read.path is not None and read.step is not None:
-                refer(self.store, read.path, read.step, self.job.path)
+                hold(self.store, read.path, read.step, self.job.path)
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -6,8 +6,9 @@ Of a reached trajectory everything up to the furthest step that is reached stays
 goes what no marker names: attempts that came to nothing, and the units of a part that is finished.
 
 Invariants: removing follows a survey that was made after the wish to remove. Markers go first, of everything, and files after them: a crash
-in the middle leaves files without a marker, which the next collection finds, and never a marker without its files. What cannot be read
-keeps what it is part of.
+in the middle leaves files without a marker, which the next collection finds, and never a marker without its files. Nothing is removed when
+a run was recorded since the survey. What cannot be read keeps what it is part of; where it is not known what something reached was made
+from, every artifact stays.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Item:
 
 @dataclass
 class Survey:
-    """A store as it was found. `bytes` and `files`: of all of it; `live`: what may be running; `notes`: what could not be read."""
+    """A store as it was found. `bytes` and `files`: of all of it; `live`: what may be running; `notes`: what could not be read; `records`:
+    of all runs, by place."""
 
     items: list[Item]
     bytes: int
@@ -65,6 +67,7 @@ class Survey:
     runs: list[str]
     live: list[str]
     notes: list[str]
+    records: frozenset[str]
 
     @property
     def freed(self) -> int:
@@ -82,31 +85,45 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
         StoreError: a record of a run is damaged, so that what it reaches is not known.
     """
     now = time.time() if now is None else now
+    records = _records(store)
     listing = list_files(store)
     found = _artifacts(store, listing)
     live = [path for path, contents in found.items() if _may_run(store, contents, grace, now)]
     roots: list[tuple[str, int | None]] = [(path, END) for path in live]
     for name in runs.names(store):
         stamps = runs.stamps(store, name)
-        records = [runs.read(store, name, stamp) for stamp in stamps]
-        for record in (record for record in records if record.stamp == stamps[-1] or now - record.time < grace):
-            roots += record.parts.values()
+        for record in [runs.read(store, name, stamp) for stamp in stamps]:
+            if record.stamp == stamps[-1] or now - record.time < grace:
+                roots += record.parts.values()
     steps, documents = _reach(found, roots)
+    unknown = sorted(path for path in steps if path in found and not found[path].says_inputs)
+    if unknown:
+        steps = {path: {END} for path in found}
     items = [item for contents in found.values() for item in _garbage(contents, steps.get(contents.path), contents.path in live)]
     whole = {item.path for item in items if item.whole}
     for gone in items:
         ends = [marker.step for marker in found[gone.path].markers if marker.kind == "manifest" and marker.path in gone.markers]
         gone.marks = [mark for step in ends if (mark := protected_mark(gone.path, step)) in listing]
     items += [item for contents in found.values() if (item := _references(contents, whole)) is not None]
-    items += _inputs(store, listing, documents, grace, now)
+    items += [] if unknown else _inputs(store, listing, documents, grace, now)
     notes = [f"'{name}' cannot be read; its artifact is kept as it is" for contents in found.values() for name in contents.damaged]
+    notes += [f"'{path}/identity.json' does not say what it was made from, so every artifact is kept" for path in unknown]
     total = sum(file.size for file in listing.values())
-    return Survey(items, total, len(listing), len(steps.keys() & found.keys()), runs.names(store), live, notes)
+    return Survey(items, total, len(listing), len(steps.keys() & found.keys()), runs.names(store), live, notes, records)
 
 
-def remove(store: Store, items: Iterable[Item], on_item: Callable[[Item], None] = lambda item: None) -> int:
-    """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are gone."""
-    chosen = list(items)
+def _records(store: Store) -> frozenset[str]:
+    return frozenset(f"{name}/{stamp}" for name in runs.names(store) for stamp in runs.stamps(store, name))
+
+
+def remove(store: Store, found: Survey, on_item: Callable[[Item], None] = lambda item: None) -> int:
+    """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are gone. StoreError, and nothing is
+    removed, when a run was recorded since."""
+    chosen = found.items
+    if new := sorted(_records(store) - found.records):
+        raise StoreError(
+            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed, give the command again"
+        )
     order = {"manifest": 0, "checkpoints": 1, "units": 2}
     markers = [
         (order.get(name[len(item.path) + 1 :].split("/")[0].split(".")[0].split("-")[0], 3), name)

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from infra.store.listing import tree
 from infra.store.store import Store, StoreError
 
 MarkerKind = Literal["unit", "checkpoint", "manifest"]
+LISTING_BYTES = 2**32
+"""What the listing of a store may carry, some million names: bounds the time of the one call that object storage needs for it."""
 ARTIFACT = re.compile(r"^([a-z][a-z0-9_]*)/([0-9a-f]{32})$")
 _MARKERS: tuple[tuple[MarkerKind, re.Pattern[str]], ...] = (
     ("unit", re.compile(r"^units/(?P<key>.+)\.json$")),
@@ -69,6 +72,14 @@ class Contents:
         return self.path.split("/")[0]
 
     @property
+    def says_inputs(self) -> bool:
+        """Whether it is known what it was made from. Where nothing is committed yet, nothing was made."""
+        found = self.identity.get("inputs")
+        if isinstance(found, dict):
+            return all(isinstance(read, dict) and "fingerprint" in read for read in found.values())
+        return not (self.markers or self.damaged)
+
+    @property
     def inputs(self) -> list[tuple[str, int | None]]:
         """Place and, of a checkpoint, step of every artifact that it was made from."""
         return [(place, read.get("step")) for read in self._inputs if (place := input_path(read)) is not None]
@@ -102,15 +113,21 @@ def protected_mark(path: str, step: int | None) -> str:
 
 
 def list_files(store: Store, path: str = "") -> dict[str, Listed]:
-    """All files below a folder, or of the whole store, by place in the store."""
+    """All files below a folder, or of the whole store, by place in the store. OSError when a part of it cannot be listed."""
     root = store.full(path) if path else store.root
-    with store.timed():
-        store.fs.invalidate_cache()
-        try:
-            found = store.fs.find(root, detail=True)
-        except FileNotFoundError:
-            return {}
     begin = len(store.root) + 1
+
+    def call(folder: str, ask: Callable[[], Any]) -> Any:
+        def fresh() -> Any:
+            store.fs.invalidate_cache()
+            return ask()
+
+        return store.call(f"listing '{folder[begin:]}'", fresh, size=LISTING_BYTES)
+
+    try:
+        found = tree(store.fs, root, call=call)
+    except FileNotFoundError:
+        return {}
     return {name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry)) for name, entry in sorted(found.items())}
 
 
@@ -132,7 +149,9 @@ def open_contents(store: Store, path: str, files: dict[str, Listed] | None = Non
         try:
             if inner == "identity.json":
                 document = store.read_json(name)
-                contents.identity = document if isinstance(document, dict) else {}
+                if not isinstance(document, dict):
+                    raise StoreError(f"'{name}' names no inputs")
+                contents.identity = document
                 continue
             if inner.startswith("references/"):
                 contents.references[name] = str(store.read_json(name)["referrer"])

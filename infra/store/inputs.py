@@ -18,8 +18,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from infra.store.listing import tree
 from infra.store.store import CHUNK, Store, StoreError, to_json
 from specs.base import canonical_json
 from specs.errors import StageError
@@ -27,6 +29,8 @@ from specs.sources import SourceSpec, resolve_url
 
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
 """What filesystems call that which changes with a file's content; `blob_id` is the Hugging Face hub's."""
+ROWS = ".files.jsonl"
+"""Ends the name of the record of what each file behind a digest holds."""
 
 
 class SourceError(StageError):
@@ -96,7 +100,7 @@ def list_source(source: SourceSpec) -> Listing:
     url = resolve_url(source.url)
     try:
         fs, root = fsspec.core.url_to_fs(url)
-        entries = _walk(fs, root, source.include, source.exclude) if isinstance(fs, LocalFileSystem) else fs.find(root, detail=True)
+        entries = _entries(fs, root, source.include, source.exclude)
     except Exception as error:  # filesystems of third parties raise errors of their own kinds
         raise SourceError(f"cannot list {source.url}: {type(error).__name__}: {error}") from error
     if isinstance(fs, LocalFileSystem) and not fs.exists(root):
@@ -112,19 +116,18 @@ def list_source(source: SourceSpec) -> Listing:
     return Listing(url, tuple(sorted(files, key=lambda file: file.path)))
 
 
-def _walk(fs: LocalFileSystem, root: str, include: list[str], exclude: list[str]) -> dict[str, Any]:
-    """Files below a local folder. A folder is not entered when nothing in it can match, or when it is excluded as a whole (`name/**`)."""
-    if fs.isfile(root):
+def _entries(fs: AbstractFileSystem, root: str, include: list[str], exclude: list[str]) -> dict[str, Any]:
+    """Files below a folder, or the file itself. A folder is not entered when nothing in it can match, or when it is excluded as a whole
+    (`name/**`); one that is entered and cannot be listed is an error, since what it holds would be missing from the digest."""
+    if isinstance(fs, LocalFileSystem) and fs.isfile(root):
         return {root: fs.info(root)}
     prunable = [glob.removesuffix("/**") for glob in exclude if glob.endswith("/**")]
-    entries: dict[str, Any] = {}
-    for folder, folders, files in fs.walk(root, detail=True):
-        for name, entry in list(folders.items()):
-            relative = entry["name"][len(root) :].lstrip("/")
-            if _matches(relative, prunable) or not any(_leads_to(relative, glob) for glob in include):
-                del folders[name]
-        entries.update({f"{folder}/{name}": entry for name, entry in files.items()})
-    return entries
+
+    def enter(folder: str) -> bool:
+        relative = folder[len(root.rstrip("/")) :].lstrip("/")
+        return not _matches(relative, prunable) and any(_leads_to(relative, glob) for glob in include)
+
+    return tree(fs, root, enter=enter)
 
 
 def _leads_to(folder: str, glob: str) -> bool:
@@ -164,7 +167,7 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
     if "contents" in listing.__dict__:
         sizes = {file.path: file.size for file in listing.files}
         rows = ({"path": path, "size": sizes[path], "sha256": sha256} for path, sha256 in listing.contents.items())
-        store.write_once(f"inputs/{digest}.files.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        store.write_once(f"inputs/{digest}{ROWS}", "".join(json.dumps(row) + "\n" for row in rows).encode())
     document = {"url": listing.url, "digest": digest, "bytes": listing.bytes, "files": len(listing.files)}
     store.write_once(f"inputs/{listing.key}.json", to_json(document))
 
@@ -172,7 +175,7 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
 def recorded_files(store: Store, digest: str) -> list[dict[str, Any]] | None:
     """The files behind a digest, `{"path", "size", "sha256"}` each; None where they were not recorded. StoreError for a record that does
     not make the digest."""
-    path = f"inputs/{digest}.files.jsonl"
+    path = f"inputs/{digest}{ROWS}"
     if not store.exists(path):
         return None
     try:

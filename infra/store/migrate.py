@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
+from infra.store.artifact import put_away
 from infra.store.records import DamagedError, StoreError, check_files, inside, one_name
 from infra.store.seal import seal
 from infra.store.store import FORMAT, Store, to_json
-from infra.store.verify import artifacts, markers_of, put_away
+from infra.store.verify import artifacts, markers_of
 
 READERS = 4
 OLDEST = 1
@@ -50,7 +50,6 @@ def migrate(store: Store, on_marker: Callable[[str], None] = lambda path: None) 
         raise StoreError(f"the store '{store.url}' has format {found}; this program migrates format {OLDEST} to {FORMAT}")
     store.replace("format.json", to_json({"format": FORMAT, "migrating_from": OLDEST}))
     done = Migrated()
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     with ThreadPoolExecutor(READERS, "migrate") as pool:
         for artifact in artifacts(store):
             sealed: dict[str, dict[str, Any]] = {}
@@ -60,7 +59,7 @@ def migrate(store: Store, on_marker: Callable[[str], None] = lambda path: None) 
                     _migrate_marker(store, artifact, path, sealed, pool, done)
                 except StoreError as error:
                     done.damaged[path] = str(error)
-                    put_away(store, path, stamp)
+                    put_away(store, [path])
     store.replace("format.json", to_json({"format": FORMAT}))
     return done
 

@@ -1,21 +1,24 @@
 """Named runs: which artifacts are somebody's.
 
-A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and the last one is what the name stands for.
+A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more whenever it became known what an
+`@best:` or a selection means. The last one is what the name stands for.
 What a named run refers to, and all that was made from, is kept by `apertus gc`.
 
-Invariant: a record is written before anything of its run is. A record that cannot be read is an error, never an empty one: what it refers
-to would be lost.
+Invariants: a record is written before anything of its run is. A later one sorts behind an earlier one, whatever the clocks of their writers
+say. A record that cannot be read is an error, never an empty one: what it refers to would be lost.
 """
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from infra.store.store import Store, StoreError
 
 FOLDER = "runs"
+TIME = "%Y%m%dT%H%M%S.%fZ"
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,23 @@ class Record:
     @property
     def time(self) -> float:
         """When it was written, in unix seconds; 0 where the name does not tell."""
-        try:
-            return datetime.strptime(self.stamp.split("-")[0], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC).timestamp()
-        except ValueError:
-            return 0.0
+        when = _time(self.stamp)
+        return when.timestamp() if when else 0.0
+
+
+def _time(stamp: str) -> datetime | None:
+    try:
+        return datetime.strptime(stamp.split("-")[0], TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def next_stamp(store: Store, run: str, now: datetime | None = None) -> str:
+    """The name of a new record: the time `now`, or one microsecond behind the last record, whose writer's clock may be ahead."""
+    now = now or datetime.now(UTC)
+    times = [when for stamp in stamps(store, run)[-1:] if (when := _time(stamp)) is not None]
+    when = max([now, *(last + timedelta(microseconds=1) for last in times)])
+    return f"{when.strftime(TIME)}-{uuid.uuid4().hex[:8]}"
 
 
 def names(store: Store) -> list[str]:

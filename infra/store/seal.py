@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infra.store.contents import list_files
 from infra.store.reader import FETCH_BYTES
 from infra.store.records import DamagedError, make_record, sidecar_path
 from infra.store.sinks import write_whole
@@ -31,9 +32,7 @@ def seal(store: Store, path: str) -> dict[str, Any]:
 
 def seal_folder(store: Store, folder: str) -> dict[str, dict[str, Any]]:
     """Records of all files below a folder, by their names in it. Sidecars and temporary files are left out."""
-    full = store.full(folder)
-    found = store.call(f"listing '{folder}'", lambda: [str(path) for path in store.fs.find(full)])
-    names = sorted(path[len(full) :].lstrip("/") if path.startswith(full) else path for path in found)
+    names = sorted(name[len(folder) + 1 :] for name in list_files(store, folder))
     return {name: seal(store, f"{folder}/{name}") for name in names if not _is_ours(name.rsplit("/", 1)[-1])}
 
 

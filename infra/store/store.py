@@ -25,6 +25,7 @@ Calls. Everything goes to the filesystem through `Store.call` (tries again, limi
 
     here            `info` (exists, size), `ls` (names), `cat_file` (read_bytes, read_range), `pipe_file` (write_once), `rm` (remove)
     sinks.py        `pipe_file` for a file of up to one part; `call_s3` for the parts of a longer one on S3, `put_file` elsewhere; `info`
+    contents.py     `ls` of every folder, or `find` where the storage lists a tree by itself
     local disk      the same through `os`: temporary file, fsync, hard link or rename, fsync of the folder
 
 A small file costs one PUT and one HEAD, a longer one a request per part and three more, and as much for its sidecar if it has one; a

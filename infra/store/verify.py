@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from infra.store.artifact import check_marker, check_unit
+from infra.store.artifact import check_marker, check_unit, put_away
+from infra.store.inputs import ROWS, recorded_files
 from infra.store.reader import CheckedFile
-from infra.store.records import DamagedError, StoreError
+from infra.store.records import StoreError, inside
 from infra.store.store import Store
 
 READERS = 8
@@ -97,7 +97,7 @@ def read_marker(store: Store, artifact: str, path: str) -> tuple[dict[str, dict[
     marker = check_marker(document, what)
     folder = f"{artifact}/attempts/{marker['attempt']}"
     if path.startswith(f"{artifact}/checkpoints/"):
-        folder += f"/{marker.get('folder')}"
+        folder += f"/{inside(marker.get('folder'), what)}"
     history = {f"{artifact}/attempts/{entry['path']}": entry for entry in marker.get("history", [])}
     return {f"{folder}/{name}": record for name, record in marker["files"].items()}, history
 
@@ -186,14 +186,17 @@ def _identity(store: Store, path: str) -> dict[str, Any] | str:
 
 
 def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
-    """Records of runs and of documents outside have no files; they must be JSON."""
+    """Records of runs and of documents outside have no files; they must be JSON, and a list of documents makes its digest."""
     paths = [f"inputs/{name}" for name in store.names("inputs")]
     paths += [f"runs/{pipeline}/{name}" for pipeline in store.names("runs") for name in store.names(f"runs/{pipeline}")]
     found.markers += len(paths)
 
     def read(path: str) -> str:
         try:
-            store.read_json(path)
+            if path.endswith(ROWS):
+                recorded_files(store, path.removeprefix("inputs/").removesuffix(ROWS))
+            else:
+                store.read_json(path)
             return ""
         except StoreError as error:
             return str(error)
@@ -209,7 +212,7 @@ def _look(file: CheckedFile) -> str:
         file.check_size()
         file.digests  # noqa: B018  (they are loaded and compared here)
         return ""
-    except DamagedError as error:
+    except StoreError as error:  # damaged, or a link that leads out of the store
         return str(error)
 
 
@@ -232,16 +235,6 @@ def _side_by_side(pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[
 def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
     """Takes the markers of what is damaged away, and keeps them below `damaged/<time>/`; their paths. A checkpoint whose rows of metrics
     alone are damaged stays: what it holds is sound."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     gone = sorted({marker for damage in damages if not damage.history for marker in damage.markers})
-    for path in gone:
-        put_away(store, path, stamp)
+    put_away(store, reversed(gone))  # a manifest goes before the checkpoint that it names
     return gone
-
-
-def put_away(store: Store, path: str, stamp: str) -> None:
-    """Moves a marker to `damaged/<stamp>/`."""
-    data = store.read_if_there(path)
-    if data is not None:
-        store.write_once(f"damaged/{stamp}/{path}", data)
-        store.remove(path)

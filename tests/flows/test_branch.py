@@ -10,6 +10,7 @@ import pytest
 from flows.branch import Made, branch
 from flows.plan import Plan, make
 from infra.store import Store, StoreError
+from infra.store.retention import referred_steps
 from specs.errors import SpecError
 from specs.pipeline import load
 from specs.stages.training import Segment
@@ -54,6 +55,18 @@ def test_a_branch_of_a_finished_run_reuses_what_comes_before_and_runs_what_comes
     parent = plan.graph.nodes["other"].inputs["parent"]
     assert (parent.node, parent.step) == ("pretrain/2", 12)
     assert plan.graph.nodes["cooldown"].inputs["parent"].node == "other"
+
+
+def test_a_branch_refers_to_the_stored_checkpoint_that_it_starts_from(
+    branched: Callable[..., Made], planned: Planned, store: Store
+) -> None:
+    branched("pretrain@step=12", name="early")
+    assert store.names("") == ["format.json"]  # nothing is stored that could be pruned
+    finish(planned())
+    made = branched("pretrain@step=12")
+    path, child = planned().graph.nodes["pretrain/2"].path, plan_of(made, store).graph.nodes["other"]
+    assert referred_steps(store, path) == {12}
+    assert store.read_json(f"{path}/references/00000012-{child.fingerprint}.json") == {"referrer": child.path}
 
 
 def test_two_branches_share_everything_upstream_and_differ_where_they_are_told_to(

@@ -13,7 +13,7 @@ from flows.plan import Plan, Step
 from flows.runner import Interrupted, Runner, StageFailed
 from infra.launchers.local import Ended, Process
 from infra.launchers.slurm import SlurmJob
-from infra.store import Artifact
+from infra.store import Artifact, StorageError, Store
 from infra.store.retention import referred_steps
 from specs.profile import Profile
 from tests.flows.conftest import finish
@@ -52,6 +52,38 @@ def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned
     assert artifact.checkpoint_steps() == [9, 10]
     finish(plan, "pretrain/2", until=11)  # the step is committed again, by another attempt in a folder of its own
     assert artifact.checkpoint_steps() == [9, 10, 11]
+
+
+def test_a_part_whose_last_checkpoint_is_withdrawn_is_not_finished_any_more(planned: Planned) -> None:
+    plan = planned()
+    for step in (14, 16):
+        finish(plan, "pretrain/3", until=step)
+    longer = planned("stages.pretrain.budget=30 steps")
+    node = longer.graph.nodes["pretrain/3"]
+    artifact = Artifact(plan.store, node.path, 16)
+    assert planned().steps["pretrain/3"].action == "reuse" and node.path == plan.graph.nodes["pretrain/3"].path
+    plan.store.fs.pipe_file(plan.store.full(f"{artifact.checkpoint(16).folder}/weights"), b"weight")
+    marker = plan.store.read_bytes(artifact.manifest_path)
+    assert Runner(longer, Notes()).sound_checkpoint(node, 16) == 14
+    assert (planned().steps["pretrain/3"].action, planned().steps["pretrain/3"].resume_step) == ("resume", 14)
+    [stamp] = plan.store.names("damaged")
+    assert plan.store.read_bytes(f"damaged/{stamp}/{artifact.manifest_path}") == marker
+
+
+def test_a_log_that_cannot_be_stored_does_not_hide_why_a_stage_failed(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage(Process):
+        def run(self, *arguments: Any) -> Ended:
+            return Ended(1, "", (), {"message": "the corpus is empty", "again": False})
+
+    def fail(*arguments: Any) -> None:
+        raise StorageError("the storage failed 7 times")
+
+    monkeypatch.setattr("infra.launchers.Process", Stage)
+    monkeypatch.setattr(Store, "upload", fail)
+    plan, notes = planned(), Notes()
+    with pytest.raises(StageFailed, match=r"tokenizer: the corpus is empty \(log: could not be stored\)"):
+        Runner(plan, notes).run("tokenizer")
+    assert notes.notes == ["tokenizer: its log could not be stored: the storage failed 7 times"]
 
 
 def test_nothing_is_resumed_from_where_nothing_is_stored(planned: Planned) -> None:

@@ -266,7 +266,7 @@ def test_a_finished_run_gets_a_name_of_its_own_and_keeps_it_when_the_recipe_move
     url = done.store.url
     for _ in range(2):
         assert "All 10 parts of keep are finished" in invoke("run", str(recipe), "--name", "keep", "--store", url).output
-    assert [(row["name"], row["times"], row["finished"]) for row in read_json("runs", "--store", url, "--json")["runs"]] == [
+    assert [(row["name"], row["records"], row["finished"]) for row in read_json("runs", "--store", url, "--json")["runs"]] == [
         ("keep", 1, 10),
         ("tiny", 1, 10),
     ]

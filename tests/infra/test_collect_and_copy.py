@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 import infra.store.copy as copying
-from infra.store import Artifact, Attempt, Store, StoreError, runs
-from infra.store.collect import Item, remove, survey
+from infra.store import Artifact, Attempt, StorageError, Store, StoreError, runs
+from infra.store.collect import Item, Survey, remove, survey
 from infra.store.contents import list_files, open_contents, protected_mark
 from infra.store.copy import closure, copy
+from infra.store.retry import Retry
 from infra.store.store import to_json
 from specs.job import InputRef, Job
+from tests.infra.faults import Faults
 
 DAY = 86_400.0
+WEB = {"documents": InputRef(kind="external", fingerprint="d1", name="web")}
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -94,9 +97,13 @@ def maker(store: Store, tmp_path: Path) -> Maker:
     return Maker(store, tmp_path / "scratch")
 
 
-def later(store: Store, grace: float = DAY) -> list[Item]:
+def in_two_days(store: Store, grace: float = DAY) -> Survey:
+    return survey(store, grace=grace, now=time.time() + 2 * DAY)
+
+
+def later(store: Store) -> list[Item]:
     """The garbage as it is found two days from now."""
-    return survey(store, grace=grace, now=time.time() + 2 * DAY).items
+    return in_two_days(store).items
 
 
 def gone(items: list[Item]) -> dict[str, str]:
@@ -156,11 +163,12 @@ def test_of_a_trajectory_goes_what_lies_behind_the_furthest_step_that_is_reached
     maker.run("long", trained=(path, 30))
     assert later(store) == []
     runs.forget(store, "long")
-    items = later(store)
+    found = in_two_days(store)
+    items = found.items
     assert [(item.why, sorted(name.rsplit("/", 1)[-1] for name in item.markers)) for item in items] == [
         ("later than any run reaches", ["00000030.json", "manifest-00000030.json"])
     ]
-    remove(store, items)
+    remove(store, found)
     artifact = Artifact(store, path)
     assert artifact.checkpoint_steps() == [10, 20]
     assert artifact.manifest_steps() == [20]
@@ -184,7 +192,8 @@ def test_in_an_artifact_that_stays_goes_what_no_marker_names(store: Store, maker
     unfinished = maker.attempt("prompts", "b")
     unfinished.commit_unit("task", files={"unit": local})
     maker.run("one", a=(attempt.job.path, None), b=(unfinished.job.path, None))
-    items = later(store)
+    found = in_two_days(store)
+    items = found.items
     assert {(item.why, tuple(item.markers), tuple(item.files), item.bytes) for item in items} == {
         ("an attempt without result", (), (dead.folder("half.bin"),), 2),
         (
@@ -194,7 +203,7 @@ def test_in_an_artifact_that_stays_goes_what_no_marker_names(store: Store, maker
             40 + len(store.read_bytes(f"{attempt.job.path}/units/task.json")),
         ),
     }
-    remove(store, items)
+    remove(store, found)
     assert Artifact(store, attempt.job.path).bytes("data.bin") == b"data"
     assert store.read_bytes(attempt.folder("log.txt")) == b"printed"
     assert unfinished.unit("task") is not None
@@ -204,7 +213,7 @@ def test_in_an_artifact_that_stays_goes_what_no_marker_names(store: Store, maker
 def test_what_cannot_be_read_is_kept_and_said(store: Store, maker: Maker) -> None:
     path = maker.data("corpus", "a")
     store.fs.pipe_file(store.full(f"{path}/manifest.json"), b"{")
-    found = survey(store, grace=DAY, now=time.time() + 2 * DAY)
+    found = in_two_days(store)
     assert found.items == []
     assert found.notes == [f"'{path}/manifest.json' cannot be read; its artifact is kept as it is"]
     store.write_once("runs/one/20200101T000000.000000Z-1.json", b"[]")
@@ -212,15 +221,64 @@ def test_what_cannot_be_read_is_kept_and_said(store: Store, maker: Maker) -> Non
         survey(store)
 
 
+@pytest.mark.parametrize("identity", [b"[]", b"{", b"{}", b'{"inputs": {"corpus": "a"}}', None])
+def test_where_it_is_not_known_what_a_run_was_made_from_every_artifact_is_kept(store: Store, maker: Maker, identity: bytes | None) -> None:
+    trained = maker.training("b", [10], [10], (maker.data("corpus", "a", inputs=WEB), None))
+    store.write_once("inputs/k1.json", to_json({"digest": "d1"}))
+    maker.run("one", trained=(trained, 10))
+    maker.data("export", "c")
+    assert gone(later(store)) == {"c": "no run reaches it"}
+    store.remove(f"{trained}/identity.json")
+    if identity is not None:
+        store.write_once(f"{trained}/identity.json", identity)
+    found = in_two_days(store)
+    assert found.items == []
+    assert f"'{trained}/identity.json' does not say what it was made from, so every artifact is kept" in found.notes
+
+
+def test_a_run_that_was_recorded_after_the_survey_is_seen_before_anything_is_removed(store: Store, maker: Maker) -> None:
+    path = maker.data("corpus", "a")
+    found = in_two_days(store)
+    maker.run("late", corpus=(path, None))
+    with pytest.raises(StoreError, match="run 'late' was recorded since the store was surveyed; nothing was removed"):
+        remove(store, found)
+    assert Artifact(store, path).complete and later(store) == []
+
+
+def folders_of(store: Store) -> set[str]:
+    return {parent for name in list_files(store) for parent in [name.rsplit("/", count)[0] for count in range(1, name.count("/") + 1)]}
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_folder_that_cannot_be_listed_is_listed_again_or_ends_the_survey(tmp_path: Path, lasting: bool) -> None:
+    plain = Store.open(str(tmp_path / "store"))
+    plain.initialise()
+    maker = Maker(plain, tmp_path / "scratch")
+    trained = maker.training("a", [10, 20], [20])
+    maker.run("one", trained=(trained, 20))
+    assert later(plain) == [] and f"{trained}/checkpoints" in folders_of(plain)
+    retry = Retry(attempts=2, sleep=lambda seconds: None)
+    counted = Faults()
+    survey(Store(counted.on(plain.fs), plain.root, retry=retry))
+    listings = [number for number, call in enumerate(counted.calls, start=1) if call in ("ls", "find")]
+    assert len(listings) > len(folders_of(plain))
+    for number in listings:
+        store = Store(Faults("fails", number, lasting=lasting).on(plain.fs), plain.root, retry=retry)
+        if lasting:
+            with pytest.raises(StorageError, match="listing"):
+                in_two_days(store)
+        else:
+            assert in_two_days(store).items == []
+
+
 def test_records_of_documents_that_nothing_was_made_from_go(store: Store, maker: Maker) -> None:
-    document = InputRef(kind="external", fingerprint="d1", name="web")
-    maker.run("one", a=(maker.data("corpus", "a", inputs={"documents": document}), None))
+    maker.run("one", a=(maker.data("corpus", "a", inputs=WEB), None))
     for key, digest in (("k1", "d1"), ("k2", "d2")):
         store.write_once(f"inputs/{key}.json", to_json({"digest": digest, "url": "u"}))
         store.write_once(f"inputs/{digest}.files.jsonl", b"")
-    (item,) = later(store)
-    assert (item.why, sorted(item.files)) == ("inputs of no run", ["inputs/d2.files.jsonl", "inputs/k2.json"])
-    remove(store, [item])
+    found = in_two_days(store)
+    assert [(item.why, sorted(item.files)) for item in found.items] == [("inputs of no run", ["inputs/d2.files.jsonl", "inputs/k2.json"])]
+    remove(store, found)
     assert store.names("inputs") == ["d1.files.jsonl", "k1.json"]
 
 
@@ -229,10 +287,10 @@ def test_the_mark_of_a_protected_stage_goes_with_its_result(store: Store, maker:
     for step in (10, 20):
         store.write_once(protected_mark(path, step), b"{}")
     maker.run("one", trained=(path, 10))
-    remove(store, later(store))
+    remove(store, in_two_days(store))
     assert store.names("protected") == [protected_mark(path, 10).removeprefix("protected/")]
     runs.forget(store, "one")
-    remove(store, later(store))
+    remove(store, in_two_days(store))
     assert store.names("protected") == []
 
 
@@ -261,14 +319,14 @@ def test_removing_that_stops_anywhere_leaves_no_marker_without_its_files(
         original(self, path)
 
     monkeypatch.setattr(Store, "remove", removing)
-    items = later(store)
+    found = in_two_days(store)
     try:
-        remove(store, items)
+        remove(store, found)
     except Stopped:
         pass
     monkeypatch.undo()
     sound(store)
-    remove(store, later(store))
+    remove(store, in_two_days(store))
     sound(store)
     assert later(store) == []
     assert store.names("export") == [] and Artifact(store, kept).manifest_steps() == [10]
@@ -294,9 +352,10 @@ def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(s
     target = Store.open(f"memory://{uuid.uuid4().hex}")
     copy(store, target, closure(store, [(children[0], None)]))
     assert target.exists(marks[0]) and not target.exists(marks[1])
-    items = later(store)
+    found = in_two_days(store)
+    items = found.items
     assert [(item.path, item.why) for item in items] == [(children[1], "no run reaches it"), (parent, "references of what goes")]
-    remove(store, items)
+    remove(store, found)
     assert store.exists(marks[0]) and not store.exists(marks[1])
 
 
@@ -322,7 +381,7 @@ def test_digests_of_the_pieces_of_a_long_file_belong_to_it(store: Store, maker: 
 
 def fill(store: Store, scratch: Path) -> str:
     maker = Maker(store, scratch)
-    corpus = maker.data("corpus", "a", inputs={"documents": InputRef(kind="external", fingerprint="d1", name="web")})
+    corpus = maker.data("corpus", "a", inputs=WEB)
     store.write_once("inputs/k1.json", to_json({"digest": "d1", "url": "u"}))
     store.write_once("inputs/d1.files.jsonl", b"")
     trained = maker.training("b", [10, 20, 30], [20], (corpus, None))

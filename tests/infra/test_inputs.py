@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,24 @@ def test_the_lock_spares_reading_until_the_listing_changes(tmp_path: Path) -> No
 def test_a_source_without_files_is_an_error_that_names_it(url: str, fields: dict[str, object]) -> None:
     with pytest.raises(SourceError, match=r"nowhere|nothing"):
         list_source(source(url, **fields))
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "Input/output error")])
+def test_a_subfolder_that_cannot_be_listed_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    root, scan = tree(tmp_path), os.scandir
+
+    def refuse(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("pkg/deep"):
+            raise type(error)(error.errno, error.strerror, path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=f"cannot list {root}: .*{error.strerror}: '{root}/pkg/deep'"):
+        list_source(source(root, include=["**/*.py"]))
+    found = list_source(source(root, include=["**/*.py"], exclude=["pkg/deep/**"]))  # nothing in it is wanted
+    assert [file.path for file in found.files] == ["a.py", "pkg/c.py", "pkg/test/d.py"]
 
 
 def test_installed_packages_are_found_without_importing_them() -> None:

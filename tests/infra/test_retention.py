@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.store import Artifact, Attempt, Store
-from infra.store.retention import prune, refer, referred_steps
+from infra.store import Artifact, Attempt, Store, StoreError
+from infra.store.retention import hold, prune, refer, referred_steps
 from specs.job import InputRef, Job
 from specs.launch import Checkpointing
 
@@ -73,6 +73,35 @@ def test_whoever_lost_the_right_to_prune_removes_nothing(trained: Artifact) -> N
         prune(trained, keep=1, kept=lambda step: False, before=lost)
     assert trained.checkpoint_steps() == [10, 20, 30, 40, 50]
     assert prune(trained, keep=5, kept=lambda step: False, before=lost) == []  # nothing to remove, nothing asked
+
+
+def test_the_right_to_prune_is_asked_for_before_each_removal(trained: Artifact) -> None:
+    asked: list[int] = []
+
+    def lost_after_one() -> None:
+        asked.append(len(trained.checkpoint_steps()))
+        if len(asked) == 2:
+            raise RuntimeError("taken over")
+
+    with pytest.raises(RuntimeError, match="taken over"):
+        prune(trained, keep=1, kept=lambda step: False, before=lost_after_one)
+    assert (asked, trained.checkpoint_steps()) == ([5, 4], [20, 30, 40, 50])
+
+
+def test_what_is_referred_to_while_others_are_removed_stays_or_whoever_refers_is_told(trained: Artifact) -> None:
+    store = trained.store
+    asked: list[None] = []
+
+    def refer_meanwhile() -> None:
+        asked.append(None)
+        if len(asked) == 2:  # 10 is gone, and it is the turn of 30
+            hold(store, PATH, 30, "cooldown/a")
+            with pytest.raises(StoreError, match=f"checkpoint 10 of {PATH} is not in the store .* any more: it was pruned"):
+                hold(store, PATH, 10, "cooldown/a")
+
+    assert prune(trained, keep=1, kept=lambda step: False, before=refer_meanwhile) == [10, 40]
+    assert trained.checkpoint_steps() == [20, 30, 50]
+    trained.checkpoint(30).check()
 
 
 def test_the_newest_checkpoint_stays_whatever_is_asked(trained: Artifact) -> None:

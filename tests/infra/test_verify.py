@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from infra.store import Artifact, Attempt, Store
+from infra.store.inputs import digest_of
 from infra.store.verify import verify, withdraw
 from specs.job import InputRef, Job
 
@@ -129,6 +130,31 @@ def test_whatever_is_damaged_is_found_and_withdrawn(store: Store, path: str, sai
     assert [damage for damage in again.damages if damage.what == found.damages[0].what and "identity" not in path] == []
     kept = [str(file).split("/damaged/", 1)[1].split("/", 1)[1] for file in Path(store.root, "damaged").rglob("*.json")]
     assert sorted(kept) == gone
+
+
+def test_the_record_of_the_files_of_a_source_is_sound_when_they_make_its_digest(store: Store) -> None:
+    rows = [{"path": name, "size": 1, "sha256": name * 64} for name in "ab"]
+    digest = digest_of((row["path"], row["sha256"]) for row in rows)
+    path = f"inputs/{digest}.files.jsonl"
+    store.write_once(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    assert verify(store).damages == []
+    change(store, path, 12)
+    [damage] = verify(store).damages
+    assert damage.markers == (path,) and f"its files do not make the digest {digest}" in damage.what
+
+
+def test_a_marker_whose_folder_leads_elsewhere_is_damaged_and_the_others_are_checked(store: Store, tmp_path: Path) -> None:
+    change(store, f"{CORPUS}/attempts/first/a.bin")
+    path = f"{TRAINED}/checkpoints/00000010.json"
+    store.replace(path, json.dumps(store.read_json(path) | {"folder": "../../x"}).encode())
+    (tmp_path / "elsewhere").write_bytes(b"unit")
+    linked = Path(store.full(f"{OTHER}/attempts/first/units/task/unit.bin"))
+    linked.unlink()
+    linked.symlink_to(tmp_path / "elsewhere")
+    found = {damage.markers[0]: damage.what for damage in verify(store).damages}
+    assert found.keys() == {path, f"{OTHER}/units/task.json", f"{CORPUS}/manifest.json"}
+    assert "names '../../x', which is not a path inside the store" in found[path]
+    assert "leads out of the store through a link" in found[f"{OTHER}/units/task.json"]
 
 
 def test_withdrawing_takes_what_is_damaged_and_nothing_else(store: Store) -> None:
