@@ -1,4 +1,4 @@
-"""Records of files that something else than `Store.writer` wrote: they are read to compute them.
+"""The record of a file that was written without one, by the program of format 1: it is read to compute it.
 
 Invariant: the file itself is not touched; its sidecar, if it needs one, is written before the record is given out.
 """
@@ -27,15 +27,3 @@ def seal(store: Store, path: str) -> dict[str, Any]:
     if sidecar is not None:
         write_whole(store, sidecar_path(path), sidecar)
     return record
-
-
-def seal_folder(store: Store, folder: str) -> dict[str, dict[str, Any]]:
-    """Records of all files below a folder, by their names in it. Sidecars and temporary files are left out."""
-    full = store.full(folder)
-    found = store.call(f"listing '{folder}'", lambda: [str(path) for path in store.fs.find(full)])
-    names = sorted(path[len(full) :].lstrip("/") if path.startswith(full) else path for path in found)
-    return {name: seal(store, f"{folder}/{name}") for name in names if not _is_ours(name.rsplit("/", 1)[-1])}
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(".tmp-") or (name.startswith(".") and name.endswith(".pieces"))

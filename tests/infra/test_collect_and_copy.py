@@ -19,6 +19,7 @@ from infra.store.contents import list_files, open_contents, protected_mark
 from infra.store.copy import closure, copy
 from infra.store.store import to_json
 from specs.job import InputRef, Job
+from tests.infra.sealed import sealed
 
 DAY = 86_400.0
 
@@ -79,7 +80,7 @@ class Maker:
         for step in steps:
             attempt.add_metrics({"step": step, "loss": 1.0})
             self.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/shard", f"{letter}{step}".encode() * 100)
-            attempt.commit_checkpoint(step, {}, files=attempt.sealed_checkpoint(step))
+            attempt.commit_checkpoint(step, {}, files=sealed(attempt, step))
             if step in ends:
                 attempt.commit(metrics={}, step=step)
         return attempt.job.path
