@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultSavePlanner
 
 from apertus_model.model.hf_folder import FolderWeights, shapes
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.checkpoint import STEP, writer
+from apertus_model.trainer.checkpoint import STEP, causes
 from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Attempt
 from specs.job import Job
 from specs.launch import Launch
@@ -31,16 +32,16 @@ RESULT = 1  # the step of the checkpoint
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Copies the weights. HuggingFaceError for a folder that does not hold the weights of its config."""
     part = ImportModelPart.model_validate(job.spec)
-    target = attempt.location(attempt.checkpoint_folder(RESULT))
+    writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2), attempt.store.timed():
         stored = FolderWeights(part.url, part.model, attempt.workdir / "shards")
-        save_weights(stored, part, target, on_tensor=lambda done, total: progress.update(done, total, "tensors"))
-    attempt.commit_checkpoint(RESULT, {"tokens": 0, "passes": {}}, files=attempt.sealed_checkpoint(RESULT))
+        save_weights(stored, part, writer, on_tensor=lambda done, total: progress.update(done, total, "tensors"))
+    attempt.commit_checkpoint(RESULT, {"tokens": 0, "passes": {}}, files=writer.records)
     attempt.commit(step=RESULT, metrics={"parameters": part.model.parameters})
 
 
-def save_weights(stored: FolderWeights, part: ImportModelPart, target: str, *, on_tensor: Callable[[int, int], None]) -> None:
-    """Writes the weights of a folder to a checkpoint folder (local path or fsspec URL), one tensor at a time."""
+def save_weights(stored: FolderWeights, part: ImportModelPart, writer: CheckpointWriter, *, on_tensor: Callable[[int, int], None]) -> None:
+    """Writes the weights of a folder as a checkpoint, one tensor at a time. StorageError when they cannot be written."""
     sizes = shapes(part.model)
     state: dict[str, torch.Tensor] = {name: torch.empty(sizes[name], device="meta") for name in stored}
     state[STEP] = torch.tensor(RESULT, dtype=torch.int64)
@@ -54,13 +55,9 @@ def save_weights(stored: FolderWeights, part: ImportModelPart, target: str, *, o
         on_tensor(done, len(sizes))
         return stored[name].float()
 
-    storage = writer(target)
-    storage.single_file_per_rank = False  # torch keeps all tensors of a file until it is closed
-    storage.per_thread_copy_ahead = 0  # with a GPU, torch would sort the tensors by size, and every shard would be opened many times
-    try:
-        dcp.save(state, storage_writer=storage, planner=_ReadWhenWritten(read), no_dist=True)
-    except CheckpointException as error:  # DCP's envelope for what happens while it writes
-        raise next(cause for cause, _ in error.failures.values()) from error
+    writer.single_file_per_rank = False  # torch keeps all tensors of a file until it is closed
+    with causes():
+        dcp.save(state, storage_writer=writer, planner=_ReadWhenWritten(read), no_dist=True)
 
 
 class _ReadWhenWritten(DefaultSavePlanner):

@@ -14,6 +14,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.averaging import average_checkpoints
 from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Attempt
 from specs.job import Job
 from specs.launch import Launch
@@ -25,6 +26,7 @@ RESULT = 1  # the step of the checkpoint
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Averages the checkpoints, and commits the average."""
     part = MergePart.model_validate(job.spec)
+    writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
     parents = [attempt.input_checkpoint(f"checkpoint:{index}") for index in range(len(part.weights))]
 
     def on_tensor(done: int, total: int) -> None:
@@ -37,14 +39,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 part.model,
                 parents,
                 part.weights,
-                target=attempt.location(attempt.checkpoint_folder(RESULT)),
+                writer=writer,
                 step=RESULT,
                 scratch=job.scratch,
                 on_tensor=on_tensor,
             )
         if dist.get_rank() == 0:
             facts = facts_of([parent.facts for parent in parents])
-            attempt.commit_checkpoint(RESULT, facts, files=attempt.sealed_checkpoint(RESULT))
+            attempt.commit_checkpoint(RESULT, facts, files=writer.records)
             attempt.commit(step=RESULT, metrics={"checkpoints": len(parents), "tokens": facts["tokens"]})
 
 

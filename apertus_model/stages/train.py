@@ -27,7 +27,7 @@ from apertus_model.trainer.hang import HangWatch
 from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.process import engine_process
 from apertus_model.trainer.upload import CheckpointWriter
-from infra.store import Artifact, Attempt, Store
+from infra.store import Artifact, Attempt, Checkpoint, Store
 from infra.store.retention import prune
 from specs.job import Job
 from specs.launch import Launch
@@ -144,6 +144,7 @@ class Report:
         self._last: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.passes_before: dict[str, float] = {}
+        self._best = Best(segment.checkpoint.best)
 
     def go_on(self, facts: dict[str, Any]) -> None:
         """The segment goes on from its own checkpoint with these facts."""
@@ -213,14 +214,14 @@ class Report:
             attempt.add_metrics(row)
         before = self.facts.get("checkpoints", {})
         totals = {name: round(before.get(name, 0) + value, 4) for name, value in {"number": 1, **cost}.items()}
-        attempt.commit_checkpoint(saved.step, facts | {"checkpoints": totals}, files=saved.files)
+        self._best.add(attempt.commit_checkpoint(saved.step, facts | {"checkpoints": totals}, files=saved.files))
         self.facts = facts | {"checkpoints": totals}
         loss = f", loss {facts['loss']:.4f}" if "loss" in facts else ""
         self._progress.log(
             f"step {saved.step}: checkpoint committed{loss}; training stood still for {saved.stall_seconds:.2f} s, "
             f"{saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
         )
-        best = best_steps(attempt.artifact, spec.best)
+        best = self._best.steps(attempt.artifact)
         back = self._segment.anomalies.rollback_from(saved.step, self._segment.start_step)
         prune(
             attempt.artifact,
@@ -238,14 +239,29 @@ class Report:
         return passes
 
 
-def best_steps(artifact: Artifact, metrics: list[str]) -> set[int]:
-    """For each metric (`Checkpoint.validation_loss`), the step of the committed checkpoint with the lowest value; the first of equals."""
-    checkpoints = [artifact.checkpoint(step) for step in sorted(artifact.checkpoint_steps())] if metrics else []
-    best: set[int] = set()
-    for metric in metrics:
-        losses = {checkpoint.step: loss for checkpoint in checkpoints if (loss := checkpoint.validation_loss(metric)) is not None}
-        best |= {min(losses, key=lambda step: losses[step])} if losses else set()
-    return best
+class Best:
+    """For each metric (`Checkpoint.validation_loss`), the committed checkpoint with the lowest value. A marker is read once, so that what a
+    commit costs does not grow with the steps that are kept."""
+
+    def __init__(self, metrics: list[str]) -> None:
+        self._metrics = metrics
+        self._losses: dict[int, dict[str, float | None]] = {}
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Notes what a committed checkpoint has."""
+        self._losses[checkpoint.step] = {metric: checkpoint.validation_loss(metric) for metric in self._metrics}
+
+    def steps(self, artifact: Artifact) -> set[int]:
+        """Steps of the best; of equals the first."""
+        there = sorted(artifact.checkpoint_steps()) if self._metrics else []
+        for step in there:
+            if step not in self._losses:
+                self.add(artifact.checkpoint(step))
+        best: set[int] = set()
+        for metric in self._metrics:
+            losses = {step: loss for step in there if (loss := self._losses[step][metric]) is not None}
+            best |= {min(losses, key=lambda step: losses[step])} if losses else set()
+        return best
 
 
 def _median(values: list[float]) -> float:

@@ -21,8 +21,9 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import STEP, load_tensors, writer
+from apertus_model.trainer.checkpoint import STEP, causes, load_tensors
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
+from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Checkpoint
 from specs.model import ModelSpec
 
@@ -32,7 +33,7 @@ def average_checkpoints(
     checkpoints: Sequence[Checkpoint | str],
     weights: Sequence[float],
     *,
-    target: str,
+    writer: CheckpointWriter,
     step: int,
     scratch: str,
     on_tensor: Callable[[int, int], None],
@@ -43,13 +44,14 @@ def average_checkpoints(
         spec: dimensions of the model, which all checkpoints have.
         checkpoints: committed ones, or local folders of such as no marker names.
         weights: one per checkpoint, not negative; only their ratios matter.
-        target: folder to write to.
+        writer: of the result; it has the records of all files afterwards, on rank 0.
         step: that the new checkpoint is of.
         scratch: local folder for torch's traces of a collective that hangs.
         on_tensor: told (done, total) after each tensor.
 
     Raises:
         CheckpointError: a checkpoint lacks a tensor, or has one of another shape.
+        StorageError: the result cannot be written.
     """
     dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
     mesh = init_device_mesh(get_local_device().type, (dist.get_world_size(),))
@@ -60,7 +62,8 @@ def average_checkpoints(
     for number, (name, shape) in enumerate(shapes.items()):
         state[name] = average(name, shape, checkpoints, weights, mesh)
         on_tensor(number + 1, len(shapes))
-    dcp.save(state, storage_writer=writer(target))
+    with causes():
+        dcp.save(state, storage_writer=writer)
 
 
 @torch.no_grad()

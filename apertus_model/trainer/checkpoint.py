@@ -27,8 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint import CheckpointException
 from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
@@ -190,7 +189,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         """In a thread of every rank: collective over `_group`."""
         begin = time.perf_counter()
         writer = self._config.writer(step)
-        with _causes():
+        with causes():
             dcp.save(copies, storage_writer=writer, planner=plan, process_group=self._group)
         if commit is not None:
             commit(Saved(step, writer.records, stall, time.perf_counter() - begin))
@@ -220,17 +219,12 @@ class StoreCheckpoints(BaseCheckpointManager):
 
 
 @contextmanager
-def _causes() -> Iterator[None]:
+def causes() -> Iterator[None]:
     """What went wrong on some rank, in place of DCP's envelope, which is no `Exception`."""
     try:
         yield
     except CheckpointException as error:
         raise next(cause for cause, _ in error.failures.values()) from error
-
-
-def writer(location: str) -> FileSystemWriter:
-    """A writer for a checkpoint folder, given as local path or fsspec URL."""
-    return FsspecWriter(location) if "://" in location else FileSystemWriter(location)
 
 
 def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
@@ -259,13 +253,13 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):  # read_index lets only tensors pass
             raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has {tuple(tensor.shape)}")
-    with readable(folder), _causes():
+    with readable(folder), causes():
         dcp.load(state, storage_reader=storage)
     for name in state:
         parts = [_part(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            with readable(folder), _causes():
+            with readable(folder), causes():
                 dcp.load(adapter, storage_reader=storage, no_dist=True)  # stages of a pipeline have adapters of their own
             merge_adapter(state[name], *adapter.values())
 

@@ -73,7 +73,7 @@ class CheckpointWriter(FileSystemWriter):
     """DCP's writer, into a folder of the store. `records`, on rank 0 after the save: those of the files of all ranks, by name."""
 
     def __init__(self, store: Store, folder: str) -> None:
-        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # the store syncs; the tensors are in host memory
+        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # the store syncs; tensors come in the plan's order
         self.fs = self._files = _Files(store)
         self.path = cast(Any, folder)
         self.records: Records = {}

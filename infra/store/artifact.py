@@ -6,9 +6,12 @@ What a marker says is itself checked before it is used: no name in it leads out 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -194,20 +197,57 @@ def check_unit(unit: Any, path: str, what: str) -> dict[str, Any]:
 
 
 def local_file(file: CheckedFile) -> Path:
-    """A local file with the checked content of a stored one: itself, or a copy below `APERTUS_CACHE` (else the temporary folder), named by
-    its digest."""
+    """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by its digest. A copy that is there
+    already is compared with the digest once per process, and made again where it differs."""
     if not file.remote:
         file.ensure()
         return file.place
-    cache = Path(os.environ.get("APERTUS_CACHE") or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
-    target = cache / file.record["sha256"] / Path(file.name).name
-    if not (target.exists() and target.stat().st_size == file.size):
+    target = cache_folder() / file.record["sha256"] / Path(file.name).name
+    if not _is_copy(target, file):
         file.check_size()
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             file.download(partial)
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)
+        _compared_here.add(_state(target))
     return target
+
+
+def cache_folder() -> Path:
+    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made where it is not there. StoreError where others than this
+    user could have put something into it: what is copied there is used long after it was compared."""
+    stated = os.environ.get("APERTUS_CACHE")
+    cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = os.stat(cache, follow_symlinks=bool(stated))  # anybody may leave a link in the temporary folder
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise StoreError(
+            f"the cache folder {cache} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}; it has to be user "
+            f"{os.getuid()}'s, and nobody else's to write to. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
+        )
+    return cache
+
+
+_compared_here: set[tuple[str, int, int, int]] = set()
+
+
+def _state(copy: Path) -> tuple[str, int, int, int]:
+    """A copy as it is now: what it was when this process compared it, unless somebody has touched it since."""
+    seen = copy.stat()
+    return str(copy), seen.st_size, seen.st_mtime_ns, seen.st_ino
+
+
+def _is_copy(target: Path, file: CheckedFile) -> bool:
+    """Whether the content of `file` is there."""
+    try:
+        state = _state(target)
+        if state not in _compared_here and target.stat().st_size == file.size:
+            with open(target, "rb") as copy:
+                if hashlib.file_digest(copy, "sha256").hexdigest() == file.record["sha256"]:
+                    _compared_here.add(state)
+    except FileNotFoundError:
+        return False
+    return state in _compared_here

@@ -19,7 +19,6 @@ from infra.store.lease import require
 from infra.store.records import DamagedError, StoreError, check_files, inside
 from infra.store.retention import hold
 from infra.store.rows import SUFFIX, encode
-from infra.store.seal import seal_folder
 from infra.store.store import Store, to_json
 from specs.job import Job
 
@@ -82,10 +81,6 @@ class Attempt:
     def folder(self, name: str = "") -> str:
         """Path in the store of this attempt's folder, or of something in it."""
         return f"{self.job.path}/attempts/{self.job.attempt}" + (f"/{inside(name, 'an attempt')}" if name else "")
-
-    def location(self, name: str) -> str:
-        """The same as a local path or URL, for libraries that write by themselves."""
-        return self.store.location(self.folder(name))
 
     def put(self, local: Path | str, name: str) -> None:
         """Uploads a local file as file `name` of the artifact."""
@@ -161,10 +156,6 @@ class Attempt:
         self.check_lease()
         self.store.write_once(f"{self.job.path}/checkpoints/{step:08d}.json", to_json(marker))
         return self.artifact.checkpoint(step)
-
-    def sealed_checkpoint(self, step: int) -> dict[str, dict[str, Any]]:
-        """Records of the files in `checkpoint_folder(step)` that something else than `Store.writer` wrote: they are listed and read."""
-        return seal_folder(self.store, self.folder(self.checkpoint_folder(step)))
 
     def _flush_history(self, step: int) -> None:
         if not self._rows:

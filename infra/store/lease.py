@@ -355,8 +355,11 @@ def _overwrite(store: Store, path: str, data: bytes) -> None:
             return
         temporary = Path(full).parent / f".tmp-{uuid.uuid4().hex}"
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        os.replace(temporary, full)
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, full)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 # Processes of this machine; where there is no /proc, nothing is known of them, and leases end by time alone

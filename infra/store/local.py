@@ -1,19 +1,27 @@
 """Small files on local disk, written atomically and durably.
 
-Invariant: a name appears with its whole content, which is on disk by then, or not at all. `write_once` never replaces a file: a hard link
-of a synced temporary file fails where the name exists. On a filesystem without hard links a claim file (O_EXCL) makes one writer at a time
-look and rename; a claim that is older than `CLAIM_SECONDS`, by the filesystem's own clock, belongs to a writer that died.
+Invariants:
+- A name appears with its whole content, which is on disk by then, or not at all.
+- `write_once` never replaces a file: a hard link of a synced temporary file fails where the name exists. On a filesystem without hard links
+  claim files make one writer at a time look and rename. They are numbered, each is created once (O_EXCL), and none is removed before the
+  name is there; one that is older than `CLAIM_SECONDS`, by the filesystem's own clock, belongs to a writer that died, and of those who wait
+  the one that creates the next goes on.
+- A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a second sync succeeds without them
+  (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from infra.store.retry import StorageError
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 CLAIM_SECONDS = 30.0
@@ -42,11 +50,19 @@ def replace(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    number = os.open(folder, os.O_RDONLY)
+def sync(number: int, path: Path) -> None:
+    """Makes what was written to an open file durable. StorageError, which is never met with another try, where that fails."""
     try:
         os.fsync(number)
+    except OSError as error:
+        raise StorageError(error.errno, f"{path} was written and could not be made durable ({error.strerror}). Run again") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable. StorageError as `sync`."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        sync(number, folder)
     finally:
         os.close(number)
 
@@ -59,32 +75,39 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
         with open(temporary, "wb") as target:
             target.write(data)
             target.flush()
-            os.fsync(target.fileno())
+            sync(target.fileno(), temporary)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _claim_and_rename(temporary: Path, path: Path) -> bool:
-    claim = path.parent / f".tmp-claim-{path.name}"
+    claims = []
+    for number in itertools.count():
+        claims.append(path.parent / f".tmp-claim-{number}-{path.name}")
+        if _claim(claims[-1], temporary, path):
+            break
+        if path.exists():
+            return False
+    if free := not path.exists():
+        os.rename(temporary, path)
+    for claim in claims:
+        claim.unlink(missing_ok=True)
+    return free
+
+
+def _claim(claim: Path, temporary: Path, path: Path) -> bool:
+    """Creates a claim; False when `path` is there, or the claim's writer has died. `temporary` tells the filesystem's time."""
     while True:
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            break
+            return True
         except FileExistsError:
-            if path.exists():
-                return False
-            try:
-                os.utime(temporary)
-                if temporary.stat().st_mtime - claim.stat().st_mtime > CLAIM_SECONDS:
-                    claim.unlink()
-            except FileNotFoundError:
-                continue
-            time.sleep(0.02)
-    try:
-        if path.exists():
+            os.utime(temporary)
+        try:
+            dead = temporary.stat().st_mtime - claim.stat().st_mtime > CLAIM_SECONDS
+        except FileNotFoundError:  # its writer is done
+            continue
+        if dead or path.exists():
             return False
-        os.rename(temporary, path)
-        return True
-    finally:
-        claim.unlink(missing_ok=True)
+        time.sleep(0.02)

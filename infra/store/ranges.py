@@ -61,8 +61,8 @@ class LocalFile:
 
 class BlockCache:
     """Pieces of stored files, checked before they are put here, in one unnamed file below `folder`, the least recently used replaced first.
-    It goes with the process, however that ends. A full disk makes it smaller, and is logged. Without a folder it lies in the system's
-    temporary one. `block_bytes`: the longest piece that it keeps."""
+    It goes with the process, however that ends. A disk that takes no more makes it smaller, and is logged. Without a folder it lies in the
+    system's temporary one. `block_bytes`: the longest piece that it keeps."""
 
     def __init__(self, folder: Path | str | None = None, *, block_bytes: int = PIECE_BYTES, capacity_bytes: int = CACHE_BYTES) -> None:
         self.folder = str(folder or tempfile.gettempdir())
@@ -70,7 +70,7 @@ class BlockCache:
         self.capacity_bytes = capacity_bytes
         self.fetched_bytes = 0
         self._slots: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self._limit = capacity_bytes // block_bytes
+        self._free = list(reversed(range(capacity_bytes // block_bytes)))  # a slot is in here, or is one piece's, or is given up
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,20 +98,19 @@ class BlockCache:
         """Keeps a piece; one that is longer than `block_bytes` is not kept."""
         with self._lock:
             self.fetched_bytes += len(data)
-            if (file, piece) in self._slots or not self._limit or len(data) > self.block_bytes:
+            if (file, piece) in self._slots or not (self._free or self._slots) or len(data) > self.block_bytes:
                 return
-            slot = len(self._slots) if len(self._slots) < self._limit else self._slots.popitem(last=False)[1]
+            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
             try:
                 written = os.pwrite(self._file.fileno(), data, slot * self.block_bytes)
             except OSError:
                 written = 0
             if written == len(data):
                 self._slots[file, piece] = slot
-            elif slot == len(self._slots):
-                self._limit = slot
-                logger.warning("the disk of %s is full: the cache of pieces stays at %d MiB", self.folder, slot * self.block_bytes >> 20)
             else:
-                raise StoreError(f"the cache of pieces in {self.folder} cannot be written")
+                self._free.clear()
+                size = len(self._slots) * self.block_bytes >> 20
+                logger.warning("the disk of %s takes no more: the cache of pieces stays at %d MiB", self.folder, size)
 
 
 class StoredFile:

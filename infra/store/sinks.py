@@ -1,7 +1,7 @@
 """Where the parts of one file go while it is written: local disk, an S3 server, or any other filesystem.
 
 Invariant: nothing is visible under the file's own name before `finish` did its last step, and that step makes all of it visible. Every step
-can be repeated, so each is tried again by itself.
+can be repeated, so each is tried again by itself; but for syncs of local disk, whose failure is the end of the file (`local.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from infra.store.local import sync_folder
+from infra.store.local import sync, sync_folder
 from infra.store.retry import StorageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Sink(Protocol):
     def next_length(self) -> int:
         """Bytes of the next part, when it is not the last."""
 
-    def put(self, part: bytes) -> None: ...
+    def put(self, part: bytes | bytearray) -> None: ...
     def finish(self, last: bytes) -> None:
         """Takes the last part (it may be empty) and makes the file visible."""
 
@@ -59,11 +59,11 @@ class LocalSink:
     def next_length(self) -> int:
         return PART_BYTES
 
-    def put(self, part: bytes) -> None:
+    def put(self, part: bytes | bytearray) -> None:
         self._store.call(f"writing '{self._path}'", lambda: self._write(part))
         self._offset += len(part)
 
-    def _write(self, part: bytes) -> None:
+    def _write(self, part: bytes | bytearray) -> None:
         if self._file is None:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             self._file = io.FileIO(self._temporary, "wb")
@@ -75,9 +75,10 @@ class LocalSink:
         self.put(last)
         file, what = self._file, f"writing '{self._path}'"
         assert file is not None, "put opened it"
-        self._store.call(what, lambda: os.fsync(file.fileno()))
+        self._store.call(what, lambda: sync(file.fileno(), self._target))
         file.close()
         self._store.call(what, lambda: os.replace(self._temporary, self._target))
+        self._temporary = self._target  # which is what `abort` takes away from here on
         self._store.call(what, lambda: sync_folder(self._target.parent))
 
     def abort(self) -> None:
@@ -106,7 +107,7 @@ class MultipartSink:
         answer: dict[str, Any] = self._store.call(what, lambda: self._store.fs.call_s3(method, **self._place, **arguments), size=size)
         return answer
 
-    def put(self, part: bytes) -> None:
+    def put(self, part: bytes | bytearray) -> None:
         if not self._upload:
             self._upload = self._s3("create_multipart_upload")["UploadId"]
         if len(self._sent) >= PARTS_AHEAD:
@@ -154,7 +155,7 @@ class SpoolSink:
     def next_length(self) -> int:
         return PART_BYTES
 
-    def put(self, part: bytes) -> None:
+    def put(self, part: bytes | bytearray) -> None:
         try:
             if self._spool is None:
                 self._spool = tempfile.NamedTemporaryFile(prefix="apertus-upload-", dir=_scratch())  # noqa: SIM115  (lives until `_close`)

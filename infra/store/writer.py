@@ -36,8 +36,7 @@ class Writer:
         self.closed = False
         self._store = store
         self._size = 0
-        self._buffer: list[bytes] = []  # the beginning of the next part
-        self._buffered = 0
+        self._part = bytearray()  # the beginning of the next one
         self._digests = Digests(store.piece_bytes)
         self._sink = sink_for(store, path)
         self._record: dict[str, Any] | None = None
@@ -64,22 +63,17 @@ class Writer:
         view = memoryview(data).cast("B")
         start = 0
         while start < len(view):
-            taken = bytes(view[start : start + self._sink.next_length() - self._buffered])
+            length = self._sink.next_length()
+            taken = view[start : start + length - len(self._part)]
             start += len(taken)
             self._size += len(taken)
-            self._buffer.append(taken)
-            self._buffered += len(taken)
-            if self._buffered == self._sink.next_length():
-                self._give(self._take())
+            self._part += taken
+            if len(self._part) == length:
+                part, self._part = self._part, bytearray()
+                self._give(part)
         return len(view)
 
-    def _take(self) -> bytes:
-        """What is buffered, as one; a part that one call brought is not copied again."""
-        part = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
-        self._buffer, self._buffered = [], 0
-        return part
-
-    def _give(self, part: bytes) -> None:
+    def _give(self, part: bytearray) -> None:
         try:
             self._digests.update(part)
             with self._store.timed():
@@ -106,7 +100,7 @@ class Writer:
         if self.closed:
             return
         try:
-            last = self._take()
+            last = bytes(self._part)
             self._digests.update(last)
             with self._store.timed():
                 self._sink.finish(last)
@@ -134,7 +128,7 @@ class Writer:
         """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since the storage is gone, is left to
         the storage's own rule for incomplete ones."""
         self.closed = True
-        self._buffer, self._buffered = [], 0
+        self._part = bytearray()
         self._digests.stop()
         self._sink.abort()
         if self._placed:
@@ -154,16 +148,16 @@ class Digests:
         self._pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
         self._pending: deque[tuple[Future[None], Future[list[bytes]]]] = deque()
 
-    def update(self, part: bytes) -> None:
+    def update(self, part: bytes | bytearray) -> None:
         """`part` is whole pieces, but the last one."""
         if self._pools is None and len(part) < PART_BYTES:
             self._whole.update(part)
-            self._pieces.append(piece_digests(part, self._piece_bytes))
+            self._pieces.append(piece_digests(memoryview(part), self._piece_bytes))
             return
         if self._pools is None:
             self._pools = ThreadPoolExecutor(1, "sha256"), ThreadPoolExecutor(1, "sha256 of pieces")
         whole, pieces = self._pools
-        self._pending.append((whole.submit(self._whole.update, part), pieces.submit(piece_digests, part, self._piece_bytes)))
+        self._pending.append((whole.submit(self._whole.update, part), pieces.submit(piece_digests, memoryview(part), self._piece_bytes)))
         while len(self._pending) > 2:
             self._collect()
 

@@ -14,6 +14,7 @@ from infra.store import Attempt, Store
 from specs.job import InputRef, Job
 from specs.pipeline import load
 from specs.stages.corpus import CorpusPart
+from tests.infra.sealed import sealed
 from tests.recipes import write_recipe
 
 
@@ -52,7 +53,7 @@ def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]
     step = until or node.end_step
     folder = attempt.folder(Attempt.checkpoint_folder(step))
     plan.store.write_once(f"{folder}/weights", b"weights")
-    attempt.commit_checkpoint(step, {"tokens": 0}, files=attempt.sealed_checkpoint(step))
+    attempt.commit_checkpoint(step, {"tokens": 0}, files=sealed(attempt, step))
     if step == node.end_step:
         attempt.commit(metrics=metrics, step=step)
 

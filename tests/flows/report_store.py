@@ -13,6 +13,7 @@ from specs.launch import Launch
 from specs.stages.base import Stage
 from specs.stages.training import Segment
 from tests.flows.conftest import job_of
+from tests.infra.sealed import sealed
 
 
 class AnyStage(Stage):
@@ -75,7 +76,7 @@ def store(
             attempt.add_metrics(row)
         step = until or node.end_step
         plan.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"weights")
-        attempt.commit_checkpoint(step, facts or {}, files=attempt.sealed_checkpoint(step))
+        attempt.commit_checkpoint(step, facts or {}, files=sealed(attempt, step))
         if step == node.end_step:
             attempt.commit(metrics=metrics or facts or {}, step=step)
     plan.steps[name] = decide(node, plan)

@@ -13,6 +13,7 @@ from infra.store import Attempt, Store
 from specs.errors import SpecError
 from specs.pipeline import load
 from tests.flows.conftest import finish, job_of
+from tests.infra.sealed import sealed
 from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
@@ -56,7 +57,7 @@ def best(chat: Planned, store: Store, losses: dict[int, dict[str, float]]) -> No
     for step, validation in losses.items():
         store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"w")
         facts = {"validation": validation, "validation_step": step if validation else None}
-        attempt.commit_checkpoint(step, facts, files=attempt.sealed_checkpoint(step))
+        attempt.commit_checkpoint(step, facts, files=sealed(attempt, step))
     attempt.commit(metrics={}, step=8)
 
 

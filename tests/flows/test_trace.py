@@ -26,6 +26,7 @@ from infra.store.collect import survey
 from infra.store.inputs import lock, recorded_files
 from specs.pipeline import load
 from tests.flows.conftest import finish, job_of
+from tests.infra.sealed import sealed
 
 Planned = Callable[..., Plan]
 SIZES = {"config.json": b"{}", "model.safetensors": b"weights"}
@@ -66,7 +67,7 @@ def _trained(plan: Plan, attempt: Attempt, scale: float = 1.0) -> None:
         attempt.add_metrics({"step": step, "tokens": step * 128, "loss": scale / step})
     attempt.add_metrics({"step": 8, "validation": {"corpus/notes": scale}})
     attempt.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(8))}/weights", b"weights")
-    attempt.commit_checkpoint(8, {"tokens": 1024}, files=attempt.sealed_checkpoint(8))
+    attempt.commit_checkpoint(8, {"tokens": 1024}, files=sealed(attempt, 8))
     attempt.commit(metrics={"loss": scale / 8}, step=8)
 
 

@@ -21,6 +21,7 @@ from infra.store.lease import Leases, Seen, Timing
 from specs.job import Job
 from specs.launch import Launch
 from specs.pipeline import load
+from tests.infra.sealed import sealed
 
 QUICK = Timing(seconds=2.0, look=0.02, settle=0.0)
 OVER = 20.0  # seconds after which a test has hung
@@ -185,11 +186,11 @@ def test_an_interrupted_holder_is_gone_on_from_where_it_committed(recipe: Path, 
 
     def save(attempt: Attempt, process: InThread) -> None:
         store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(5))}/weights", b"weights")
-        attempt.commit_checkpoint(5, {}, files=attempt.sealed_checkpoint(5))
+        attempt.commit_checkpoint(5, {}, files=sealed(attempt, 5))
 
     def go_on(attempt: Attempt, process: InThread) -> None:
         store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(8))}/weights", b"weights")
-        attempt.commit_checkpoint(8, {}, files=attempt.sealed_checkpoint(8))
+        attempt.commit_checkpoint(8, {}, files=sealed(attempt, 8))
         attempt.commit(metrics={}, step=8)
 
     gate = Gate(save)

@@ -16,6 +16,7 @@ from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
 from specs.stages.training import Segment
 from tests.flows.conftest import finish, job_of
+from tests.infra.sealed import sealed
 from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
@@ -166,7 +167,7 @@ def commit_validated(plan: Plan, node: Node, losses: dict[int, float]) -> None:
     for step, loss in losses.items():
         plan.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"weights")
         facts = {"tokens": 0, "validation": {"chat": loss}, "validation_step": step}
-        attempt.commit_checkpoint(step, facts, files=attempt.sealed_checkpoint(step))
+        attempt.commit_checkpoint(step, facts, files=sealed(attempt, step))
     attempt.commit(metrics={}, step=max(losses))
 
 

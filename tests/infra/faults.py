@@ -18,6 +18,7 @@ from typing import Any
 
 import botocore.exceptions
 import fsspec
+import pytest
 from s3fs.errors import translate_boto_error
 
 CALLS = (
@@ -142,3 +143,9 @@ class _File:
 def like(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
     """Another filesystem over the same files, which knows nothing of what `fs` has listed."""
     return type(fs)(*fs.storage_args, **fs.storage_options, skip_instance_cache=True)
+
+
+def flip_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of every part of a file of the store on local disk is another one than was written."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda number, data, offset: pwrite(number, bytes([*data[:-1], data[-1] ^ 1]), offset))

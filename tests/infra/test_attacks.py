@@ -27,6 +27,7 @@ from infra.store.store import to_json
 from specs.document import parse
 from specs.errors import SpecError
 from specs.stages.preference_data import Sampling
+from tests.infra.sealed import sealed
 from tests.infra.test_store import attempt, save
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,7 +170,7 @@ ESCAPES = ["../../../secret", "..", "a/../../../../secret", "x\0y", "x\\..\\y"]
 def test_the_marker_of_a_checkpoint_leads_nowhere_else(store: Store, tmp_path: Path, field: str, escape: str) -> None:
     writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
     save(writing, 10)
-    marker = writing.commit_checkpoint(10, {}, files=writing.sealed_checkpoint(10)).marker | {field: escape}
+    marker = writing.commit_checkpoint(10, {}, files=sealed(writing, 10)).marker | {field: escape}
     store.remove("pretrain/f/checkpoints/00000010.json")
     store.write_once("pretrain/f/checkpoints/00000010.json", to_json(marker))
     with pytest.raises(StoreError):

@@ -21,6 +21,7 @@ from infra.store.retry import Retry
 from infra.store.store import to_json
 from specs.job import InputRef, Job
 from tests.infra.faults import Faults
+from tests.infra.sealed import sealed
 
 DAY = 86_400.0
 WEB = {"documents": InputRef(kind="external", fingerprint="d1", name="web")}
@@ -82,7 +83,7 @@ class Maker:
         for step in steps:
             attempt.add_metrics({"step": step, "loss": 1.0})
             self.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/shard", f"{letter}{step}".encode() * 100)
-            attempt.commit_checkpoint(step, {}, files=attempt.sealed_checkpoint(step))
+            attempt.commit_checkpoint(step, {}, files=sealed(attempt, step))
             if step in ends:
                 attempt.commit(metrics={}, step=step)
         return attempt.job.path

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -145,17 +146,38 @@ def test_a_marker_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(LocalFileSystem(), str(tmp_path), retry=quick())
-    tries: list[int] = []
+    store, link, links = Store(LocalFileSystem(), str(tmp_path), retry=quick()), os.link, []
 
-    def sync(folder: Path) -> None:
-        tries.append(1)
-        if len(tries) == 1:
+    def lost(source: Any, target: Any) -> None:
+        link(source, target)
+        links.append(target)
+        if len(links) == 1:
             raise OSError(errno.EIO, "injected")
 
-    monkeypatch.setattr(local, "sync_folder", sync)
+    monkeypatch.setattr(os, "link", lost)
     assert store.write_once("a/b.json", b"ours")
     assert not store.write_once("a/b.json", b"ours")
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_sync_that_fails_is_no_second_time_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Of a file's content, then of its name: the second time it succeeds, whatever became of the data."""
+    store, syncs = Store(LocalFileSystem(), str(tmp_path), retry=quick()), []
+
+    def fails_once(number: int) -> None:
+        syncs.append(number)
+        if len(syncs) == at:
+            raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    with pytest.raises(StorageError, match="was written and could not be made durable"):
+        store.write_bytes("a/b", b"weights")
+    assert len(syncs) == at
+    assert os.listdir(tmp_path / "a") == []
+    syncs.clear()
+    with pytest.raises(StorageError, match="was written and could not be made durable"):
+        store.write_once("a/c.json", b"{}")
+    assert len(syncs) == at
 
 
 def test_the_first_of_two_writers_wins_where_the_condition_is_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,10 +297,37 @@ def test_a_claim_of_a_writer_that_died_is_taken_over(tmp_path: Path, monkeypatch
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", no_links)
-    claim = tmp_path / ".tmp-claim-marker.json"
+    claim = tmp_path / ".tmp-claim-0-marker.json"
     claim.touch()
     os.utime(claim, (1, 1))
     assert Store.open(str(tmp_path)).write_once("marker.json", b"1")
+    assert os.listdir(tmp_path) == ["marker.json"]
+
+
+def test_of_several_that_take_over_a_claim_at_once_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All see that it is old before the first of them acts; then each works for as long as the others need."""
+
+    def no_links(source: Any, target: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    status, rename, together = Path.stat, os.rename, threading.Barrier(4)
+
+    def looked(path: Path, **options: Any) -> os.stat_result:
+        found = status(path, **options)
+        if found.st_mtime == 1:
+            together.wait()
+        return found
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "rename", lambda *names: (time.sleep(0.1), rename(*names)))
+    monkeypatch.setattr(Path, "stat", looked)
+    claim = tmp_path / ".tmp-claim-0-marker.json"
+    claim.touch()
+    os.utime(claim, (1, 1))
+    with ThreadPoolExecutor(4) as writers:
+        won = [*writers.map(lambda number: local.write_once(tmp_path / "marker.json", b"%d" % number), range(4))]
+    assert won.count(True) == 1
+    assert (tmp_path / "marker.json").read_bytes() == b"%d" % won.index(True)
     assert os.listdir(tmp_path) == ["marker.json"]
 
 

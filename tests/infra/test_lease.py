@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.lease import Holder, Lease, LeaseLost, Leases, Timing, holder_of
 from infra.store.retention import prune
 from infra.store.store import to_json
+from tests.infra.sealed import sealed
 from tests.infra.test_store import attempt as attempt_of
 from tests.infra.test_store import save
 
@@ -274,14 +276,14 @@ def test_who_lost_the_lease_commits_and_prunes_nothing(store: Store, tmp_path: P
     fenced = attempt_of(store, tmp_path, "first", path=PART, lease=lease.generation)
     for step in (10, 20):
         save(fenced, step)
-        fenced.commit_checkpoint(step, {}, files=fenced.sealed_checkpoint(step))
+        fenced.commit_checkpoint(step, {}, files=sealed(fenced, step))
     fenced.commit_unit("a")
     save(fenced, 30)
     elsewhere(store, "second", generation=2)
     local = tmp_path / "unit"
     local.write_text("work")
     for write in (
-        lambda: fenced.commit_checkpoint(30, {}, files=fenced.sealed_checkpoint(30)),
+        lambda: fenced.commit_checkpoint(30, {}, files=sealed(fenced, 30)),
         lambda: fenced.commit_unit("b", files={"unit": local}),
         lambda: fenced.commit(metrics={}),
         lambda: prune(fenced.artifact, keep=1, kept=lambda step: False, before=fenced.check_lease),
@@ -389,3 +391,20 @@ def test_seconds_that_are_none_are_a_message(monkeypatch: pytest.MonkeyPatch, st
 def test_the_environment_states_the_seconds_of_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APERTUS_LEASE_SECONDS", "90.5")
     assert Timing().seconds == 90.5
+
+
+def test_a_beat_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(str(tmp_path))
+    leases = Leases(store, PART)
+    lease = leases.claim("first", leases.look())
+    assert lease is not None
+    before = sorted(os.listdir(tmp_path / PART / "leases"))
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="full"):
+        lease.beat()
+    assert sorted(os.listdir(tmp_path / PART / "leases")) == before

@@ -113,6 +113,22 @@ def test_a_full_disk_makes_the_cache_smaller_and_nothing_else(stored: Artifact, 
     assert len(cache) == 2
 
 
+def test_a_piece_that_cannot_be_replaced_costs_its_room_and_no_other_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, pwrite = BlockCache(tmp_path, block_bytes=4, capacity_bytes=8), os.pwrite
+
+    def broken(number: int, data: bytes, offset: int) -> int:
+        if data == b"cccc":
+            raise OSError(errno.EIO, "injected")
+        return pwrite(number, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    for piece, data in enumerate([b"aaaa", b"bbbb", b"cccc"]):
+        cache.put("f", piece, data)
+    assert [cache.get("f", piece, 0, 4) for piece in range(3)] == [None, b"bbbb", None]
+    cache.put("f", 3, b"dddd")
+    assert [cache.get("f", piece, 0, 4) for piece in range(4)] == [None, None, None, b"dddd"]
+
+
 @pytest.mark.parametrize("place", ["file", "memory"])
 def test_only_the_damaged_piece_of_a_file_is_refused(tmp_path: Path, place: str) -> None:
     stored = artifact(str(tmp_path / "store") if place == "file" else f"memory://{tmp_path.name}", tmp_path)

@@ -12,6 +12,7 @@ import pytest
 
 from infra.store import Artifact, Attempt, Store, StoreError
 from specs.job import Job
+from tests.infra.sealed import sealed
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -145,7 +146,7 @@ def test_a_checkpoint_without_its_marker_is_never_seen(store: Store, tmp_path: P
     writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
     save(writing, 10)
     assert writing.artifact.checkpoint_steps() == []
-    writing.commit_checkpoint(10, {"tokens": 100}, files=writing.sealed_checkpoint(10))
+    writing.commit_checkpoint(10, {"tokens": 100}, files=sealed(writing, 10))
     assert writing.artifact.checkpoint_steps() == [10]
     assert writing.artifact.checkpoint(10).facts == {"tokens": 100}
 
@@ -153,7 +154,7 @@ def test_a_checkpoint_without_its_marker_is_never_seen(store: Store, tmp_path: P
 def test_a_damaged_checkpoint_is_noticed(store: Store, tmp_path: Path) -> None:
     writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
     save(writing, 10)
-    checkpoint = writing.commit_checkpoint(10, {}, files=writing.sealed_checkpoint(10))
+    checkpoint = writing.commit_checkpoint(10, {}, files=sealed(writing, 10))
     writing.artifact.verify_checkpoint(checkpoint)
     store.fs.pipe_file(store.full(f"{checkpoint.folder}/shard.bin"), b"weights 11")
     with pytest.raises(StoreError, match="damaged"):
@@ -170,13 +171,13 @@ def test_the_history_goes_on_over_attempts_without_duplicates(store: Store, tmp_
         first.add_metrics({"step": step, "loss": 1.0 / step})
         if step == 10:
             save(first, 10)
-            first.commit_checkpoint(10, {}, files=first.sealed_checkpoint(10))
+            first.commit_checkpoint(10, {}, files=sealed(first, 10))
     # steps 11 and 12 die with the first attempt
     second = attempt(store, tmp_path, "second", resume_step=10, **path)
     for step in range(11, 16):
         second.add_metrics({"step": step, "loss": 1.0 / step})
     save(second, 15)
-    second.commit_checkpoint(15, {}, files=second.sealed_checkpoint(15))
+    second.commit_checkpoint(15, {}, files=sealed(second, 15))
     second.commit(metrics={}, step=15)
     rows = list(Artifact(store, "pretrain/f", 15).history())
     assert [row["step"] for row in rows] == list(range(1, 16))

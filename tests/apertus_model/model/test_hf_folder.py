@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from apertus_model.model.hf_folder import INDEX, FolderWeights, shapes, write_shards
 from apertus_model.stages.import_model import save_weights
-from apertus_model.trainer.checkpoint import load_tensors, writer
+from apertus_model.trainer.checkpoint import load_tensors
+from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Store
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
 from specs.stages.import_model import ImportModelPart
@@ -48,9 +50,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return target
 
 
+def into(target: Path) -> CheckpointWriter:
+    return CheckpointWriter(Store.open(str(target.parent)), target.name)
+
+
 def imported(folder: str, target: Path) -> Path:
     part = ImportModelPart(model=SPEC, url=folder, reference=folder)
-    save_weights(FolderWeights(folder, SPEC, target.parent / "shards"), part, str(target), on_tensor=lambda done, total: None)
+    save_weights(FolderWeights(folder, SPEC, target.parent / "shards"), part, into(target), on_tensor=lambda done, total: None)
     return target
 
 
@@ -92,7 +98,7 @@ def test_a_remote_folder_is_read_like_a_local_one(folder: Path, tmp_path: Path) 
 def trained_checkpoint(target: Path, **more: torch.Tensor) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     state = {name: torch.randn(shape, generator=generator) for name, shape in shapes(SPEC).items()}
-    dcp.save({**state, **more}, storage_writer=writer(str(target)), no_dist=True)
+    dcp.save({**state, **more}, storage_writer=into(target), no_dist=True)
     return state
 
 
@@ -195,6 +201,8 @@ import torch
 from apertus_model.stages import export
 from apertus_model.stages.import_model import save_weights
 from apertus_model.model.hf_folder import FolderWeights
+from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Store
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
@@ -219,7 +227,8 @@ def work(spec, name):
     part = ExportPart(model=spec, sequence_length=32, max_shard_size=shard, tolerance=1e-4)
     imported = ImportModelPart(model=spec, url=str(folder / name), reference=name)
     checkpoint, again = str(folder / f"{name}-checkpoint"), folder / f"{name}-again"
-    yield growth(lambda: save_weights(FolderWeights(imported.url, spec, folder), imported, checkpoint, on_tensor=lambda *_: None))
+    writer = CheckpointWriter(Store.open(str(folder)), f"{name}-checkpoint")
+    yield growth(lambda: save_weights(FolderWeights(imported.url, spec, folder), imported, writer, on_tensor=lambda *_: None))
     yield growth(lambda: export.write_folder(checkpoint, part, Tokenizer(), again))
     yield growth(lambda: export.compare_by_layer(checkpoint, again, part))
 

@@ -10,12 +10,13 @@ from apertus_model.chat import template
 from apertus_model.progress import Progress
 from apertus_model.stages import export, import_model
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt, hugging_face
+from infra.store import Artifact, Attempt, DamagedError, hugging_face
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
+from tests.infra.faults import flip_what_is_written
 
 SPEC = ModelSpec(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=512, rope_theta=12e6, init_std=0.02)
 
@@ -84,6 +85,13 @@ def test_a_folder_without_the_weights_of_its_config_leaves_nothing(bench: Any, f
     with pytest.raises(HuggingFaceError, match=r"down_proj.weight' of .* has shape \(32, 64\), config.json says \(32, 128\)"):
         run(bench, import_model, "import_model", other, {})
     assert Artifact(bench.store, "import_model/import_model").checkpoint_steps() == []
+
+
+def test_a_bit_that_the_disk_changes_is_not_sealed_in(bench: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip_what_is_written(monkeypatch)
+    imported = run(bench, import_model, "import_model", part_of(folder), {})
+    with pytest.raises(DamagedError, match="differs from the digest"):
+        imported.checkpoint(1).check()
 
 
 def test_a_weight_that_is_not_the_trained_one_is_refused(bench: Any, tokenizer: Artifact, folder: Path, tmp_path: Path) -> None:

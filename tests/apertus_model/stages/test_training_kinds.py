@@ -12,12 +12,13 @@ from test_training_stages import PAD, SPEC, Stages, weights_of
 
 import apertus_model.stages.train
 from apertus_model.stages import log_probabilities, merge
-from apertus_model.stages.train import best_steps, starting_point
+from apertus_model.stages.train import Best, starting_point
 from apertus_model.trainer.checkpoint import load_tensors
-from infra.store import Artifact, Attempt, Checkpoint, Store
+from infra.store import Artifact, Attempt, Checkpoint, DamagedError, Store
 from specs.stages.merge import MergePart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.sft import Lora
+from tests.infra.faults import flip_what_is_written
 
 ROWS = 7
 
@@ -157,10 +158,10 @@ def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at
     ]
     by_step = {item.step: item for item in stored}
     artifact: Any = SimpleNamespace(checkpoint_steps=lambda: list(by_step), checkpoint=by_step.__getitem__)
-    assert best_steps(artifact, ["val_loss"]) == {2}
-    assert best_steps(artifact, ["val_loss/a", "val_loss/b"]) == {5, 2}
-    assert best_steps(artifact, ["val_loss/c"]) == set()
-    assert best_steps(artifact, []) == set()
+    assert Best(["val_loss"]).steps(artifact) == {2}
+    assert Best(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
+    assert Best(["val_loss/c"]).steps(artifact) == set()
+    assert Best([]).steps(artifact) == set()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -331,6 +332,15 @@ def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -
     assert child.checkpoint(2).facts["passes"] == {**passes, "chat": passes["chat"] + 2, "identity": passes["identity"] + 6}
     values = stored_values(run_reference(stages, "of-merge", checkpoint="merge/average", step=1))
     assert np.isfinite(values).all() and (values < 0).all()
+
+
+def test_a_bit_that_the_disk_changes_is_not_sealed_into_an_average(
+    stages: Stages, average: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip_what_is_written(monkeypatch)
+    flipped = merged(stages, "flipped", [1.0, 2.0, 0.5])
+    with pytest.raises(DamagedError, match="differs from the digest"):
+        flipped.checkpoint(1).check()
 
 
 def test_a_checkpoint_of_another_shape_cannot_be_merged(stages: Stages) -> None:
