@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flows.estimate.memory import adapters, parameters, state_bytes
+from infra.store.sinks import parts_of
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 from specs.units import Duration
-
-PART_BYTES = 50 * 2**20  # s3fs writes larger files in parts of this size
 
 
 class Checkpoints(NamedTuple):
@@ -77,11 +76,12 @@ class Requests(NamedTuple):
 
 
 def _counted(processes: int, size: int) -> Requests:
-    """A checkpoint has a file per process, an index, and the marker that commits it. A file above a part goes up in parts, with a request
-    before and one after them; each file is looked at once for its size, and removed when newer checkpoints take its place."""
-    parts = -(-size // processes // PART_BYTES)
+    """A checkpoint has a file per process, an index, rows of metrics, and the marker that commits it. A file that is no shorter than a part
+    goes up in parts, with a request before and one after them and one for the digests of its pieces; each file is looked at once for its
+    size, and removed when newer checkpoints take its place. docs/object_storage.md has what a server saw."""
+    parts = parts_of(-(-size // processes))
     files = processes + 2
-    return Requests(put=processes * (parts + 2 if parts > 1 else 1) + 2, get=0, list=1, head=files, delete=files)
+    return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=1, head=files, delete=files)
 
 
 REQUESTS: Callable[[int, int], Requests] = _counted
