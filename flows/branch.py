@@ -29,6 +29,7 @@ from infra.store import Store, StoreError
 from infra.store.retention import hold, refer
 from specs.compose import expand, extended
 from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.pieces import batch_pieces, mixture_pieces
 from specs.pipeline import CHECKPOINTS, Pipeline, load, uses, validate
 from specs.stages.long_context import LongContextStage
 from specs.stages.mixture import MixtureStage
@@ -100,7 +101,7 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
     text, branched, notes = drafted(ending and _can_end(plan, ref, start))
     changed = _changed(plan, branched, start)
     if changed:
-        raise SpecError([_not_shared(one, branched, name) for one in changed])
+        raise SpecError([_not_shared(one, name) for one in changed])
     stands = path.exists()
     if stands and path.read_text(encoding="utf-8") != text:
         raise StoreError(f"'{path}' exists and is another file; choose another name, or --output, or remove it")
@@ -174,7 +175,7 @@ def _segment(branched: Plan, old: Node) -> Node | None:
     return next((node for node in branched.graph.segments(old.leg) if node.start_step == old.start_step), None) if old.leg else None
 
 
-def _not_shared(changed: tuple[Node, Node], branched: Plan, name: str) -> Problem:
+def _not_shared(changed: tuple[Node, Node], name: str) -> Problem:
     old, new = changed
     was, now = old.identity, new.identity
     fields = ", ".join(key for key in {**was, **now} if was.get(key) != now.get(key)) or "what it reads"
@@ -199,15 +200,13 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Branch, overrides: li
     point = f"{ref.target if ref.part or len(legs) == 1 else start.leg}@step={start.step}"
     data = pipeline._document.data["stages"][ref.stage] if pipeline._document else {}
     if isinstance(stage, LongContextStage):
-        steps = [
-            _rest(plan, legs[index], data["steps"][index], start, trajectory, draft, given, notes, prefix=f"stages.{draft.name}.steps.0")
-        ]
+        steps = [_rest(plan, legs[index], data["steps"][index], start, trajectory, given, notes, prefix=f"stages.{draft.name}.steps.0")]
         steps[0] = {"sequence_length": trajectory.sequence_length, "rope_theta": legs[index].rope_theta, **steps[0]}
         following = [{key: value for key, value in step.items() if value is not None} for step in data["steps"][index + 1 :]]
         new: dict[str, Any] = {"kind": stage.kind, "from": point, "steps": [*steps, *following]}
     else:
         kind = "cooldown" if stage.kind == "pretrain" else stage.kind
-        rest = _rest(plan, legs[index], data, start, trajectory, draft, given, notes, prefix=f"stages.{draft.name}")
+        rest = _rest(plan, legs[index], data, start, trajectory, given, notes, prefix=f"stages.{draft.name}")
         new = {"kind": kind, "from": point, **rest}
     at_end = start.step == trajectory.steps
     draft.add(
@@ -235,7 +234,6 @@ def _rest(
     data: dict[str, Any],
     start: Branch,
     trajectory: Trajectory,
-    draft: Draft,
     given: set[str],
     notes: list[str],
     *,
@@ -252,9 +250,14 @@ def _rest(
     taken = {key: data[key] for key in TAKEN if data.get(key) is not None}
     if isinstance(taken.get("checkpoint"), dict):
         taken["checkpoint"] = {key: value for key, value in taken["checkpoint"].items() if key != "milestones"}
+    stated = settings.global_batch_size or {"0 samples": trajectory.cuts[0].batch}
+    sizes = batch_pieces(leg.path, stated, trajectory.sequence_length)
     if isinstance(settings, MixtureTraining):
-        fields["mixture"] = _mixture(plan, settings, current, start, trajectory, f"{prefix}.mixture" in given, prefix)
-    batches = _pieces(settings.global_batch_size or {}, start, trajectory)
+        begins = [begin for begin, _ in mixture_pieces(leg.path, settings.mixture, sizes, trajectory.sequence_length)]
+        mixtures = _pieces(settings.mixture, begins, start, trajectory)
+        _check_annealed(plan, current, start, f"{prefix}.mixture" in given, prefix)
+        fields["mixture"] = next(iter(mixtures.values())) if len(mixtures) == 1 else mixtures
+    batches = _pieces(stated, [begin for begin, _ in sizes], start, trajectory)
     if len(batches) > 1:
         fields["global_batch_size"] = batches
     elif current.batch != cut.batch:
@@ -268,24 +271,23 @@ def _rest(
     return fields | taken
 
 
-def _mixture(
-    plan: Plan, settings: MixtureTraining, current: Cut, start: Branch, trajectory: Trajectory, replaced: bool, prefix: str
-) -> Any:
+def _check_annealed(plan: Plan, current: Cut, start: Branch, replaced: bool, prefix: str) -> None:
+    """SpecError for a point inside of an annealed mixture that the branch would train on."""
     name = current.mixture.partition("/")[0]
     stage = plan.pipeline.stages[name]
     if isinstance(stage, MixtureStage) and stage.anneal is not None and not replaced:
         message = f"'{name}' is annealed while '{start.leg}' trains on it, and would begin its annealing anew at the branch"
         raise SpecError([Problem(("stages", prefix.split(".")[1], "mixture"), message, f"state one: --set {prefix}=...", "STAGE@REF")])
-    pieces = _pieces(settings.mixture, start, trajectory)
-    return next(iter(pieces.values())) if len(pieces) == 1 else pieces
 
 
-def _pieces(stated: dict[str, Any], start: Branch, trajectory: Trajectory) -> dict[str, Any]:
-    """A map from borders to values, as it is from the point on."""
+def _pieces(stated: dict[str, Any], begins: list[int], start: Branch, trajectory: Trajectory) -> dict[str, Any]:
+    """A map from borders to values, as it is from the point on. `begins`: the samples at which the pieces begin, which are whole batches:
+    a border that is stated in tokens may lie a little behind that."""
     found: dict[str, Any] = {}
-    for border, value in stated.items():
+    done = trajectory.tokens_at(start.step) // trajectory.sequence_length
+    for (border, value), begin in zip(stated.items(), begins, strict=True):
         left = _left(Budget.parse(border), start, trajectory)
-        if left.amount <= 0:
+        if begin <= done:
             found = {f"0 {left.unit}": value}
         else:
             found[_text(left)] = value

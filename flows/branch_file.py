@@ -30,9 +30,6 @@ class Draft:
         self.comments: dict[FieldPath, str] = {}
         self.notes: list[str] = []
 
-    def is_variant(self, stage: str) -> bool:
-        return any(stage in made for made in self.document.variants.values())
-
     def add(self, path: FieldPath, value: Any, comment: str) -> None:
         """States a field; `path` in the composed recipe."""
         place = self._written(path, value)

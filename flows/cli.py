@@ -138,11 +138,11 @@ def run(
             for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
                 records.protect(node)
             console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
-            terminal.outro(console, made, spec)
+            terminal.outro(console, made, spec, store, overrides)
             return
         console.print(plan_tables.plan_table(made, width=console.width))
         _run(made, spec, overrides, until, only, parts)
-        terminal.outro(console, make(made.pipeline, made.store), spec)
+        terminal.outro(console, make(made.pipeline, made.store), spec, store, overrides)
 
 
 def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:

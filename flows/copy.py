@@ -1,6 +1,7 @@
 """`apertus cp`: a run with its lineage in another store, where it goes on.
 
-Invariant: the record of the run is written last, when all that it refers to and that is stored has been copied.
+Invariants: the record of the run is written last, when all that it refers to and that is stored has been copied. A copy of some stages
+takes nothing from what the target's record of the run reaches, so that `gc` there removes nothing because of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from infra.store import Store, StoreError, runs
 from infra.store.contents import Contents
 from infra.store.copy import Amount, closure, copy, markers_of
 from infra.store.store import to_json
-from specs.pipeline import load
+from specs.pipeline import DEFAULT_STORE, load
 
 Parts = dict[str, tuple[str, int | None]]
 
@@ -34,7 +35,7 @@ def run(console: Console, what: str, target: str, stages: list[str], store: str 
         parts: Parts = {node.name: (node.path, node.end_step) for node in plan.graph.nodes.values() if node.stage in chosen}
         name, spec = pipeline.name, pipeline.model_dump(mode="json", by_alias=True)
     else:
-        source = Store.open(store or "apertus-store")
+        source = Store.open(store or DEFAULT_STORE)
         record = runs.last(source, what)
         parts, name, spec = _chosen(record, stages), what, record.spec
     other = Store.open(target)
@@ -44,7 +45,7 @@ def run(console: Console, what: str, target: str, stages: list[str], store: str 
     if not artifacts:
         raise StoreError(f"nothing of '{what}' is stored in {source.url}")
     amount_ = _with_progress(console, source, other, artifacts)
-    _record(other, name, parts, spec)
+    _record(other, name, parts, spec, some=bool(stages))
     there = f", {amount_.present_files} files ({amount(amount_.present_bytes)}B) were there" if amount_.present_files else ""
     copied = f"{amount_.artifacts} artifacts, {amount_.files} files ({amount(amount_.bytes)}B) copied and checked{there}"
     console.print(f"{escape(name)} is in {escape(other.url)}: {copied}", soft_wrap=True)
@@ -73,11 +74,20 @@ def _with_progress(console: Console, source: Store, target: Store, artifacts: li
         return copy(source, target, artifacts, lambda name, size: progress.update(task, advance=size))
 
 
-def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any]) -> None:
-    """Makes the copy a named run of the target, so that `gc` keeps it; nothing where its last record says the same."""
+def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some: bool) -> None:
+    """Makes the copy a named run of the target, so that `gc` keeps it; nothing where its last record says the same. `some`: the copy is of
+    some stages, so the parts of the last record stay, those of a trajectory that is in both with the furthest step."""
     if name in runs.names(store):
         last = runs.last(store, name)
-        if (last.parts, last.spec) == (parts, spec):
+        if some:
+            behind = {part for part in parts.keys() & last.parts.keys() if _behind(parts[part], last.parts[part])}
+            parts = last.parts | {part: at for part, at in parts.items() if part not in behind}
+        if parts == last.parts and (some or spec == last.spec):
             return
     document = {"parts": {part: {"path": path, "step": step} for part, (path, step) in parts.items()}, "spec": spec}
     store.write_once(f"runs/{name}/{runs.next_stamp(store, name)}.json", to_json(document))
+
+
+def _behind(one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
+    """Whether `one` is an earlier step of the same trajectory."""
+    return one[0] == other[0] and (one[1] or 0) < (other[1] or 0)

@@ -23,9 +23,12 @@ from infra.store.contents import input_path
 from infra.store.lineage import tokens_before
 from specs.base import flatten
 from specs.errors import Problem, SpecError, nearest
-from specs.pipeline import load
+from specs.pipeline import DEFAULT_STORE, load
+from specs.trajectory import legs
 
 POINTS = 8  # steps at which losses are shown
+PARENT = "parent"  # input of a segment: the checkpoint that it goes on from
+WITH_MORE = ("checkpoint.milestones", "checkpoint.best")  # where a part has what other stages ask for beside what its own states
 NUMBERED = (int, float)
 
 
@@ -46,11 +49,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared. `single`: it was named as one part, and is compared with another whatever their names."""
+    """What is compared. `chosen`: it was named as a stage or a part, and is compared with another whatever their names."""
 
     label: str
     parts: dict[str, Part]
-    single: bool
+    chosen: bool
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def side(text: str, store: str | None, other: str = "") -> Side:
     if Path(spec).suffix in (".yaml", ".yml") or Path(spec).is_file():
         pipeline = load(spec)
         return _of_plan(text, make(pipeline, Store.open(store or pipeline.store)), stage, spec)
-    opened = Store.open(store or "apertus-store")
+    opened = Store.open(store or DEFAULT_STORE)
     run, _, stamp = text.partition("@")
     if ":" not in text and run in runs.names(opened):
         return _of_run(text, opened, run, stamp)
@@ -117,13 +120,16 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
     for name in names:
         node, step = plan.graph.nodes[name], plan.steps[name]
         full = flatten({**node.part.model_dump(mode="json", by_alias=True), "launch": node.launch.model_dump(mode="json", by_alias=True)})
+        stated = next((leg.settings.checkpoint for leg in legs(plan.pipeline, node.stage) if leg.name == node.leg), None)
+        if stated is not None:
+            full = _without_more(full) | {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
         inputs = {
             role: (read.name + (f"@step={read.step}" if read.step is not None else ""), read.hashed) for role, read in node.inputs.items()
         }
         artifact = Artifact(plan.store, node.path, node.end_step)
         metrics, loss = _results(artifact) if step.action == "reuse" else ({}, {})
         parts[name] = Part(name, node.kind, node.fingerprint, full, frozenset(flatten(node.identity)), inputs, metrics, loss)
-    return Side(label, parts, bool(stage) and len(parts) == 1)
+    return Side(label, parts, bool(stage))
 
 
 def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
@@ -147,6 +153,7 @@ def _stored(store: Store, found: Found, name: str = "") -> Part:
     if artifact.complete:
         execution = artifact.manifest.get("execution") or {}
         fields = {**flatten({**(execution.get("spec") or {}), "launch": execution.get("launch") or {}}), **fields}
+        fields = _without_more(fields)
         metrics, loss = _results(artifact)
     inputs = {}
     for role, read in identity["inputs"].items():
@@ -155,6 +162,10 @@ def _stored(store: Store, found: Found, name: str = "") -> Part:
         inputs[role] = (f"{read.get('name') or input_path(read) or 'documents'}{at}", hashed_as)
     name = name or str(identity["name"])
     return Part(name, str(identity["kind"]), str(identity["fingerprint"]), fields, frozenset(hashed), inputs, metrics, loss)
+
+
+def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if not name.startswith(WITH_MORE)}
 
 
 def _results(artifact: Artifact) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
@@ -186,18 +197,53 @@ def _is_number(value: Any) -> bool:
 
 
 def compare(a: Side, b: Side) -> list[Difference]:
-    """Part by part in the order of A, then what only B has. Two single parts are compared whatever their names; else parts of one name, and
-    parts of different names that are the same work."""
-    if a.single and b.single:
-        one, other = next(iter(a.parts.values())), next(iter(b.parts.values()))
-        return [_difference(one.name if one.name == other.name else f"{one.name} | {other.name}", one, other)]
-    left = {part.fingerprint: part.name for name, part in b.parts.items() if name not in a.parts}
-    found, taken = [], set()
-    for name, part in a.parts.items():
-        twin = name if name in b.parts else left.get(part.fingerprint)
-        taken.add(twin)
-        found.append(_difference(name if twin in (name, None) else f"{name} | {twin}", part, b.parts.get(twin) if twin else None))
-    return found + [_difference(name, None, part) for name, part in b.parts.items() if name not in taken]
+    """Part by part in the order of A, then what only B has. Compared are parts of one name, parts of different names that are the same
+    work, those of a branch with what they branch off, and of two stages that were named the remaining ones in their order."""
+    left = {part.fingerprint: name for name, part in b.parts.items() if name not in a.parts}
+    pairs = [
+        (name, twin) for name, part in a.parts.items() if (twin := name if name in b.parts else left.get(part.fingerprint)) is not None
+    ]
+    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    beside = [(one, other) for other, one in _beside(b, a) if other not in theirs]
+    beside += [(one, other) for one, other in _beside(a, b) if one not in ours]
+    pairs += beside
+    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    if a.chosen and b.chosen and not beside:
+        pairs += zip([one for one in a.parts if one not in ours], [other for other in b.parts if other not in theirs], strict=False)
+        ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    order = {name: index for index, name in enumerate(a.parts)}
+    found = [(one, _difference(one if one == other else f"{one} | {other}", a.parts[one], b.parts[other])) for one, other in pairs]
+    found += [(one, _difference(one, part, None)) for one, part in a.parts.items() if one not in ours]
+    found.sort(key=lambda pair: order[pair[0]])
+    return [one for _, one in found] + [_difference(name, None, part) for name, part in b.parts.items() if name not in theirs]
+
+
+def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
+    """Segments that go on from inside a stage of the other side, with the segments there that go on from the same place."""
+    pairs: dict[str, str] = {}
+    names = {part.fingerprint: name for name, part in original.parts.items()}
+    own = {part.fingerprint: name for name, part in branched.parts.items()}
+
+    def of_stage(name: str, origin: str) -> bool:
+        return name.split("/")[0] == origin.split("/")[0]
+
+    for name, part in branched.parts.items():
+        if name in original.parts or part.fingerprint in names or PARENT not in part.inputs:
+            continue
+        fingerprint, _, step = part.inputs[PARENT][1].partition("@")
+        origin = pairs.get(own.get(fingerprint, "")) or names.get(fingerprint)
+        if origin is None:
+            continue
+        there = original.parts[origin].fingerprint
+        following = [
+            other
+            for other, one in original.parts.items()
+            if of_stage(other, origin) and PARENT in one.inputs and one.inputs[PARENT][1].partition("@")[0] == there
+        ]
+        inside = there == fingerprint and step.isdecimal() and int(step) < int(original.parts[origin].fields.get("end_step", 0))
+        if counterpart := origin if inside else next(iter(following), None):
+            pairs[name] = counterpart
+    return list(pairs.items())
 
 
 def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
@@ -217,10 +263,11 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
         if left is None or right is None or left[1] != right[1]:
             one, other = (f"{read[0]} {read[1][:8]}" if read else None for read in (left, right))
             found.inputs.append(Change(role, one, other, "input"))
+    same = a.fingerprint == b.fingerprint  # then what was measured is told where it differs, at another step of the trajectory
     for metric in a.metrics:
-        if metric in b.metrics:
+        if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):
             found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric], "metric"))
-    found.losses = list(_losses(a, b))
+    found.losses = [row for row in _losses(a, b) if not (same and row[2] == row[3])]
     return found
 
 

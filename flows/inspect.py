@@ -48,7 +48,7 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, No
         kind = nodes[name].kind if name in nodes else plan.pipeline.stages[name].kind
         raise SpecError([Problem((), f"there is nothing to inspect in a {kind}", f"name one of: {', '.join(INSPECTORS)}.", "inspect")])
     if chosen[0].end_step is not None:
-        return INSPECTORS[chosen[0].kind], inspect_batch.segment_at(plan, name, chosen, options)
+        return INSPECTORS[chosen[0].kind], inspect_batch.segment_at(name, chosen, options)
     if len(chosen) > 1:
         names = ", ".join(node.name for node in chosen)
         raise SpecError([Problem((), f"'{name}' has {len(chosen)} parts", f"name one: {names}.", "inspect")])

@@ -23,7 +23,7 @@ from specs.stages.training import Segment
 STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "padding": "dim"}
 
 
-def segment_at(plan: Plan, name: str, nodes: list[Node], options: Options) -> Node:
+def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
     """The segment that a step lies in, of one leg; the first one by default. SpecError for a step that there is not."""
     legs = sorted({node.leg for node in nodes})
     if len(legs) > 1:

@@ -80,13 +80,13 @@ def _parts(graph: Graph) -> dict[str, dict[str, Any]]:
     return {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}
 
 
-def difference(node: Node, graph: Graph, records: Records) -> str:
+def difference(node: Node, records: Records) -> str:
     """Why a part that is not stored has to run: field, old value, new value."""
     candidates = [identity for path in _candidates(node, records) if (identity := _identity(records.store, path)) is not None]
-    best = min(((_changes(node, graph, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
+    best = min(((_changes(node, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
     last = records.last(node.name)
     if last is not None and (identity := _identity(records.store, last.path)) is not None and identity["kind"] == node.kind:
-        best = (_changes(node, graph, identity), identity)
+        best = (_changes(node, identity), identity)
     if best is None:
         return "new"
     changes, identity = best
@@ -110,7 +110,7 @@ def _identity(store: Store, path: str) -> dict[str, Any] | None:
     )
 
 
-def _changes(node: Node, graph: Graph, identity: dict[str, Any]) -> list[str]:
+def _changes(node: Node, identity: dict[str, Any]) -> list[str]:
     changes = []
     if identity["version"] != node.version:
         changes.append(f"version of {node.kind}: {identity['version']} -> {node.version}")

@@ -18,7 +18,7 @@ RecipeFile = Annotated[
     ),
 ]
 Override = Annotated[
-    str, Field(title="PATH=VALUE", pattern=r"^[A-Za-z0-9_.\[\]-]+=", examples=["stages.sft.optimizer.lr=2e-6"], description="like --set")
+    str, Field(title="PATH=VALUE", pattern=r"^[^=.]+(\.[^=.]+)*=", examples=["stages.sft.optimizer.lr=2e-6"], description="like --set")
 ]
 StageName = Annotated[str, Field(title="Stage", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 StoreUrl = Annotated[

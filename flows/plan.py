@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal
 
 from flows import absent, supply
@@ -46,6 +47,14 @@ class Step:
     def state(self) -> str:
         """The action, or why there is another thing to say first: `gate failed`, `declared`."""
         return "gate failed" if self.gate_failures else "declared" if self.absent else self.action
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Tokens, steps and FLOPs that are still to be done; what lies before `resume_step` is not done again."""
+        node, share = self.node, Fraction(0 if self.action == "reuse" else 1)
+        if self.resume_step is not None and node.end_step is not None and node.steps:
+            share = Fraction(node.end_step - self.resume_step, node.steps)
+        return {"tokens": int(node.tokens * share), "steps": int(node.steps * share), "flops": int(node.flops * share)}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,10 +100,10 @@ class Plan:
 
     def totals(self) -> dict[str, Any]:
         """What there is and what is still to be done, work that two stages share once."""
-        once = [self.steps[node.name].to_json() for node in self.graph.nodes.values() if self.graph.twin(node) is None]
-        todo = [part for part in once if part["action"] != "reuse"]
-        totals: dict[str, Any] = {key: sum(part[key] for part in once) for key in ("tokens", "steps", "flops")}
-        totals["to_do"] = {key: sum(part[key] for part in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
+        once = [self.steps[node.name] for node in self.graph.nodes.values() if self.graph.twin(node) is None]
+        todo = [step for step in once if step.action != "reuse"]
+        totals: dict[str, Any] = {key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps", "flops")}
+        totals["to_do"] = {key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
         trajectories = list(self.graph.trajectories.values())
         own = [t for t in trajectories if not t.imported] or trajectories  # of an imported one, it may be the tokenizer that is read
         totals["parameters"] = max((t.model.parameters for t in own), default=0)
@@ -197,7 +206,7 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
         units = len(store.names(f"{node.path}/units"))
         reason = f"it was interrupted; {units} units of work are stored" if units else "it was interrupted before anything was committed"
         return Step(node, "run", reason, stored)
-    return Step(node, "run", difference(node, plan.graph, records), False)
+    return Step(node, "run", difference(node, records), False)
 
 
 def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ...]:

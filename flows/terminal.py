@@ -20,6 +20,7 @@ from rich.text import Text
 
 from flows.plan import Plan, Step
 from infra.store import Artifact, StoreError
+from specs.redaction import redacted
 
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
 DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
@@ -263,8 +264,8 @@ def watcher(console: Console, total: int) -> Live | Plain:
     return Live(console, total) if console.is_terminal else Plain(console)
 
 
-def outro(console: Console, plan: Plan, spec: str) -> None:
-    """Where the model is, and three commands to go on with."""
+def outro(console: Console, plan: Plan, spec: str, store: str | None, overrides: list[str]) -> None:
+    """Where the model is, and three commands to go on with, about the same store and the recipe with the same overrides."""
     exports = [
         step.node
         for step in plan.steps.values()
@@ -284,12 +285,15 @@ def outro(console: Console, plan: Plan, spec: str) -> None:
         for leg, trajectory in plan.graph.trajectories.items()
         if leg == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
     ]
+    chosen = [*(["--store", store] if store else []), *(x for override in overrides for x in ("--set", override))]
+    recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(option)}" for option in chosen)
     console.print("Next:")
-    console.print(f"  {program} status {spec}", soft_wrap=True)
-    console.print(f"  {program} lineage {spec} {last}", soft_wrap=True)
+    for command in (f"status {recipe}", f"lineage {recipe} {last}"):
+        console.print(escape(redacted(f"  {program} {command}{options}")), soft_wrap=True)
     if training:
         lr = plan.graph.trajectories[training[-1]].optimizer.lr or 0.0
-        console.print(f"  {program} plan {spec} --set stages.{training[-1]}.optimizer.lr={lr / 2:g}", soft_wrap=True)
+        halved = f"--set stages.{training[-1]}.optimizer.lr={lr / 2:g}"
+        console.print(escape(redacted(f"  {program} plan {recipe}{options} {halved}")), soft_wrap=True)
 
 
 def _short(path: str) -> str:

@@ -44,6 +44,11 @@ CODES: dict[str, Code] = {
         "100,000 steps and more.",
         "arXiv 2409.03137",
     ),
+    "never-reached": Code(
+        "a stage ends before a step of its checkpoint.milestones, or before its warm-up does",
+        "The checkpoint is never made, the learning rate never reaches its peak; nothing else says so.",
+        "the recipe",
+    ),
     "repetition": Code(
         "a stage ends with more than 4 passes over a source, counted from new weights",
         "Up to about four passes repeated tokens are worth nearly as much as new ones, afterwards quickly less.",

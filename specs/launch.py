@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from specs.base import Spec, execution
-from specs.units import Duration
+from specs.units import HELD_OUT, Duration
 
 
 class Parallel(Spec):
@@ -138,7 +138,7 @@ class Checkpointing(Spec):
     keep: int = execution(2, ge=1, description="latest checkpoints kept, also when a segment has finished; its end is always kept")
     keep_every: int | None = execution(None, ge=1, description="checkpoints at multiples of so many steps of the stage are made and kept")
     milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are made and kept for good")
-    best: list[str] = execution(
+    best: list[Annotated[str, Field(pattern=f"^{HELD_OUT}$")]] = execution(
         default_factory=list,
         description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; what `@best:` asks for is added",
     )

@@ -129,12 +129,10 @@ def full_schedule(at: FieldPath, stage: Training, peak: float, pieces: Pieces, l
 
     total, warmup = tokens(stage.budget), tokens(spec.warmup) if spec.warmup else 0
     decaying = spec.decay != "none"
-    decay = (tokens(spec.decay_over) if spec.decay_over else total) if decaying else 0
-    if warmup + decay > total and decaying and spec.decay_over:
+    decay = (tokens(spec.decay_over) if spec.decay_over else max(0, total - warmup)) if decaying else 0
+    if decaying and warmup + decay > total:
         message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
         raise SpecError([Problem((*at, "schedule"), message, "shorten one of them.")])
-    if decaying and not spec.decay_over:
-        decay = total - warmup
     return Schedule(
         peak=peak,
         warmup_tokens=warmup,

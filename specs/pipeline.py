@@ -46,6 +46,7 @@ from specs.trajectory import Trajectory, leg_of, legs, resolve
 from specs.units import Reference
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+DEFAULT_STORE = "apertus-store"
 TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
 CHECKPOINTS = (*TRAINING, "merge", "select")  # kinds whose results are checkpoints
 
@@ -62,7 +63,7 @@ class Pipeline(Spec):
 
     name: Name = execution()
     description: str = execution("")
-    store: str = execution("apertus-store", description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it")
+    store: str = execution(DEFAULT_STORE, description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it")
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)
     tracking: Tracking = execution(default_factory=Tracking)

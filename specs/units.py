@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 Unit = Literal["tokens", "samples", "steps"]
 HUGGING_FACE = "hf:"
 MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+HELD_OUT = r"val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?"  # a held-out loss that checkpoints are compared by
 _AMOUNT = re.compile(r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -116,7 +117,7 @@ class Reference(_FromText):
     _pattern = (
         r"^hf:\S.*$|"
         r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?"
-        r"(@(last|step=[\d_]+|tokens=[\d_.]+[kKMBGT]?|best:val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?))?$"
+        r"(@(last|step=[\d_]+|tokens=[\d_.]+[kKMBGT]?|best:" + HELD_OUT + r"))?$"
     )
 
     @classmethod

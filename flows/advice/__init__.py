@@ -22,6 +22,7 @@ CHECKS = (
     training.decay_before_sft,
     training.learning_rate_jump,
     training.slow_warmup,
+    training.never_reached,
     training.repetition,
     training.goldfish_off,
     training.rope_theta,

@@ -106,6 +106,25 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
             )
 
 
+def never_reached(context: Context) -> Iterator[Advice]:
+    stated = {leg.name: leg.settings.checkpoint.milestones for name in context.pipeline.stages for leg in legs(context.pipeline, name)}
+    for name, trajectory in context.legs():
+        late = [step for step in stated.get(name, []) if step > trajectory.steps]
+        if late:
+            steps = ", ".join(f"{step:,}" for step in late)
+            message = (
+                f"'{name}' has {trajectory.steps:,} steps, and ends before its milestones {steps}; raise its budget, or leave them out"
+            )
+            yield Advice("never-reached", trajectory.stage, message, {"steps": trajectory.steps, "milestones": late})
+        warmup, tokens = trajectory.cuts[0].schedule.warmup_tokens, trajectory.tokens
+        if warmup > tokens:
+            reached = trajectory.cuts[0].schedule.factor(tokens)
+            message = (
+                f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches {reached:.3g} of the peak; shorten it"
+            )
+            yield Advice("never-reached", trajectory.stage, message, {"tokens": tokens, "warmup_tokens": warmup, "reached": reached})
+
+
 def repetition(context: Context) -> Iterator[Advice]:
     for demand in context.demands:
         if demand.passes > PASSES and demand.passes != math.inf:

@@ -11,9 +11,8 @@ from flows import collect, copy
 from flows.cli import JsonOption, SetOption, StoreOption, _mistakes_are_messages, _print_json, app, console
 from infra.store import Store, StoreError, runs
 from infra.store.collect import survey
+from specs.pipeline import DEFAULT_STORE
 from specs.units import Duration
-
-DEFAULT_STORE = "apertus-store"
 
 
 def _existing(store: str | None) -> Store:

@@ -17,6 +17,7 @@ from flows.picture import svg
 from flows.stored import find
 from infra.store import Store, StoreError
 from specs.errors import Problem, SpecError, nearest
+from specs.pipeline import DEFAULT_STORE
 
 
 @app.command()
@@ -97,7 +98,7 @@ def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | 
 def _of_stored(text: str, store: str | None) -> list[Lineage]:
     if Path(text).suffix in (".yaml", ".yml"):
         raise SpecError([Problem((), "a recipe has many stages", "name one behind it: apertus lineage SPEC STAGE.", text)])
-    opened = Store.open(store or "apertus-store")
+    opened = Store.open(store or DEFAULT_STORE)
     return [lineages.of_store(opened, found.path, found.step) for found in find(opened, text)]
 
 

@@ -15,9 +15,7 @@ from infra.store import Store, StoreError
 from infra.store.migrate import migrate as migrate_store
 from infra.store.verify import Verified, verify, withdraw
 from specs.errors import Problem, SpecError
-from specs.pipeline import load
-
-DEFAULT_STORE = "apertus-store"
+from specs.pipeline import DEFAULT_STORE, load
 
 
 @app.command("verify")

@@ -180,7 +180,7 @@ class Estimates:
         a time, retention included."""
         documents = [stage.to_json() for stage in self.stages.values()]
         stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
-        requests = Requests(0, 0, 0, 0)
+        requests = Requests(0, 0, 0, 0, 0)
         for part in self.parts:
             every = part.requests.times(part.checkpoints.written)
             requests = Requests(*(before + more for before, more in zip(requests, every, strict=True)))

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from flows.estimate.memory import adapters, parameters, state_bytes
+from infra.store.sinks import parts_of
 from specs.cluster import Cluster
 from specs.intervals import expected_time, longest_interval, young_daly
 from specs.stages.sft import SftSegment
@@ -25,7 +26,6 @@ from specs.stages.training import Segment
 from specs.units import Duration
 
 NOTICED = 0.01  # of the time of training: what an interval loses beside the best one before anything is said of it
-PART_BYTES = 50 * 2**20  # s3fs writes larger files in parts of this size
 
 
 class Checkpoints(NamedTuple):
@@ -130,9 +130,10 @@ def saving(segment: Segment, processes: int, saved: Checkpoints, step_seconds: f
 
 
 class Requests(NamedTuple):
-    """Requests to object storage by which checkpoints are written and removed."""
+    """Requests to object storage by which checkpoints are written and removed. get: those around a marker."""
 
     put: int
+    get: int
     list: int
     head: int
     delete: int
@@ -142,11 +143,12 @@ class Requests(NamedTuple):
 
 
 def _counted(processes: int, size: int) -> Requests:
-    """A checkpoint has a file per process, an index, and the marker that commits it. A file above a part goes up in parts, with a request
-    before and one after them; each file is looked at once for its size, and removed when newer checkpoints take its place."""
-    parts = -(-size // processes // PART_BYTES)
+    """A checkpoint has a file per process, an index, rows of metrics, and the marker that commits it. A file that is no shorter than a part
+    goes up in parts, with a request before and one after them and one for the digests of its pieces; each file is looked at once for its
+    size, and removed when newer checkpoints take its place. docs/object_storage.md has what a server saw."""
+    parts = parts_of(-(-size // processes))
     files = processes + 2
-    return Requests(put=processes * (parts + 2 if parts > 1 else 1) + 2, list=1, head=files, delete=files)
+    return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files)
 
 
 REQUESTS: Callable[[int, int], Requests] = _counted

@@ -7,7 +7,8 @@ from typing import cast
 from flows.graph import Input, Node
 from flows.parts.builder import Builder, reads
 from flows.parts.preferences import add_completions, add_model, add_prompts, add_rewards
-from specs.errors import FieldPath
+from specs.errors import FieldPath, nearest
+from specs.stages.corpus import CorpusStage
 from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.preference_data import CompletionsPart, PromptsPart
@@ -48,7 +49,43 @@ def add_evaluate(builder: Builder, name: str) -> None:
         name=checkpoint.name,
         against_name=inputs["against_checkpoint"].name if stage.against else "",
     )
-    builder.node(name, name, part, inputs)
+    node = builder.node(name, name, part, inputs)
+    for index, gate in enumerate(stage.gates):
+        _check_metric(builder, node, gate.metric, (*at, "gates", index, "metric"))
+
+
+def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
+    """A metric that the evaluation will not have is a problem. What the harness measures is known when it has."""
+    stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
+    known = _metrics(builder, stage, evaluation)
+    if metric not in known and not (stage.harness and metric.startswith("task/")):
+        builder.problem(path, f"'{evaluation.name}' will not have a metric '{metric}'", nearest(metric, known))
+
+
+def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
+    """The metrics of `apertus_model.stages.evaluate`, but for those of the harness."""
+    part, inputs = cast(EvaluatePart, evaluation.part), evaluation.inputs
+    names = [*(["perplexity"] if part.source_names else []), *(f"perplexity/{source}" for source in part.source_names)]
+    if stage.against:
+        theirs = cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names
+        both = [source for source in part.source_names if source in theirs]
+        names += [*(["forgetting"] if both and set(theirs) == set(part.source_names) else []), *(f"forgetting/{source}" for source in both)]
+    if part.by_position:
+        length, buckets = part.by_position.sequence_length, part.by_position.buckets
+        names += [f"loss/position/{index * length // buckets}" for index in range(buckets)]
+    if stage.memorisation:
+        probes = stage.memorisation.probes
+        sources = cast(CorpusStage, builder.pipeline.stages[probes.stage]).sources
+        repeats = sources[probes.part or next(iter(sources))].repeats
+        assert repeats is not None, "checked with the references"
+        measured = [f"{measure}/{bucket}" for measure in ("exact", "rouge_l", "common_substring") for bucket in repeats.buckets]
+        names += ["memorisation/passes", *(f"memorisation/{one}{end}" for one in measured for end in ("", "/low", "/high"))]
+    if "completions" in inputs:
+        names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in inputs else [])]
+        names += ["kl/against"] if stage.against else []
+    if "against_rewards" in inputs:
+        names += [f"reward/{name}" for name in ("against", "difference", "difference/low", "difference/high", "wins")]
+    return names
 
 
 def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
@@ -153,6 +190,8 @@ def add_select(builder: Builder, name: str) -> None:
     names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
     inputs = {f"checkpoint:{index}": checkpoint for index, checkpoint in enumerate(read)}
     inputs |= {f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)}
+    for evaluation in stage.evaluations:
+        _check_metric(builder, builder.graph.nodes[builder.part(evaluation).name], stage.metric, ("stages", name, "metric"))
     builder.node(name, name, SelectPart(metric=stage.metric, best=stage.best, names=names), inputs)
 
 

@@ -111,6 +111,7 @@ def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
         drawn[key] = drawn.get(key, 0) + cut.end_sample - cut.start_sample
         way, carried = [(node, cut.end_step), *way], [(node, cut.end_step), *carried]
         parent = reads(node, cut.end_step)
+    _check_best(builder, leg)
     if trajectory.leftover_tokens:
         graph.notes.append(
             f"{leg.name}: {settings.budget} are {trajectory.steps} whole steps; {trajectory.leftover_tokens:,} tokens are left over"
@@ -191,6 +192,19 @@ def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointin
             wanted.add(start.step)
             best |= {ref.best} if ref.best else set()
     return checkpoint.model_copy(update={"milestones": sorted(wanted), "best": sorted(best)})
+
+
+def _check_best(builder: Builder, leg: Leg) -> None:
+    """What `checkpoint.best` names is measured: otherwise none of its checkpoints would be kept, and nobody would be told."""
+    sources = sorted({name for node in builder.graph.segments(leg.name) for name in getattr(node.part, "source_names", [])})
+    for index, metric in enumerate(leg.settings.checkpoint.best):
+        path: FieldPath = (*leg.path, "checkpoint", "best", index)
+        wanted = metric.removeprefix("val_loss").removeprefix("/")
+        if not leg.settings.validation.interval:
+            builder.problem(path, f"'{metric}' is a held-out loss, and '{leg.name}' measures none", "give it a validation.interval.")
+        elif wanted and wanted not in sources:
+            message = f"'{metric}' is the held-out loss of '{wanted}', which '{leg.name}' does not train on"
+            builder.problem(path, message, nearest(wanted, sources))
 
 
 def _tokenizer(builder: Builder, leg: Leg, data: dict[str, Input], trajectory: Trajectory) -> Input:

@@ -74,11 +74,14 @@ class Checkpoint:
                     check.cancel()
 
     def validation_loss(self, metric: str) -> float | None:
-        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None when it was not measured at this very step."""
+        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None for any other, and when it was not measured at this
+        very step."""
         losses: dict[str, float] = self.facts.get("validation") or {}
         if not losses or self.facts.get("validation_step") != self.step:
             return None
-        return losses.get(metric.removeprefix("val_loss/")) if "/" in metric else sum(losses.values()) / len(losses)
+        if metric == "val_loss":
+            return sum(losses.values()) / len(losses)
+        return losses.get(metric.removeprefix("val_loss/")) if metric.startswith("val_loss/") else None
 
 
 class Artifact:

@@ -105,11 +105,6 @@ def sidecar_path(path: str) -> str:
     return str(place.with_name(f".{place.name}.pieces"))
 
 
-def sidecar_of(path: str, record: dict[str, Any]) -> str | None:
-    """The sidecar of a file, or None for one that has none. Who copies or removes single files takes it along."""
-    return sidecar_path(path) if isinstance(record.get("pieces"), str) else None
-
-
 def piece_digests(data: bytes | memoryview, piece_bytes: int) -> list[bytes]:
     """SHA-256 of the consecutive pieces of `data`: 32 bytes each."""
     view = memoryview(data)

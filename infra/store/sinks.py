@@ -27,6 +27,19 @@ PARTS_OF_A_SIZE = 1000
 """S3 allows 10,000 parts of 5 MiB to 5 GiB: each thousand is twice as long as the one before, which suffices for 16 TiB."""
 
 
+def part_length(before: int) -> int:
+    """Bytes of the part of an upload that `before` others come before."""
+    return PART_BYTES << (before // PARTS_OF_A_SIZE)
+
+
+def parts_of(size: int) -> int:
+    """Parts in which a file of so many bytes is uploaded; 0 for one that is shorter than a part, which is put in one go."""
+    number = 0
+    while size > 0 and (number or size >= PART_BYTES):
+        size, number = size - part_length(number), number + 1
+    return number
+
+
 class Sink(Protocol):
     """Where the parts of one file go."""
 
@@ -100,7 +113,7 @@ class MultipartSink:
         self._size = 0
 
     def next_length(self) -> int:
-        return PART_BYTES << (len(self._sent) // PARTS_OF_A_SIZE)
+        return part_length(len(self._sent))
 
     def _s3(self, method: str, size: int = 0, **arguments: Any) -> dict[str, Any]:
         what = f"writing '{self._path}' ({method})"

@@ -26,7 +26,7 @@ class Gate(Spec):
     """A bound on a metric. A gate that is not met stops what comes after the stage; the metrics stay stored, so editing a bound
     reruns nothing."""
 
-    metric: str = execution(description="for example perplexity/code, perplexity, memorisation/exact/16")
+    metric: str = execution(description="for example perplexity, perplexity/corpus/code, memorisation/exact/16")
     max: float | None = execution(None)
     min: float | None = execution(None)
 
@@ -34,6 +34,8 @@ class Gate(Spec):
     def _bounded(self) -> Gate:
         if self.max is None and self.min is None:
             raise ValueError("a gate needs max or min")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"no value is at least {self.min:g} and at most {self.max:g}; state a min below max")
         return self
 
     def failure(self, metrics: dict[str, float]) -> str | None:

@@ -57,6 +57,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "decay-before-sft": (("stages.cooldown.schedule={decay: linear, final: 0.1}",), ("stages.cooldown.schedule={decay: none}",), "sft"),
     "learning-rate-jump": (("stages.cooldown.optimizer.lr=4e-2",), ("stages.cooldown.optimizer.lr=1e-2",), "cooldown"),
     "slow-warmup": (("stages.pretrain.optimizer.alpha_warmup=100",), (), "cooldown"),
+    "never-reached": (("stages.pretrain.checkpoint.milestones=[16, 17]",), ("stages.pretrain.checkpoint.milestones=[16]",), "pretrain"),
     "repetition": (REPEATED, (), "pretrain"),
     "goldfish-off": ((*REPEATED, "stages.pretrain.goldfish=null"), REPEATED, "pretrain"),
     "rope-theta": ((LONGER.format(theta="5e5"),), (LONGER.format(theta="6e5"),), "longer"),

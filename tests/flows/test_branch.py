@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from specs.stages.training import Segment
 from tests.flows.conftest import finish
 from tests.recipes import CHAT, RECIPE, write_recipe
 
+ROOT = Path(__file__).parents[2]
 Planned = Callable[..., Plan]
 
 
@@ -231,6 +233,35 @@ def test_a_branch_changes_data_optimizer_length_batch_and_carries_what_it_says(b
 @pytest.fixture
 def chat(tmp_path: Path, store: Store) -> Path:
     return write_recipe(tmp_path, CHAT)
+
+
+@pytest.mark.parametrize(("step", "cuts"), [(8, [(16, 4), (32, 8)]), (12, [(32, 8)])])
+def test_a_branch_at_the_end_of_a_segment_begins_behind_a_border_that_is_stated_in_tokens(
+    recipe: Path, store: Store, step: int, cuts: list[tuple[int, int]]
+) -> None:
+    # borders at 1,050 and 1,600 tokens are floored to steps 8 and 12, at 1,024 and 1,536 tokens; 26 and 64 tokens are less than a step
+    text = recipe.read_text().replace("{0 steps: main, 8 steps: second}", "{0 tokens: main, 1_050 tokens: second}")
+    recipe.write_text(text.replace("{0 steps: 4, 12 steps: 8}", "{0 tokens: 4, 1_600 tokens: 8}"))
+    plan = make(load(recipe), store)
+    finish(plan)
+    assert [node.end_step for node in plan.graph.segments("pretrain")] == [8, 12, 16]
+    new = plan_of(branch(str(recipe), f"pretrain@step={step}", "other", [], store=store.url), store)
+    assert [(cut.end_sample - cut.start_sample, cut.batch) for cut in new.graph.trajectories["other"].cuts] == cuts
+    assert {cut.mixture for cut in new.graph.trajectories["other"].cuts} == {"second"}
+
+
+def test_the_branch_that_the_pages_show_starts_from_what_a_finished_run_of_the_miniature_keeps(tmp_path: Path) -> None:
+    pages = "".join((ROOT / page).read_text() for page in ("README.md", "docs/operations.md"))
+    (point, name, override), other = re.findall(r"apertus branch \S+ (\S+) --name (\S+) --set ([^\s`]+)", pages)
+    assert point == other[0]
+    recipe = tmp_path / "mini.yaml"
+    recipe.write_text((ROOT / "specs/recipes/mini.yaml").read_text())
+    store = Store.open(str(tmp_path / "store"))
+    store.initialise()
+    plan = make(load(recipe), store)
+    finish(plan, *(node.name for node in plan.graph.of("pretrain")))
+    made = branch(str(recipe), point, name, [override], store=store.url)
+    assert {step.action for part, step in plan_of(made, store).steps.items() if part.startswith("pretrain/")} == {"reuse"}
 
 
 def test_a_leg_of_a_chain_goes_on_with_the_legs_behind_it(chat: Path, store: Store) -> None:

@@ -264,5 +264,5 @@ def test_lineage_and_report_show_the_model_with_its_licence(planned: Planned, fo
 def test_a_step_that_only_imports_is_no_example_for_a_learning_rate(planned: Planned, tmp_path: Path) -> None:
     console = Console(record=True, width=300, file=io.StringIO())
     text = RECIPE[: RECIPE.index("  corpus:")] + '  export: {{kind: export, from: "hf:HF"}}\n'
-    terminal.outro(console, planned(text=text), "some.yaml")
+    terminal.outro(console, planned(text=text), "some.yaml", None, [])
     assert "optimizer" not in console.export_text()

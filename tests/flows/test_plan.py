@@ -129,6 +129,11 @@ def test_a_longer_budget_continues_the_last_segment(planned: Planned) -> None:
     step = plan.steps["pretrain/3"]
     assert (step.action, step.resume_step) == ("resume", 16)
     assert step.reason == "at step 16 of 30; the budget grew: it ended at step 16 before"
+    # 14 steps of 8 sequences and, in `cooldown`, 6 of 8, of 32 tokens each; what is done of `pretrain/3` is 4 of its 18 steps
+    left = plan.to_json()["totals"]["to_do"]
+    nodes = plan.graph.nodes
+    assert (left["steps"], left["tokens"]) == (14 + 6, (14 + 6) * 8 * 32)
+    assert left["flops"] == nodes["pretrain/3"].flops * 14 // 18 + nodes["cooldown"].flops
 
 
 def test_a_child_at_a_step_does_not_depend_on_where_its_parent_ends(planned: Planned) -> None:

@@ -68,6 +68,48 @@ def test_the_best_checkpoint_is_that_of_the_lowest_loss_over_all_or_of_one_sourc
         assert plan.graph.nodes["qrpo"].inputs["parent"].step == 4
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "stages.cooldown.checkpoint.best=[val_loss]",
+            r"cooldown\.checkpoint\.best\[0\]: 'val_loss' is a held-out loss, and 'cooldown' measures none. Fix: give it a validation",
+        ),
+        (
+            "stages.pretrain.checkpoint.best=[val_loss/corpus/notes, val_loss/note]",
+            r"best\[1\]: 'val_loss/note' is the held-out loss of 'note', which 'pretrain' does not train on. Fix: use one of corpus/notes",
+        ),
+        (
+            "stages.evaluate.gates=[{metric: perplexity, max: 9}, {metric: perplexty, max: 9}]",
+            r"gates\[1\]\.metric: 'evaluate' will not have a metric 'perplexty'. Fix: did you mean 'perplexity'",
+        ),
+        ("stages.evaluate-sft.gates=[{metric: forgetting, max: 9}]", "'evaluate-sft' will not have a metric 'forgetting'"),
+    ],
+)
+def test_a_metric_that_will_not_be_measured_is_refused_before_anything_runs(chat: Planned, override: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        chat(override)
+
+
+def test_a_choice_by_a_metric_that_a_candidate_will_not_have_is_refused(tmp_path: Path, store: Store) -> None:
+    choice = "  best: {{kind: select, evaluations: [evaluate-sft, evaluate-qrpo], metric: reward/difference}}\n"
+    with pytest.raises(SpecError, match=r"best\.metric: 'evaluate-sft' will not have a metric 'reward/difference'"):
+        make(load(write_recipe(tmp_path, CHAT + choice)), store)
+
+
+def test_every_metric_of_an_evaluation_may_have_a_gate(chat: Planned) -> None:
+    # what evaluate-qrpo of the tiny recipe stores: held-out text, answers and rewards, all of them against evaluate-sft
+    measured = ["perplexity", "perplexity/corpus/notes", "forgetting", "forgetting/corpus/notes", "kl/against", "reward/prompts"]
+    measured += ["reward/finished", "reward/mean", "reward/against", "reward/difference", "reward/difference/low", "reward/difference/high"]
+    gates = ", ".join(f"{{metric: {name}, min: 0}}" for name in [*measured, "reward/wins"])
+    chat(f"stages.evaluate-qrpo.gates=[{gates}]")
+    chat(
+        "stages.evaluate.gates=[{metric: loss/position/12, max: 9}, {metric: task/anything/acc, min: 0}]",
+        "stages.evaluate.by_position={sequence_length: 50, buckets: 4}",
+        "stages.evaluate.harness={tasks: [anything]}",
+    )
+
+
 def test_a_best_that_was_measured_nowhere_says_what_was_kept_and_measured(chat: Planned, store: Store) -> None:
     best(chat, store, {4: {}, 8: {}})
     with pytest.raises(

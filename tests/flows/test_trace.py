@@ -119,6 +119,45 @@ def test_two_stages_of_one_recipe_are_compared_whatever_their_names(done: Plan, 
     assert changes["schedule.decay"] == ("none", "1-sqrt")
 
 
+def test_stages_of_several_segments_are_compared_in_order(done: Plan, recipe: Path) -> None:
+    parts = read_json("diff", f"{recipe}:pretrain", ":cooldown", "--store", done.store.url, "--json")["parts"]
+    assert [(part["name"], part["verdict"]) for part in parts] == [
+        ("pretrain/1 | cooldown", "differs"),
+        ("pretrain/2", "only in A"),
+        ("pretrain/3", "only in A"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("point", "pairs"),
+    [
+        ("pretrain@step=8", [("pretrain/2", "other/1"), ("pretrain/3", "other/2")]),  # the end of a segment
+        ("pretrain@step=2", [("pretrain/1", "other/1"), ("pretrain/2", "other/2"), ("pretrain/3", "other/3")]),  # inside of one
+    ],
+)
+def test_a_branch_is_compared_with_what_it_branches_off(
+    planned: Planned, recipe: Path, store: Store, point: str, pairs: list[tuple[str, str]]
+) -> None:
+    assert invoke("branch", str(recipe), point, "--name", "other", "--store", store.url).exit_code == 0
+    other = str(recipe.with_name("other.yaml"))
+    stages = read_json("diff", f"{recipe}:pretrain", f"{other}:other", "--store", store.url, "--json")["parts"]
+    assert [part["name"] for part in stages if part["verdict"] == "differs"] == [f"{one} | {two}" for one, two in pairs]
+    swapped = read_json("diff", f"{other}:other", f"{recipe}:pretrain", "--store", store.url, "--json")["parts"]
+    assert [part["name"] for part in swapped if part["verdict"] == "differs"] == [f"{two} | {one}" for one, two in pairs]
+    whole = read_json("diff", str(recipe), other, "--store", store.url, "--json")["parts"]
+    assert {f"{one} | {two}" for one, two in pairs} <= {part["name"] for part in whole}
+
+
+def test_of_the_same_work_only_what_was_stated_otherwise_is_told(done: Plan, planned: Planned, recipe: Path) -> None:
+    other = recipe.with_name("other.yaml")
+    more = "{kind: evaluate, from: pretrain@step=8, sources: [corpus/notes]}"  # makes step 8 a milestone of `pretrain/1`
+    other.write_text(f"extends: tiny.yaml\nstages: {{more: {more}, pretrain: {{checkpoint: {{milestones: [5]}}}}}}\n")
+    (part,) = read_json("diff", f"{recipe}:pretrain/1", f"{other}:pretrain/1", "--store", done.store.url, "--json")["parts"]
+    assert part["verdict"] == "execution"
+    assert part["execution"] == [{"name": "checkpoint.milestones", "a": [], "b": [5]}]
+    assert (part["metrics"], part["losses"]) == ([], [])
+
+
 def test_losses_stand_side_by_side_at_equal_tokens_only(done: Plan, planned: Planned) -> None:
     plan = planned("stages.pretrain.optimizer.weight_decay=0.2", "name=heavy")
     node = plan.graph.nodes["pretrain/1"]
@@ -277,6 +316,17 @@ def test_a_finished_run_gets_a_name_of_its_own_and_keeps_it_when_the_recipe_move
     assert [item.path for item in survey(done.store, grace=0.0).items] == [done.graph.nodes["export"].path]
 
 
+def test_what_is_proposed_after_a_run_is_about_the_same_store_and_the_same_recipe(done: Plan, recipe: Path) -> None:
+    result = invoke("run", str(recipe), "--store", done.store.url, "--set", "stages.pretrain.checkpoint={interval: 7}", "--name", "own")
+    options = f"--store {done.store.url} --set 'stages.pretrain.checkpoint={{interval: 7}}' --set name=own"
+    proposed = [line.partition("apertus ")[2] or line for line in result.output.partition("Next:\n")[2].splitlines()]
+    assert [line[line.index(command) :] for line, command in zip(proposed, ("status", "lineage", "plan"), strict=True)] == [
+        f"status {recipe} {options}",
+        f"lineage {recipe} export {options}",
+        f"plan {recipe} {options} --set stages.cooldown.optimizer.lr=0.005",
+    ]
+
+
 def test_what_is_protected_after_it_has_finished_is_noted_by_the_next_run(done: Plan, recipe: Path) -> None:
     url, protect = done.store.url, ["--set", "stages.cooldown.protect=true"]
     assert invoke("run", str(recipe), "--store", url, *protect).exit_code == 0
@@ -324,6 +374,27 @@ def test_some_stages_are_copied_with_what_they_were_made_from(done: Plan, recipe
         assert actions == dict.fromkeys(
             ["tokenizer", "corpus/notes", "main", "second", "pretrain/1", "pretrain/2", "pretrain/3"], "reuse"
         ) | dict.fromkeys(["cooldown", "evaluate", "export"], "run")
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_copy_of_some_stages_leaves_a_run_of_the_target_whole(done: Plan, recipe: Path, tmp_path: Path, by_name: bool) -> None:
+    what, target = "tiny" if by_name else str(recipe), str(tmp_path / "target")
+    assert invoke("cp", what, target, "--store", done.store.url).exit_code == 0
+    there = Store.open(target)
+    before = runs.last(there, "tiny").parts
+    shorter = () if by_name else ("--set", "stages.pretrain.budget=14 steps")  # an earlier step of what the target has
+    assert invoke("cp", what, target, "--stages", "pretrain", "--store", done.store.url, *shorter).exit_code == 0
+    assert (runs.last(there, "tiny").parts, len(runs.stamps(there, "tiny"))) == (before, 1)
+    assert survey(there, grace=0.0).items == []
+
+
+def test_copies_of_stages_one_after_the_other_add_up(done: Plan, tmp_path: Path) -> None:
+    target = str(tmp_path / "target")
+    for stage in ("second", "cooldown", "tokenizer"):
+        assert invoke("cp", "tiny", target, "--stages", stage, "--store", done.store.url).exit_code == 0
+    there = Store.open(target)
+    assert set(runs.last(there, "tiny").parts) == {"second", "cooldown", "tokenizer"}
+    assert {item.why for item in survey(there, grace=0.0).items} == set()
 
 
 def test_a_copy_that_cannot_be_is_a_message(done: Plan, recipe: Path, tmp_path: Path) -> None:

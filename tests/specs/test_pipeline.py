@@ -75,6 +75,13 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         ("format: text", "format: pdf", "'pdf'"),
         ("name: tiny", "name: tiny\nname: again", "stands on line 1 already"),
         ("{{metric: perplexity, max: 1000}}".replace("{{", "{").replace("}}", "}"), "{metric: perplexity}", "a gate needs max or min"),
+        ("perplexity, max: 1000}}".replace("}}", "}"), "perplexity, max: 5, min: 7}", "no value is at least 7 and at most 5"),
+        ("checkpoint: {interval: 4}", "checkpoint: {interval: 4, best: [val_los]}", "'val_los': string should match pattern"),
+        (
+            "budget: 6 steps",
+            "budget: 6 steps\n    schedule: {warmup: 9 steps}",
+            "warm-up of 2,304 and decay of 0 tokens do not fit into 1,536",
+        ),
     ],
 )
 def test_each_mistake_is_named_with_its_fix(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -16,6 +16,7 @@ from apertus_model.tracking import Tracker
 from apertus_model.trainer.checkpoint import Saved
 from infra.store import Attempt, Store
 from infra.store.lease import Leases, Timing
+from specs.anomalies import Anomalies
 from specs.job import Job
 from specs.launch import Checkpointing
 from tests.infra.moto import Moto
@@ -33,7 +34,7 @@ class Training:
     """What a training stage does when all ranks have written, of a segment with `checkpoint`."""
 
     def __init__(self, attempt: Attempt, **checkpoint: Any) -> None:
-        segment: Any = SimpleNamespace(checkpoint=Checkpointing(**checkpoint), anomalies=SimpleNamespace(rolls_back=False))
+        segment: Any = SimpleNamespace(checkpoint=Checkpointing(**checkpoint), anomalies=Anomalies(), start_step=0)
         data: Any = SimpleNamespace()
         self.attempt = attempt
         self.report = Report(attempt, Progress(None), segment, data, Tracker({}))

@@ -132,6 +132,7 @@ def test_held_out_losses_are_stored_with_the_step_that_they_belong_to(tuned: Art
     last = tuned.checkpoint(6)
     assert last.facts["validation_step"] == 6
     assert last.validation_loss("val_loss/chat") == measured[6]["chat"]
+    assert last.validation_loss("val_los") is None
     assert last.validation_loss("val_loss") == pytest.approx(sum(measured[6].values()) / 2)
 
 
