@@ -4,14 +4,17 @@ A part (`pretrain/2`) is one curve, whatever the number of its attempts; the nam
 run on Weights & Biases say which attempts there were. The store keeps the rows as well, and is what the report reads; this is for watching.
 
 Invariant: a step is shown once. An attempt that goes on from a checkpoint hides what the one before it has shown of later steps
-(TensorBoard), or is silent until it passes them (Weights & Biases keeps what it was given first; the rows are the same).
+(TensorBoard), or is silent until it passes them (Weights & Biases keeps what it was given first; the rows are the same). How far those came
+is read from where they are, the service or, offline, the files: an attempt that is killed takes with it what was not written yet.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +24,8 @@ from specs.tracking import Tracking, WandbSpec
 logger = logging.getLogger(__name__)
 
 STEP, TIME = "step", "time"
+FLUSH_SECONDS = 1.0  # between writes to files: what an attempt that is killed takes with it
+WANDB_HEADER, WANDB_BLOCK = b":W&B\xe1\xbe\x00", 32_768
 
 
 class Sink(Protocol):
@@ -87,7 +92,7 @@ class TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event = Event
-        self._writer = EventFileWriter(str(folder), filename_suffix=f".{attempt}")
+        self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_SECONDS, filename_suffix=f".{attempt}")
         if after is not None:  # TensorBoard drops what earlier files say of this step and of later ones
             self._writer.add_event(Event(wall_time=time.time(), step=after + 1, session_log=SessionLog(status=SessionLog.START)))
 
@@ -109,6 +114,7 @@ class WeightsAndBiases:
 
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
+        kept = last_kept_step(folder, job.fingerprint) if spec.mode == "offline" else -1
         self._run = wandb.init(
             project=spec.project,
             entity=spec.entity,
@@ -122,13 +128,60 @@ class WeightsAndBiases:
             config={"spec": job.spec, "launch": job.launch, "store": job.store, "path": job.path, "attempt": job.attempt},
             allow_val_change=True,
             save_code=False,
-            settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                x_disable_meta=True,
+                x_transaction_log_flush_interval=FLUSH_SECONDS,
+            ),
         )
-        self._shown = self._run.step - 1 if self._run.resumed else -1
+        self._shown = self._run.step - 1 if self._run.resumed else kept
 
     def write(self, step: int, values: dict[str, float], seconds: float) -> None:
         if step > self._shown:
             self._run.log(values, step=step)
 
     def close(self) -> None:
+        import wandb
+
         self._run.finish()
+        wandb.teardown()  # its own process writes the end of the file after `finish` has returned
+
+
+def last_kept_step(folder: Path, name: str) -> int:
+    """The last step in the files that attempts have left of a run of Weights & Biases, for `wandb sync`; -1 without any."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    last = -1
+    for file in folder.glob(f"*/*run-*-{name}/run-{name}.wandb"):  # folder/wandb/offline-run-<time>-<name>
+        for data in _wandb_records(file):
+            record = Record.FromString(data)
+            if record.HasField("history"):
+                last = max(last, record.history.step.num)
+    return last
+
+
+def _wandb_records(path: Path) -> Iterator[bytes]:
+    """Of a file in LevelDB's log format, up to the first that is not whole. They are in pieces, and none crosses the border of a block:
+    CRC-32, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes.
+
+    Raises:
+        ValueError: the file is of another version.
+    """
+    data, place, record = path.read_bytes(), len(WANDB_HEADER), b""
+    if not WANDB_HEADER.startswith(data[:place]):
+        raise ValueError(f"{path} begins with {data[:place]!r}, not with {WANDB_HEADER!r}: wandb writes another format now")
+    while place + 7 <= len(data):
+        if (left := WANDB_BLOCK - place % WANDB_BLOCK) < 7:
+            place += left
+            continue
+        checksum, length, kind = struct.unpack_from("<IHB", data, place)
+        if zlib.crc32(data[place + 6 : place + 7 + length]) != checksum:
+            return
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""

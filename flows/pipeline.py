@@ -21,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.guard import guard
 from flows.pages import ProgressBar, publish_results, publish_run
 from flows.parameters import Override, RecipeFile, StageName, StoreUrl
 from flows.plan import Plan, Step, make
@@ -257,6 +258,8 @@ def pipeline(
         only: run this stage alone; what it reads must be finished.
         store: folder or fsspec URL, without credentials; that of the recipe by default.
     """
+    if runtime.deployment.id is not None:
+        guard(str(runtime.flow_run.id))
     with _secrets_kept():
         recipe = load(spec, overrides or [])
         plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apertus_model.tracking import Tracker
+from apertus_model.tracking import Tracker, last_kept_step
 from specs.job import Job
 from specs.tracking import Tracking
 
@@ -29,12 +29,16 @@ def _rows(first: int, last: int) -> list[dict[str, Any]]:
     return [{"step": step, "loss": 10.0 - step, "time": 1000.0 + step, "attempt": "text"} for step in range(first, last + 1)]
 
 
-def _killed_and_gone_on(tracking: dict[str, Any]) -> None:
-    """Steps 1 to 7, of which 5 were in a checkpoint; then 6 to 9, with a validation after 8."""
-    killed = Tracker.open(_job("first", tracking))
+def _stopped(tracking: dict[str, Any]) -> None:
+    """Steps 1 to 7, of which 5 were in a checkpoint."""
+    stopped = Tracker.open(_job("first", tracking))
     for row in _rows(1, 7):
-        killed.write(row)
-    killed.close()
+        stopped.write(row)
+    stopped.close()
+
+
+def _gone_on(tracking: dict[str, Any]) -> None:
+    """Steps 6 to 9, with a validation after 8."""
     again = Tracker.open(_job("second", tracking, resume_step=5))
     for row in [*_rows(6, 8), {"step": 8, "validation": {"web": 3.5}}, *_rows(9, 9)]:
         again.write(row)
@@ -42,7 +46,8 @@ def _killed_and_gone_on(tracking: dict[str, Any]) -> None:
 
 
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path) -> None:
-    _killed_and_gone_on({"tensorboard": str(tmp_path)})
+    _stopped({"tensorboard": str(tmp_path)})
+    _gone_on({"tensorboard": str(tmp_path)})
     folder = tmp_path / "mini" / NODE
     events = EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value, event.wall_time) for event in events.Scalars("loss")] == [
@@ -62,6 +67,8 @@ def _records(data: bytes) -> list[bytes]:
             place += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
+        if place + 7 + length > len(data):
+            break
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
@@ -86,14 +93,40 @@ def _offline_runs(folder: Path) -> list[tuple[str, list[dict[str, float]]]]:
     return found
 
 
-def test_weights_and_biases_has_one_run_per_trajectory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OFFLINE = {"wandb": {"project": "apertus", "mode": "offline", "folder": "kept"}}
+
+
+def test_weights_and_biases_has_one_run_per_trajectory_with_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _killed_and_gone_on({"wandb": {"project": "apertus", "mode": "offline", "folder": "kept"}})
+    _stopped(OFFLINE)
+    _gone_on(OFFLINE)
     (first, before), (second, after) = _offline_runs(tmp_path / "kept")
     assert first == second == "a" * 32
     assert [(row["_step"], row["loss"]) for row in before] == [(step, 10.0 - step) for step in range(1, 8)]
-    assert [row["_step"] for row in after if "loss" in row] == [6, 7, 8, 9]
-    assert [row["validation/web"] for row in after if "validation/web" in row] == [3.5]
+    assert [(row["_step"], row["loss"], row.get("validation/web")) for row in after] == [(8, 2.0, 3.5), (9, 1.0, None)]
+
+
+def test_a_row_that_a_killed_attempt_did_not_write_whole_is_shown_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _stopped(OFFLINE)
+    (file,) = {path.resolve() for path in (tmp_path / "kept").glob("**/*.wandb")}
+    data = file.read_bytes()
+    file.write_bytes(data[: data.rindex(b"loss")])
+    _gone_on(OFFLINE)
+    (_, before), (_, after) = _offline_runs(tmp_path / "kept")
+    assert [row["_step"] for row in before] == [1, 2, 3, 4, 5, 6]
+    assert [row["_step"] for row in after] == [7, 8, 9]
+
+
+def test_the_last_step_is_found_in_a_file_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    long = Tracker.open(_job("first", OFFLINE))
+    for row in _rows(1, 2_000):
+        long.write(row)
+    long.close()
+    assert sum(path.stat().st_size for path in (tmp_path / "kept").glob("*/offline-run-*/*.wandb")) > 10 * 32_768
+    assert last_kept_step(tmp_path / "kept", "a" * 32) == 2_000
+    assert last_kept_step(tmp_path / "kept", "b" * 32) == -1
 
 
 def test_a_resumed_run_is_silent_until_it_passes_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:

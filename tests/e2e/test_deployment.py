@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,16 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from flows.pages import key
+from flows.plan import make
 from infra.store import Artifact, Store
+from specs.pipeline import load
 from tests.e2e.conftest import ROOT, SMOKE
 from tests.e2e.test_smoke import plan_of
 
-LONGER = "stages.cooldown.budget=800 steps"
+STEPS = 300
+LONGER = f"stages.cooldown.budget={STEPS} steps"
+ENDS_ONLY = "stages.cooldown.checkpoint.interval=1_000_000"  # a checkpoint in the middle is one that being stopped has made
 pytestmark = pytest.mark.timeout(900)  # with the server, and runs, as set-up
 
 OVER = ("CANCELLED", "CRASHED", "FAILED", "COMPLETED")
@@ -42,19 +47,31 @@ class Prefect:
             "PREFECT_API_URL": self.api,
             "DO_NOT_TRACK": "1",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PWD": str(ROOT),
         }
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "prefect", *arguments]
+        return self.popen("prefect", *arguments)
+
+    def popen(self, module: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL
-        process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=quiet, stderr=quiet, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=stdin,
+            stdout=quiet,
+            stderr=quiet,
+            start_new_session=True,
+        )
         self.running.append(process)
         return process
 
-    def start_server(self) -> None:
-        """Starts it, and registers what prefect.yaml says."""
+    def start_server(self, *deployed: str) -> None:
+        """Starts it, and registers what prefect.yaml says: those, or all."""
         self.server = self.start("server", "start", "--host", "127.0.0.1", "--port", str(self.port))
         deadline = time.monotonic() + 90
         while True:
@@ -63,9 +80,12 @@ class Prefect:
                 break
             except OSError:
                 assert time.monotonic() < deadline, "the server did not start"
-                time.sleep(0.5)
+                time.sleep(0.1)
         self.command("work-pool", "create", "local", "--type", "process")
-        self.command("--no-prompt", "deploy", "--all")
+        self.start_worker()
+        self.command("--no-prompt", "deploy", *([f"--name={name}" for name in deployed] or ["--all"]))
+
+    def start_worker(self) -> None:
         self.worker = self.start("worker", "start", "--pool", "local")
 
     def lose_server(self) -> None:
@@ -84,22 +104,48 @@ class Prefect:
     def request(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.api}/{path}", data=data, headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        for patience in reversed(range(30)):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or not patience:  # its database is busy
+                    raise
+                time.sleep(1)
 
     def run(self, **parameters: Any) -> str:
         deployment = self.request("deployments/name/apertus/mini")["id"]
         return str(self.request(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"])
 
+    def cancel(self, run: str) -> None:
+        """What `prefect flow-run cancel` and the page's button ask for."""
+        self.request(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+
     def state(self, run: str) -> str:
         return str(self.request(f"flow_runs/{run}")["state"]["type"])
 
-    def wait(self, run: str, *states: str, timeout: float = 180) -> str:
+    def wait(self, run: str, timeout: float = 400) -> str:
+        """How it ends."""
         deadline = time.monotonic() + timeout
-        while (state := self.state(run)) not in states:
+        while (state := self.state(run)) not in OVER:
             assert time.monotonic() < deadline, f"still {state} after {timeout} s"
             time.sleep(0.2)
         return state
+
+    def tasks(self, run: str) -> dict[str, str]:
+        """The state of each part, as it is shown."""
+        found = self.request("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}, "limit": 200})
+        return {task["name"]: task["state"]["name"] for task in found}
+
+    def artifacts(self, run: str) -> dict[str, dict[str, Any]]:
+        """What its page shows, by key."""
+        return {item["key"]: item for item in self.request("artifacts/filter", {"flow_runs": {"id": {"any_": [run]}}, "limit": 200})}
+
+    def progress(self, run: str, key: str) -> float:
+        """Percent; 0 for what is not shown yet."""
+        shown = self.artifacts(run).get(key, {"type": "progress", "data": 0.0})
+        assert shown["type"] == "progress"
+        return float(shown["data"])
 
 
 @pytest.fixture(scope="module")
@@ -129,22 +175,25 @@ def _annealing(store: Path) -> Artifact:
     return Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
 
 
-def _first_checkpoint(artifact: Artifact, prefect: Prefect, run: str) -> None:
-    deadline = time.monotonic() + 120
-    while not artifact.checkpoint_steps():
-        assert time.monotonic() < deadline, prefect.state(run)
+def _stopped_in_the_middle(prefect: Prefect, artifact: Artifact, run: str, stop: Callable[[], object], state: str) -> int:
+    """Stops the run when its page says that the annealing moves. The step of the checkpoint that this makes, the only one of the run, when
+    no process works on the store any more."""
+    before, deadline = artifact.checkpoint_steps(), time.monotonic() + 120
+    while not (shown := prefect.progress(run, "smoke-cooldown-progress")):
+        assert prefect.state(run) not in OVER and time.monotonic() < deadline, prefect.state(run)
         time.sleep(0.05)
-
-
-def _stopped_with_a_checkpoint(artifact: Artifact) -> None:
-    """No process works on the store any more, and the last committed checkpoint is sound."""
+    assert artifact.checkpoint_steps() == before
+    stop()
+    assert prefect.wait(run) == state
     deadline = time.monotonic() + 60
     while left := _processes(artifact.path):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    steps = artifact.checkpoint_steps()
-    assert 0 < steps[-1] < 800
-    artifact.verify_checkpoint(artifact.checkpoint(steps[-1]))
+    (step,) = set(artifact.checkpoint_steps()) - set(before)
+    assert max([0, *before]) < step < STEPS
+    assert 0 < shown <= prefect.progress(run, "smoke-cooldown-progress") < 100
+    artifact.verify_checkpoint(artifact.checkpoint(step))
+    return step
 
 
 def _processes(path: str) -> list[str]:
@@ -190,46 +239,69 @@ def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect, wrong: dic
         prefect.run(**{"spec": SMOKE, **wrong})
 
 
-def test_a_deployed_run_is_cancelled_with_a_checkpoint_and_run_again_to_its_end(prefect: Prefect, half: Path) -> None:
+def test_a_run_that_is_cancelled_and_loses_its_worker_and_its_server_goes_on_to_its_end(prefect: Prefect, half: Path) -> None:
     annealing = _annealing(half)
-    run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER], until="cooldown")
-    _first_checkpoint(annealing, prefect, run)
-    prefect.command("flow-run", "cancel", run)
-    assert prefect.wait(run, *OVER) == "CANCELLED"
-    _stopped_with_a_checkpoint(annealing)
-    bars = prefect.request("artifacts/filter", {"flow_runs": {"id": {"any_": [run]}}})
-    assert [bar["type"] for bar in bars if bar["key"] == "smoke-cooldown-progress"] == ["progress"]
+    asked = {"spec": SMOKE, "store": str(half), "overrides": [LONGER, ENDS_ONLY]}
+    run = prefect.run(**asked)
+    cancelled = _stopped_in_the_middle(prefect, annealing, run, lambda: prefect.cancel(run), "CANCELLED")
+    run = prefect.run(**asked)
+    orphaned = _stopped_in_the_middle(prefect, annealing, run, prefect.worker.kill, "CANCELLED")
+    prefect.lose_server()
+    prefect.start_server("mini")
+    run = prefect.run(**asked)
+    assert prefect.wait(run) == "COMPLETED"
 
-    again = prefect.run(spec=SMOKE, store=str(half))
-    assert prefect.wait(again, *OVER) == "COMPLETED"
-    assert plan_of(half).pending == []
-    tasks = prefect.request("task_runs/filter", {"flow_runs": {"id": {"any_": [again]}}, "limit": 50})
-    states = {task["name"]: task["state"]["name"] for task in tasks}
+    assert plan_of(half, LONGER).pending == []
+    steps: dict[str, list[int]] = {}
+    for entry in Artifact(annealing.store, annealing.path, STEPS).manifest["history"]:
+        rows = annealing.history({"history": [entry]})
+        steps.setdefault(entry["path"].split("/")[0], []).extend(row["step"] for row in rows if "loss" in row)
+    parts = [(1, cancelled), (cancelled + 1, orphaned), (orphaned + 1, STEPS)]
+    assert list(steps.values()) == [list(range(first, last + 1)) for first, last in parts]  # of an attempt each
+
+    states = prefect.tasks(run)
     assert states["pretrain/2"] == "Cached"
-    assert states["export"] == "Completed"
-    pages = {page["key"]: page for page in prefect.request("artifacts/filter", {"flow_runs": {"id": {"any_": [again]}}})}
+    assert states["cooldown"] == states["export"] == "Completed"
+    pages = prefect.artifacts(run)
+    assert prefect.progress(run, "smoke-cooldown-progress") == 100
     assert "perplexity" in pages["smoke-evaluate"]["data"]
-    assert (half / "reports" / "smoke" / f"{again}.html").exists()
-    assert f"reports/smoke/{again}.html" in pages["smoke-run"]["data"]
+    assert (half / "reports" / "smoke" / f"{run}.html").exists()
+    assert f"reports/smoke/{run}.html" in pages["smoke-run"]["data"]
     assert "| export | export | finished |" in pages["smoke-run"]["data"]
-    logs = prefect.request("logs/filter", {"logs": {"flow_run_id": {"any_": [again]}}, "limit": 200})
+    logs = prefect.request("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
     assert any("perplexity:" in line["message"] for line in logs)
 
 
-def test_a_run_outlives_its_worker_and_its_server_in_the_store(prefect: Prefect, half: Path) -> None:
-    annealing = _annealing(half)
-    run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER], until="cooldown")
-    _first_checkpoint(annealing, prefect, run)
-    prefect.worker.kill()
-    prefect.worker.wait()
-    assert prefect.wait(run, *OVER) == "CANCELLED"
-    _stopped_with_a_checkpoint(annealing)
-    before = annealing.checkpoint_steps()[-1]
+def test_the_guard_of_a_process_that_is_gone_speaks_for_a_run_that_is_shown_as_running_and_no_other(prefect: Prefect) -> None:
+    flow = prefect.request("deployments/name/apertus/mini")["flow_id"]
+    shown = ["RUNNING", "CANCELLING"]
+    runs = [prefect.request("flow_runs/", {"flow_id": flow, "state": {"type": state}})["id"] for state in shown]
+    guards = [prefect.popen("flows.guard", run, stdin=subprocess.PIPE) for run in runs]
+    assert [prefect.state(run) for run in runs] == shown
+    for guard in guards:
+        assert guard.stdin is not None and guard.poll() is None
+        guard.stdin.close()
+    assert [guard.wait(60) for guard in guards] == [0, 0]
+    assert [prefect.state(run) for run in runs] == ["CRASHED", "CANCELLING"]
 
-    prefect.lose_server()
-    prefect.start_server()
-    again = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, "stages.cooldown.checkpoint.interval=400"], until="cooldown")
-    assert prefect.wait(again, *OVER) == "COMPLETED"
-    steps = [row["step"] for row in Artifact(Store.open(str(half)), annealing.path, 800).history() if "loss" in row]
-    assert steps == list(range(1, 801))
-    assert before > 0
+
+@pytest.mark.slow
+def test_a_run_whose_worker_is_told_to_stop_ends_as_crashed(prefect: Prefect, half: Path) -> None:
+    run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, ENDS_ONLY])
+    _stopped_in_the_middle(prefect, _annealing(half), run, prefect.worker.terminate, "CRASHED")
+    prefect.start_worker()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_mini_recipe_runs_from_its_deployment_to_its_end(prefect: Prefect, tmp_path: Path) -> None:
+    run = prefect.run(store=str(tmp_path / "store"))  # the rest is as deployed
+    assert prefect.wait(run, timeout=3000) == "COMPLETED"
+    plan = make(load(ROOT / "specs/recipes/mini.yaml", []), Store.open(str(tmp_path / "store")))
+    assert plan.pending == []
+    states = prefect.tasks(run)
+    cached = {name for name, state in states.items() if state == "Cached"}
+    assert cached <= {name for name, node in plan.graph.nodes.items() if plan.graph.twin(node)}  # made by the run itself, in another part
+    assert states == {name: "Cached" if name in cached else "Completed" for name in plan.steps}
+    assert {prefect.progress(run, key("mini", name, "progress")) for name in states.keys() - cached} == {100.0}
+    assert f"reports/mini/{run}.html" in prefect.artifacts(run)["mini-run"]["data"]
