@@ -10,10 +10,14 @@ segments. A marker goes before its files, so that a checkpoint that is half remo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from infra.store.artifact import Artifact
+from infra.store.records import StoreError
 from infra.store.store import Store, to_json
+
+logger = logging.getLogger(__name__)
 
 
 def refer(store: Store, path: str, step: int, referrer: str) -> None:
@@ -41,8 +45,14 @@ def prune(artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before:
         old = [step for step in old if step not in stays]
     if old:
         before()
+    removed = []
     for step in old:
-        folder = artifact.checkpoint(step).folder
+        try:
+            folder = artifact.checkpoint(step).folder
+        except StoreError as error:
+            logger.warning("checkpoint %d is not removed: %s", step, error)
+            continue
         store.remove(f"{artifact.path}/checkpoints/{step:08d}.json")
         store.remove(folder)
-    return old
+        removed.append(step)
+    return removed
