@@ -1,15 +1,17 @@
 """Secrets stay out of what is said and written: messages of other libraries pass through here before they reach a log, a terminal, an
 error or Prefect.
 
-Invariant: in redacted text there is no value of an environment variable that is named like a secret, no password of a URL, no signature
-of a signed one, and no authorisation header. What is not secret stays readable.
+Invariant: in redacted text there is no value of an environment variable that is named like a secret or of the credentials file of S3, no
+password of a URL, no signature of a signed one, and no authorisation header. What is not secret stays readable.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import traceback
+from pathlib import Path
 from urllib.parse import quote
 
 SECRET_NAMES = re.compile(
@@ -37,7 +39,7 @@ class Redacted(RuntimeError):
 
 
 def redacted(text: str) -> str:
-    """The text with `***` where secrets stood, and with `<NAME>` for values of the environment."""
+    """The text with `***` where secrets stood, and with `<NAME>` for values of the environment and of the credentials file."""
     for name, value in _secrets():
         for form in (value, quote(value, safe="")):
             text = text.replace(form, f"<{name}>")
@@ -52,9 +54,26 @@ def masked(text: str) -> str:
 
 
 def _secrets() -> list[tuple[str, str]]:
-    """Name and value of what the environment keeps secret, the longest first: one may be part of another."""
-    named = ((name, value) for name, value in os.environ.items() if SECRET_NAMES.search(name) and not NOT_SECRET.search(name))
-    return sorted((pair for pair in named if len(pair[1]) >= SHORTEST), key=lambda pair: -len(pair[1]))
+    """Name and value of what the environment and the credentials file keep secret, the longest first: one may be part of another."""
+    named = [*os.environ.items(), *_in_file()]
+    secret = ((name, value) for name, value in named if SECRET_NAMES.search(name) and not NOT_SECRET.search(name))
+    return sorted((pair for pair in secret if len(pair[1]) >= SHORTEST), key=lambda pair: -len(pair[1]))
+
+
+def _in_file() -> tuple[tuple[str, str], ...]:
+    """Settings in the credentials file of S3, of all its profiles."""
+    path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    try:
+        return _settings(path, path.stat().st_mtime_ns)
+    except OSError:
+        return ()
+
+
+@functools.lru_cache(1)
+def _settings(path: Path, changed: int) -> tuple[tuple[str, str], ...]:
+    """Read again when it has changed, not for every line of a log."""
+    lines = (line.partition("=") for line in path.read_text(errors="replace").splitlines())
+    return tuple((name.strip().upper(), value.strip()) for name, _, value in lines)
 
 
 def without_secrets(error: Exception) -> Exception:

@@ -4,13 +4,15 @@ Artifact: checkpoints, each with the rows of metrics up to it; the manifest name
 
 Invariants: what to begin from is the launcher's choice, stated in the job: a checkpoint of this very trajectory (`resume_*`), a
 parent's, or new weights. Nothing is looked for in the attempt's own folder. A checkpoint states which data it was trained on, and is gone
-on from with the same data only.
+on from with the same data only. What is committed is not lost to what comes after it: old checkpoints that cannot be removed stay.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -23,11 +25,12 @@ from apertus_model.tracking import Tracker
 from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.config import RunHooks, trainer_config
-from apertus_model.trainer.hang import HangWatch
+from apertus_model.trainer.hang import SLOW, HangWatch
 from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.process import engine_process
 from apertus_model.trainer.upload import CheckpointWriter
-from infra.store import Artifact, Attempt, Checkpoint, Store
+from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
+from infra.store.lease import LeaseLost
 from infra.store.retention import prune
 from specs.job import Job
 from specs.launch import Launch
@@ -36,7 +39,10 @@ from specs.stages.qrpo import QrpoSegment
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
+logger = logging.getLogger(__name__)
+
 SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}  # the others train on a mixture
+STOP = "stop-"  # begins the keys of units that hold an event at which an attempt stopped: no checkpoint comes after it
 STATE_OF_A_ROW = ("step", "tokens", "tokens_per_second", "time")
 NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")  # facts of a checkpoint that the manifest states elsewhere, or not
 
@@ -56,6 +62,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, segment: Segment, watch: HangWatch, world_size: int) -> None:
+    watch.alive(SLOW)
     data = open_data(attempt.store, job.inputs, segment)
     tracker = Tracker.open(job) if os.environ["RANK"] == "0" else Tracker({})
     report = Report(attempt, progress, segment, data, tracker)
@@ -67,6 +74,7 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
             job.resume_step,
         )
         report.go_on(facts)
+    report.recall_stops()
     report.passes_before = passes_of_parent(job, attempt)
     uploads = Store(attempt.store.fs, attempt.store.root)  # its seconds are not those that training waits
     hooks = RunHooks(
@@ -151,6 +159,18 @@ class Report:
         self.facts = facts
         self._heldout, self._heldout_step = facts["validation"], facts.get("validation_step")
 
+    def recall_stops(self) -> None:
+        """Events at which earlier attempts stopped come into the history and the facts, unless the checkpoint has them."""
+        state: dict[str, Any] = self.facts.get("anomalies", {})
+        known = state.get("events", [])
+        stops = [event for event in _stops(self._attempt) if event not in known] if os.environ["RANK"] == "0" else []
+        self._rows += map(self._row_of, stops)
+        if stops:
+            self.facts = self.facts | {"anomalies": state | {"events": [*known, *stops]}}
+
+    def _row_of(self, event: dict[str, Any]) -> dict[str, Any]:
+        return {"step": event["step"], "tokens": self._segment.tokens_at(event["step"]), "anomaly": event}
+
     def _note(self, row: dict[str, Any]) -> None:
         """Keeps a row for the next checkpoint, and shows it."""
         self._rows.append(row)
@@ -170,10 +190,14 @@ class Report:
         )
 
     def add_anomaly(self, event: Event) -> None:
-        """A step was not taken."""
-        if dist.get_rank() == 0:
-            self._rows.append({"step": event.step, "tokens": self._segment.tokens_at(event.step), "anomaly": asdict(event)})
-            self._progress.log(event.text)
+        """A step was not taken. Where training stops, the event is committed by itself."""
+        if dist.get_rank() != 0:
+            return
+        self._note(self._row_of(asdict(event)))
+        self._progress.log(event.text)
+        if event.action == "stop":
+            with _told(f"the event of step {event.step} was not stored"):
+                self._attempt.commit_unit(f"{STOP}{event.step:08d}", data=asdict(event))
 
     def add_heldout(self, step: int, losses: dict[str, HeldOutLoss]) -> None:
         """Held-out losses were measured."""
@@ -221,14 +245,15 @@ class Report:
             f"step {saved.step}: checkpoint committed{loss}; training stood still for {saved.stall_seconds:.2f} s, "
             f"{saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
         )
-        best = self._best.steps(attempt.artifact)
-        back = self._segment.anomalies.rollback_from(saved.step, self._segment.start_step)
-        prune(
-            attempt.artifact,
-            keep=spec.keep,
-            kept=lambda step: spec.kept(step) or step in best or back <= step,
-            before=attempt.check_lease,
-        )
+        with _told(f"step {saved.step}: older checkpoints stay until the next commit"):
+            best = self._best.steps(attempt.artifact)
+            back = self._segment.anomalies.rollback_from(saved.step, self._segment.start_step)
+            prune(
+                attempt.artifact,
+                keep=spec.keep,
+                kept=lambda step: spec.kept(step) or step in best or back <= step,
+                before=attempt.check_lease,
+            )
 
     def _passes(self, samples: int) -> dict[str, float]:
         """Passes over each source since the weights were new: what memorisation is compared with."""
@@ -241,7 +266,7 @@ class Report:
 
 class Best:
     """For each metric (`Checkpoint.validation_loss`), the committed checkpoint with the lowest value. A marker is read once, so that what a
-    commit costs does not grow with the steps that are kept."""
+    commit costs does not grow with the steps that are kept; one that cannot be read has no value."""
 
     def __init__(self, metrics: list[str]) -> None:
         self._metrics = metrics
@@ -255,13 +280,37 @@ class Best:
         """Steps of the best; of equals the first."""
         there = sorted(artifact.checkpoint_steps()) if self._metrics else []
         for step in there:
-            if step not in self._losses:
+            if step in self._losses:
+                continue
+            try:
                 self.add(artifact.checkpoint(step))
+            except StoreError as error:
+                logger.warning("%s", error)
+                self._losses[step] = dict.fromkeys(self._metrics)
         best: set[int] = set()
         for metric in self._metrics:
             losses = {step: loss for step in there if (loss := self._losses[step][metric]) is not None}
             best |= {min(losses, key=lambda step: losses[step])} if losses else set()
         return best
+
+
+def _stops(attempt: Attempt) -> Iterator[dict[str, Any]]:
+    """The events at which attempts at this part stopped, in the order of steps."""
+    with _told("events at which an earlier attempt stopped are left out"):
+        for name in attempt.store.names(f"{attempt.job.path}/units"):
+            if name.startswith(STOP) and (unit := attempt.unit(name.removesuffix(".json"))) is not None:
+                yield unit["data"]
+
+
+@contextmanager
+def _told(consequence: str) -> Iterator[None]:
+    """For work that training does not depend on: storage that fails at it is told of in the log. Losing the lease is an error still."""
+    try:
+        yield
+    except LeaseLost:
+        raise
+    except (StoreError, OSError) as error:
+        logger.warning("%s: %s: %s", consequence, type(error).__name__, error)
 
 
 def _median(values: list[float]) -> float:

@@ -84,17 +84,22 @@ class Guard:
         back = self.policy.rollback_step(step, self.begin) if action == "rollback" else None
         if action == "rollback" and back is None:
             action = "skip"
-        if len(self.events) >= self.policy.max_events:
+        if self._passed_over >= self.policy.max_events:
             action, back = "stop", None
         finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
         event = Event(step, quantity, finite["loss"], finite["grad_norm"], limit, action, back)
         self.events.append(asdict(event))
         return event
 
+    @property
+    def _passed_over(self) -> int:
+        """Steps that were not taken and did not end an attempt: one that did was done again."""
+        return sum(event["action"] != "stop" for event in self.events)
+
     def stop(self, event: Event) -> AnomalyError:
         """The error to end with."""
-        if len(self.events) > max(1, self.policy.max_events):
-            told = f"; {len(self.events) - 1} steps of this segment were passed over before, anomalies.max_events allows no more"
+        if self._passed_over >= max(1, self.policy.max_events):
+            told = f"; {self._passed_over} steps of this segment were passed over before, anomalies.max_events allows no more"
         else:
             field = "nonfinite" if event.limit is None else "spike"
             told = f"; lower the learning rate, or let such steps be passed over (anomalies.{field}: skip or rollback)"

@@ -53,4 +53,5 @@ def _quieten_libraries(rank: int) -> None:
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s: %(message)s")
     logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("apertus_model").setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    logging.getLogger("infra").setLevel(logging.WARNING)  # storage that is slow or refuses
     warnings.filterwarnings("ignore", module=r"torch\.|torchtitan\.|transformers\.")

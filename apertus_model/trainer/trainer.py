@@ -232,11 +232,14 @@ class ApertusTrainer(Trainer):
         if event is None:
             return True
         logger.warning("%s", event.text)
+        if event.action != "skip":
+            self._alive(SLOW)  # storage comes next
         self.config.record_anomaly(event)
         if event.action == "stop":
+            if self._control is not None:
+                dist.barrier(group=self._control)  # rank 0 has stored the event; the first process that ends takes the others with it
             raise self.config.guard.stop(event)
         if event.to is not None:
-            self._alive(SLOW)
             self.checkpointer.maybe_wait_for_saving()
             if self._control is not None:
                 dist.barrier(group=self._control)  # rank 0 has committed

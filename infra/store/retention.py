@@ -12,11 +12,14 @@ segments. A marker goes before its files, so that a checkpoint that is half remo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from infra.store.artifact import Artifact
 from infra.store.records import StoreError
 from infra.store.store import Store, to_json
+
+logger = logging.getLogger(__name__)
 
 
 def refer(store: Store, path: str, step: int, referrer: str) -> None:
@@ -59,7 +62,11 @@ def prune(artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before:
     removed = []
     for step in old:
         before()
-        folder, marker = artifact.checkpoint(step).folder, _marker(artifact.path, step)
+        try:
+            folder, marker = artifact.checkpoint(step).folder, _marker(artifact.path, step)
+        except StoreError as error:
+            logger.warning("checkpoint %d is not removed: %s", step, error)
+            continue
         data = store.read_bytes(marker)
         store.remove(marker)
         if step in referred_steps(store, artifact.path):  # since the listing above

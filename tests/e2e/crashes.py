@@ -156,7 +156,6 @@ def result(recipe: Path, url: str) -> dict[str, Any]:
         digests = {
             Path(file).name: hashlib.sha256(store.fs.cat_file(store.full(artifact.stored_name(file)))).hexdigest()
             for file in artifact.manifest["files"]
-            if not file.endswith(".metadata")  # DCP's index holds an identifier that is new with every save; its tensors lie beside it
         }
         rows = [(row["step"], row["loss"], row["lr"]) for row in artifact.history() if "loss" in row] if node.end_step else []
         found[name] = {"digests": digests, "losses": rows}

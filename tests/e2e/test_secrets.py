@@ -1,4 +1,5 @@
-"""Secrets of the environment are used and written nowhere: a run over object storage, with a stage that fails while storage tells all."""
+"""Secrets of the environment and of a credentials file are used and written nowhere: a run over object storage, with a stage that fails
+while storage tells all, and commands that read the store."""
 
 from __future__ import annotations
 
@@ -65,7 +66,19 @@ def forms(secret: str) -> list[bytes]:
     return [secret.encode(), quote(secret, safe="").encode(), encoded, repr(secret)[1:-1].encode()]
 
 
-def test_no_secret_is_written_anywhere(telling: tuple[str, Telling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """From now on the storage client reads its credentials from a file, which is new; they are not those of the environment before."""
+    secrets = {name: f"FILED{uuid.uuid4().hex.upper()}" for name in NAMES if name.startswith("AWS_")}
+    (folder / "credentials").write_text("\n".join(["[default]", *(f"{name.lower()} = {value}" for name, value in secrets.items())]))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
+    for name in secrets:
+        monkeypatch.delenv(name)
+    return {f"{name} of the file": value for name, value in secrets.items()}
+
+
+def test_no_secret_is_written_anywhere(
+    telling: tuple[str, Telling], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endpoint, storage = telling
     secrets = {name: f"planted/{name.lower()}+{uuid.uuid4().hex}" for name in NAMES}
     secrets["AWS_ACCESS_KEY_ID"] = f"PLANTED{uuid.uuid4().hex.upper()}"
@@ -101,6 +114,7 @@ def test_no_secret_is_written_anywhere(telling: tuple[str, Telling], tmp_path: P
     refused = Run(home, "plan", str(written))
     assert refused.wait(60) == 2, refused.text
     written.unlink()
+    secrets |= from_a_file(tmp_path_factory.mktemp("credentials"), monkeypatch)
     for command in (("status",), ("plan", "--json")):
         assert Run(home, command[0], str(recipe), *command[1:], *store).wait(60) == 0
     assert Run(home, "report", str(recipe), *store, "-o", str(home / "report.html")).wait(60) == 0

@@ -19,7 +19,9 @@ from flows.plan import Plan, make
 from flows.plan_tables import FEWEST, folded, show_plan
 from flows.terminal import LONG_WORD, amount, flop
 from infra.store import Store
+from specs.intervals import young_daly
 from specs.pipeline import load
+from tests.recipes import RECIPE, write_recipe
 
 RECIPES = Path(__file__).parents[2] / "specs" / "recipes"
 
@@ -190,3 +192,16 @@ def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None
     assert [amount(value) for value in (999.9e6, 999.4e6, 1e9, 0)] == ["1B", "999M", "1B", "-"]
     assert tables.size(999.9e9) == "1 TB" and tables.energy(999.9) == "1 MWh"
     assert [flop(value) for value in (6.744e24, 1e12, 0)] == ["6.74e24", "1e12", "-"]
+
+
+def test_the_details_of_a_plan_print_the_young_daly_interval(tmp_path: Path) -> None:
+    """A node fails every 10 hours; the time of a write is what the plan says it is."""
+    cluster = "cluster={gpu: H100, gpus_per_node: 4, mfu: 0.4, storage_bandwidth: 1e-6, mean_time_between_failures: 10h}"
+    plan = make(load(write_recipe(tmp_path, RECIPE), (cluster,)), Store.open(str(tmp_path / "store")))
+    write = plan.estimates.stages["pretrain"].to_json()["checkpoint"]["write_seconds"]
+    lines = printed(plan, 200, details=True)
+    heading = next(place for place, line in enumerate(lines) if "Young/Daly" in line)
+    row = next(line for line in lines[heading:] if line.split()[:1] == ["pretrain"])
+    cell = row[: lines[heading].index("Young/Daly") + len("Young/Daly")].split()[-2:]
+    assert write > 0
+    assert cell == [f"{young_daly(write, 36_000) / 3600:.3g}", "h"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "refuses": lambda: PermissionError(errno.EACCES, "injected"),
     "full": lambda: OSError(errno.ENOSPC, "injected"),
 }
+NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}|\d+")
 HANGS = "hangs"  # no answer until `let_go`: the caller's own bound has to end it
 LOST = "answer is lost"  # the call has done its work, and fails
 CUT = "truncates"  # a read gives half of the bytes; a write takes half of them, and fails
@@ -57,6 +59,7 @@ class Faults:
     def __init__(self, kind: str = "", at: int = 0, *, lasting: bool = False) -> None:
         self.kind, self.at, self.lasting = kind, at, lasting
         self.calls: list[str] = []
+        self.sites: list[tuple[str, str]] = []  # of each call its name and file, equal for the files of units, ranks, steps and attempts
         self._inside = threading.local()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -101,6 +104,9 @@ class Faults:
         with self._lock:
             self.calls.append(name)
             number = len(self.calls)
+            if not self.kind:
+                path = next((NUMBERS.sub("#", item) for item in map(str, arguments[:1]) if "/" in item), "")
+                self.sites.append((name, path or (self.sites[-1][1] if self.sites else "")))  # of an open file: the one before
         if not (number == self.at or (self.lasting and number > self.at > 0)):
             return call(*arguments, **options)
         if self.kind in ERRORS:

@@ -1,7 +1,8 @@
 """Storage that fails in any way, at any call: nothing that was committed is damaged, nothing else is read, the next run ends the work.
 
-The work is that of two stages, as the launcher and the stages do it: one of units and files, one of checkpoints. It runs over a filesystem
-that fails at its k-th call, for every k and every kind of fault. On S3 the files of checkpoints go up in parts.
+The work is that of two stages, as the launcher and the stages do it: one of units and files, one of checkpoints; or it is what happens to
+a store beside its stages: leases, logs, references, retention, garbage, copies. It runs over a filesystem that fails at its k-th call, for
+every k and every kind of fault. On S3 the files of checkpoints go up in parts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,15 +26,24 @@ from typing import Any
 import fsspec
 import pytest
 
-from infra.store import Artifact, Attempt, Store, StoreError
+from infra.store import Artifact, Attempt, Store, StoreError, runs
+from infra.store.collect import GRACE, remove, survey
+from infra.store.copy import closure, copy
+from infra.store.lease import Leases, Timing
+from infra.store.retention import prune, refer
+from infra.store.store import to_json
+from infra.store.verify import verify
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.faults import HANGS, KINDS, Faults, like
+from tests.infra.test_lease import Clock
 
 UNITS = ("task-0", "task-1")
 STEPS = (10, 20, 30)
 PART_BYTES = 768
 MEMORY = Path("/dev/shm")
+STAMP = "20200101T000000.000000Z-one"
+Task = Callable[[Store, Path], None]
 DATA, TRAINED = "corpus/" + "c" * 32, "pretrain/" + "f" * 32
 
 
@@ -114,11 +125,40 @@ def result(store: Store) -> dict[str, Any]:
     return found | files | {"losses": [(row["step"], row["loss"]) for row in trained.history()]}
 
 
-class Place:
-    """A filesystem and a folder on it; a store there, with faults or without."""
+def keep(store: Store, scratch: Path) -> None:
+    """What is done beside the stages with what they made, until nothing is left to do."""
+    clock = Clock()
+    leases = Leases(store, TRAINED, Timing(seconds=60, clock=clock, sleep=clock.sleep))
+    while (lease := leases.claim(uuid.uuid4().hex, seen) if (seen := leases.look()).free else None) is None:
+        clock.sleep(leases.timing.look)
+    lease.beat()
+    artifact = Artifact(store, TRAINED)
+    refer(store, TRAINED, STEPS[1], "sft/" + "a" * 32)
+    if not runs.names(store):
+        store.write_once(f"runs/named/{STAMP}.json", to_json({"parts": {"a": {"path": DATA}, "b": {"path": TRAINED, "step": STEPS[-1]}}}))
+    log = scratch / "log.txt"
+    log.write_text("step 10")
+    store.upload(log, f"{TRAINED}/attempts/{lease.holder.attempt}/log.txt")
+    prune(artifact, keep=1, kept=lambda step: False, before=lease.check)
+    assert set(artifact.checkpoint_steps()) <= {*STEPS[1:]}
+    artifact.withdraw(STEPS[1])
+    store.replace("note.json", to_json(lease.generation))
+    lease.release()
+    remove(store, survey(store, now=time.time() + 2 * GRACE).items)
+    assert artifact.checkpoint_steps() == [STEPS[-1]]
+    target = Store(store.fs, f"{store.root}-copy", piece_bytes=store.piece_bytes)
+    target.initialise()
+    copy(store, target, closure(store, [(DATA, None), (TRAINED, STEPS[-1])]))
+    for each in (store, target):
+        verified = verify(each)
+        assert verified.damages == [] and verified.files > 0
 
-    def __init__(self, fs: Any, root: str, scratch: Path) -> None:
-        self.fs, self.root, self.scratch = fs, root, scratch
+
+class Place:
+    """A filesystem and a folder on it; a store there, with faults or without, and its copy beside it."""
+
+    def __init__(self, fs: Any, root: str, scratch: Path, task: Task = work) -> None:
+        self.fs, self.root, self.scratch, self.task = fs, root, scratch, task
 
     @property
     def is_local(self) -> bool:
@@ -126,10 +166,20 @@ class Place:
 
     def work(self, faults: Faults) -> None:
         with faults.on_disk() if self.is_local else nullcontext(), quick_to_give_up() if faults.kind == HANGS else nullcontext():
-            work(Store(faults.on(self.fs), self.root, piece_bytes=PART_BYTES // 3), self.scratch)
+            self.task(Store(faults.on(self.fs), self.root, piece_bytes=PART_BYTES // 3), self.scratch)
 
-    def result(self) -> dict[str, Any]:
-        return result(Store(like(self.fs), self.root))
+    def damaged(self) -> list[str]:
+        return [path for root in self._roots() for path in damaged(like(self.fs), root)]
+
+    def result(self) -> list[dict[str, Any]]:
+        return [result(Store(like(self.fs), root)) for root in self._roots()]
+
+    def _roots(self) -> list[str]:
+        return [self.root] if self.task is work else [self.root, f"{self.root}-copy"]
+
+    def clear(self) -> None:
+        for root in filter(self.fs.exists, self._roots()):
+            self.fs.rm(root, recursive=True)
 
 
 @contextmanager
@@ -140,13 +190,14 @@ def quick_to_give_up() -> Iterator[None]:
         yield
 
 
-def calls_of_the_work(place: Place) -> tuple[list[str], dict[str, Any]]:
+def recorded(place: Place) -> tuple[Faults, list[dict[str, Any]]]:
+    """A run without faults, for its calls, and what came out of it."""
     faults = Faults()
     place.work(faults)
-    return faults.calls, place.result()
+    return faults, place.result()
 
 
-def check(place: Place, faults: Faults, expected: dict[str, Any]) -> None:
+def check(place: Place, faults: Faults, expected: list[dict[str, Any]]) -> None:
     """Work that a fault hits; then what it left, and the work again."""
     where = f"{faults.kind}, {'from' if faults.lasting else 'at'} call {faults.at}"
     try:
@@ -154,11 +205,11 @@ def check(place: Place, faults: Faults, expected: dict[str, Any]) -> None:
     except (OSError, StoreError):  # what is tried again, and told
         pass
     except Exception as error:
-        raise AssertionError(f"{where} ({faults.calls[faults.at - 1]}): the work ends with {error!r}") from error
+        raise AssertionError(f"{where} {faults.calls[faults.at - 1 : faults.at]}: the work ends with {error!r}") from error
     finally:
         faults.let_go()
-    where += f" ({faults.calls[faults.at - 1]})"
-    wrong = damaged(like(place.fs), place.root)
+    where += f" {faults.calls[faults.at - 1 : faults.at]}"  # none where a clock has made fewer calls
+    wrong = place.damaged()
     assert wrong == [], f"{where}: damaged: {wrong}"
     try:
         place.work(Faults())
@@ -179,14 +230,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    """Makes empty places on the kind of storage that the test is parametrised with."""
-    made: list[Place] = []
+def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Makes places on the kind of storage that the test is parametrised with: empty ones, or with the work done for another task."""
     with in_reach(request, request.param) as (fs, root):
 
-        def make() -> Place:
-            made.append(Place(fs, f"{root}/{uuid.uuid4().hex}", tmp_path / "scratch"))
-            return made[-1]
+        def make(task: Task = work) -> Place:
+            place = Place(fs, f"{root}/{uuid.uuid4().hex}", tmp_path / "scratch", task)
+            if task is not work:
+                work(Store(fs, place.root, piece_bytes=PART_BYTES // 3), place.scratch)
+            return place
 
         yield make
 
@@ -208,46 +260,81 @@ def kinds_on(place: Place) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind != HANGS or not place.is_local)
 
 
-def every_fault(calls: list[str], kinds: Sequence[str]) -> list[Faults]:
-    """Every kind at every call, once and from then on."""
-    return [Faults(kind, at, lasting=lasting) for at in range(1, len(calls) + 1) for kind in kinds for lasting in (False, True)]
+def every_fault(run: Faults, kinds: Sequence[str]) -> list[Faults]:
+    """Every kind at every call, once and from then on; what hangs from then on, and takes seven tries of half a second, at every sixth."""
+    return [
+        Faults(kind, at, lasting=lasting)
+        for at in range(1, len(run.calls) + 1)
+        for kind in kinds
+        for lasting in (False, True)
+        if not (lasting and kind == HANGS and at % 6)
+    ]
 
 
-def some_faults(calls: list[str], kinds: Sequence[str]) -> list[Faults]:
-    """At every call one kind, so that the calls of one name have all kinds in turn; from every sixth call on another one."""
+def one_at_each(run: Faults, kinds: Sequence[str]) -> list[Faults]:
+    """At every call one kind, so that the calls of one name have all kinds in turn."""
     turns = Counter[str]()
-    once = []
-    for at, name in enumerate(calls, start=1):
-        once.append(Faults(kinds[turns[name] % len(kinds)], at))
+    found = []
+    for at, name in enumerate(run.calls, start=1):
+        found.append(Faults(kinds[turns[name] % len(kinds)], at))
         turns[name] += 1
+    return found
+
+
+def some_last(run: Faults, kinds: Sequence[str]) -> list[Faults]:
+    """One at each call; from every sixth call on another one."""
     without = [kind for kind in kinds if kind != HANGS]  # seven tries of half a second
-    return once + [Faults(without[at // 6 % len(without)], at, lasting=True) for at in range(1, len(calls) + 1, 6)]
+    lasting = [Faults(without[at // 6 % len(without)], at, lasting=True) for at in range(1, len(run.calls) + 1, 6)]
+    return one_at_each(run, kinds) + lasting
 
 
-@pytest.mark.parametrize("choose", [some_faults, pytest.param(every_fault, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize("new_place", ["disk", "memory"], indirect=True)
-def test_a_fault_at_any_call_costs_nothing_but_time(
-    new_place: Callable[[], Place], choose: Callable[[list[str], Sequence[str]], list[Faults]]
-) -> None:
-    place = new_place()
-    calls, expected = calls_of_the_work(place)
-    assert len(calls) > 40
-    check_all(new_place, choose(calls, kinds_on(place)), expected)
+def sites(run: Faults, kinds: Sequence[str]) -> list[Faults]:
+    """Those of `some_last` that last, and of the others one for each call site: what is done to the second unit, rank or step is done to
+    the first."""
+    first = {site: at for at, site in reversed([*enumerate(run.sites, start=1)])}
+    return [faults for faults in some_last(run, kinds) if faults.lasting or faults.at in first.values()]
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def every_third_site(run: Faults, kinds: Sequence[str]) -> list[Faults]:
+    return sites(run, kinds)[::3]
+
+
+Choose = Callable[[Faults, Sequence[str]], list[Faults]]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize(
+    ("new_place", "task", "choose"),
+    [
+        ("disk", work, sites),
+        ("memory", work, sites),
+        ("disk", keep, every_third_site),
+        *(
+            pytest.param(place, task, choose, marks=SLOW)
+            for place in ("disk", "memory")
+            for task, choose in ((work, every_fault), (keep, some_last))
+        ),
+        *(pytest.param(place, task, one_at_each, marks=SLOW) for place in ("moto", "swift") for task in (work, keep)),
+    ],
+    indirect=["new_place"],
+)
+def test_a_fault_at_any_call_costs_nothing_but_time(new_place: Callable[[Task], Place], task: Task, choose: Choose) -> None:
+    place = new_place(task)
+    run, expected = recorded(place)
+    assert len(run.calls) > 40
+    check_all(functools.partial(new_place, task), choose(run, kinds_on(place)), expected)
+
+
 @pytest.mark.parametrize("new_place", ["moto", "swift"], indirect=True)
-def test_a_fault_over_the_network_costs_nothing_but_time(new_place: Callable[[], Place], number: int) -> None:
-    """Faults drawn at random, a request of a multipart upload always among those hit; calls take hundreds of times as long as in memory."""
-    place = new_place()
-    calls, expected = calls_of_the_work(place)
+def test_two_faults_over_the_network_cost_nothing_but_time(new_place: Callable[[], Place]) -> None:
+    """One hits a request of a multipart upload; calls take hundreds of times as long as in memory."""
+    run, expected = recorded(new_place())
     random = Random(6)
-    parts = [at for at, name in enumerate(calls, start=1) if name == "call_s3"]
-    others = random.sample(every_fault(calls, KINDS), number - 1)
-    check_all(new_place, [Faults("503", random.choice(parts)), *others], expected)
+    parts = [at for at, name in enumerate(run.calls, start=1) if name == "call_s3"]
+    check_all(new_place, [Faults("503", random.choice(parts)), random.choice(every_fault(run, KINDS))], expected)
 
 
-def check_all(new_place: Callable[[], Place], chosen: list[Faults], expected: dict[str, Any]) -> None:
+def check_all(new_place: Callable[[], Place], chosen: list[Faults], expected: list[dict[str, Any]]) -> None:
     """Tells all that is wrong, not the first of it."""
     wrong = []
     for faults in chosen:
@@ -256,7 +343,7 @@ def check_all(new_place: Callable[[], Place], chosen: list[Faults], expected: di
             check(place, faults, expected)
         except AssertionError as error:
             wrong.append(str(error).splitlines()[0])
-        place.fs.rm(place.root, recursive=True)
+        place.clear()
     if wrong:
         pytest.fail("\n".join([f"{len(wrong)} of {len(chosen)} faults:", *wrong]), pytrace=False)
 
@@ -284,7 +371,7 @@ def test_a_disk_that_takes_no_more_leaves_what_is_committed(tmp_path: Path, limi
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert ended.returncode == 1 and "refused: " in ended.stderr, ended.stderr
     place = Place(fsspec.filesystem("file"), str(store), tmp_path / "scratch")
-    assert damaged(place.fs, place.root) == []
+    assert place.damaged() == []
     place.work(Faults())
     uncut = Place(place.fs, str(sound), tmp_path / "scratch")
     uncut.work(Faults())

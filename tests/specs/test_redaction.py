@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from specs.redaction import Redacted, redacted, without_secrets
@@ -75,3 +77,11 @@ def test_a_url_that_carries_credentials_is_refused_without_repeating_it(url: str
     with pytest.raises(ValueError, match="a URL with credentials in it; leave them out") as caught:
         without_credentials(url)
     assert url not in str(caught.value)
+
+
+def test_values_of_the_credentials_file_are_named_in_place_of_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    assert redacted("sent tokenofone") == "sent tokenofone"  # there is no file
+    file.write_text("[default]\nregion = anywhere\n[one]\naws_session_token = tokenofone\naws_secret_access_key=a/b+c=d%\n")
+    assert redacted("anywhere: sent tokenofone, a/b+c=d% of") == "anywhere: sent <AWS_SESSION_TOKEN>, <AWS_SECRET_ACCESS_KEY> of"

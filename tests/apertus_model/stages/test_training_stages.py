@@ -31,11 +31,11 @@ PROBE = list(range(40, 72))
 
 
 class Stages:
-    """A store with a tokenizer, two corpora and a mixture; runs stages in processes of their own."""
+    """A store, in the folder or elsewhere, with a tokenizer, two corpora and a mixture; runs stages in processes of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str | None = None) -> None:
         self.folder = folder
-        self.store = Store.open(str(folder / "store"))
+        self.store = Store.open(url or str(folder / "store"))
         self.store.initialise()
         self._tokenizer()
         for name, step in (("steady", 1), ("striding", 3)):
