@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RECIPE ?= specs/recipes/mini.yaml
+AT_ONCE ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -26,7 +27,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE)
 
 test-all: lint
 	$(BIN)/python -m pytest --crashes --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tests.record test-all.xml > docs/test_all.md; exit $$status

@@ -5,9 +5,11 @@ Hypothesis tries the same examples in every run, so that a red run is red again;
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.infra.moto import Moto
 from tests.infra.swift import Swift
@@ -15,6 +17,8 @@ from tests.numerics import numerics, pytest_sessionfinish
 from tests.numerics import pytest_addoption as add_numerics
 
 __all__ = ["numerics", "pytest_sessionfinish"]
+
+RUNS = "tests/e2e/"
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")
@@ -25,6 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_numerics(parser)
     parser.addoption("--crashes", action="store_true", help="write the kills of test_crashes.py into docs/crashes.json and docs/crashes.md")
     parser.addoption("--crash-seed", type=int, help="draw the moments and victims of test_crashes.py from this seed")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. Of the rest, a file stays together."""
+
+    class Runs(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "runs" if nodeid.startswith(RUNS) else nodeid.split("::")[0]
+
+    config.option.loadscopereorder = False
+    return Runs(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(RUNS))
 
 
 @pytest.fixture(scope="session")

@@ -171,7 +171,7 @@ def _beside(file: str) -> str:
 
 
 def _marker(store: Store, path: str, name: str, kind: MarkerKind, match: re.Match[str]) -> Marker:
-    data = store.read_bytes(name)
+    data = store.read_whole(name)
     document = json.loads(data)
     attempts = f"{path}/attempts"
     own = f"{attempts}/{document['attempt']}"

@@ -86,7 +86,7 @@ def copy(
         documents |= contents.documents
         if contents.identity:
             path = f"{contents.path}/identity.json"
-            target.write_once(path, _whole(source, path))
+            target.write_once(path, source.read_whole(path))
         done: set[str] = set()
         for marker in markers_of(contents, step):
             there = target.exists(marker.path)
@@ -106,14 +106,8 @@ def copy(
         amount.artifacts += 1
     chosen = [name for name, referrer in references if referrer in copied]
     for name in [*chosen, *_records(source, documents)]:
-        target.write_once(name, _whole(source, name))
+        target.write_once(name, source.read_whole(name))
     return amount
-
-
-def _whole(source: Store, name: str) -> bytes:
-    """Content of a file of which no digest is stated: its length is compared, so that an answer that was cut is asked for again."""
-    size = source.size(name)
-    return source.read_bytes(name) if size is None else source.read_range(name, 0, size)
 
 
 def _equal(target: Store, name: str, contents: Contents, record: dict[str, Any]) -> bool:

@@ -238,6 +238,11 @@ class Store:
         except FileNotFoundError as error:
             raise DamagedError(f"'{path}' is not in the store {self.url}") from error
 
+    def read_whole(self, path: str) -> bytes:
+        """Content of a file of which no digest is stated: its length is compared, so that an answer that was cut is asked for again."""
+        size = self.size(path)
+        return self.read_bytes(path) if size is None else self.read_range(path, 0, size)
+
     def read_json(self, path: str) -> Any:
         """What a marker holds. DamagedError where there is none, or what is there is not JSON."""
         return self._json(path, self.read_bytes)

@@ -38,7 +38,9 @@ class Run:
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:
-            self.process = subprocess.Popen(program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True)
+            self.process = subprocess.Popen(
+                program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True, preexec_fn=_notices_interrupts
+            )
 
     @property
     def text(self) -> str:
@@ -106,6 +108,11 @@ class Run:
                 return False
             time.sleep(0.1)
         return True
+
+
+def _notices_interrupts() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
