@@ -6,7 +6,7 @@ one row with their sum; `details` shows each part. `--json` has everything and i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import NamedTuple
 
 from rich.console import Console
@@ -18,7 +18,7 @@ from flows import absent
 from flows.estimate import tables
 from flows.plan import Plan, Step
 from flows.supply import Demand
-from flows.terminal import COLOURS, amount, flop, table
+from flows.terminal import COLOURS, amount, flop, quantity, table
 from specs.advice import CODES
 from specs.pipeline import Pipeline
 
@@ -52,12 +52,13 @@ def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], detail
     return [fold for _, fold in sorted(found, key=lambda pair: pair[0])]
 
 
-def plan_table(plan: Plan, details: bool = False) -> Table:
-    """A row for each part, or for those of a stage that are alike."""
+def plan_table(plan: Plan, details: bool = False, chosen: Collection[str] | None = None) -> Table:
+    """A row for each part, or for those of a stage that are alike; `chosen`: of these stages alone."""
     rows = []
     alike = [
         (name, step.node.stage, (_action(step), "" if step.absent else step.reason, step.node.steps, step.node.tokens, step.node.flops))
         for name, step in plan.steps.items()
+        if chosen is None or step.node.stage in chosen
     ]
     for label, names in folded(plan.pipeline, alike, details):
         steps = [plan.steps[name] for name in names]
@@ -102,7 +103,7 @@ def supply_table(plan: Plan, details: bool = False) -> Table:
     for demand in demands:
         held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
         passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
-        rows.append([escape(demand.source), held, amount(demand.passes * demand.held), passes, amount(demand.tokens), escape(demand.stage)])
+        rows.append([escape(demand.source), held, amount(demand.drawn), passes, amount(demand.tokens), escape(demand.stage)])
     headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "stage that ends with the most")
     return table("what training draws", "tokens; draws: by the stage; drawn: from new weights on", headings, rows, overflow="fold")
 
@@ -119,7 +120,7 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     facts += [f"{tables.size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
     show_item(console, "in all", ", ".join(facts))
     todo = totals["to_do"]
-    show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {amount(todo['tokens'])} tokens")
+    show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {quantity(todo['tokens'])} tokens")
     show_item(console, "store", plan.store.url)
     console.print()
     console.print(plan_table(plan, details))
