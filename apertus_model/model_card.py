@@ -29,13 +29,16 @@ TITLES = {
 }
 
 
-def model_card(store: Store, checkpoint: InputRef, evaluations: Sequence[InputRef], *, model: ModelSpec, sequence_length: int) -> str:
+def model_card(
+    store: Store, checkpoint: InputRef, evaluations: Sequence[InputRef], *, title: str, model: ModelSpec, sequence_length: int
+) -> str:
     """Markdown with the metadata block of Hugging Face.
 
     Args:
         store: where the lineage is read.
         checkpoint: what was exported.
         evaluations: evaluate artifacts whose metrics are shown.
+        title: name of the recipe that it was exported by.
         model: dimensions.
         sequence_length: longest context, in tokens.
     """
@@ -47,7 +50,7 @@ def model_card(store: Store, checkpoint: InputRef, evaluations: Sequence[InputRe
     begun = [f"{_cell(name)} (licence: {_cell(licence or 'not stated')})" for name, licence in map(_origin, trained) if name]
     sections = [
         _front_matter(sources),
-        f"# {checkpoint.name}\n",
+        f"# {title}: {checkpoint.name}\n",
         f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters, trained on {tokens:,} tokens"
         + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
         + f"context of {sequence_length:,} tokens"

@@ -28,7 +28,7 @@ from flows.plan import Plan, kept_steps, make
 from infra.store import Store, StoreError
 from infra.store.retention import hold, refer
 from specs.compose import expand, extended
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.errors import FieldPath, Problem, SpecError, a, nearest
 from specs.pieces import batch_pieces, mixture_pieces
 from specs.pipeline import CHECKPOINTS, Pipeline, load, uses, validate
 from specs.stages.long_context import LongContextStage
@@ -80,13 +80,14 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
     path = output or Path(spec).parent / f"{name}.yaml"
     if path.resolve() == Path(spec).resolve():
         raise StoreError(f"'{path}' is the recipe that is branched; choose another name, or --output")
+    if not path.parent.is_dir():
+        raise StoreError(f"there is no folder '{path.parent}' to write {path.name} to")
 
     def drafted(ending: bool) -> tuple[str, Plan, list[str]]:
         draft = Draft(pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent))
         notes = _fill(draft, plan, ref, start, overrides, ending=ending)
-        command = " ".join(
-            map(shlex.quote, ["apertus", "branch", spec, point, "--name", name, *(x for o in overrides for x in ("--set", o))])
-        )
+        options = [*(("--output", str(output)) if output else ()), *(x for o in overrides for x in ("--set", o))]
+        command = " ".join(map(shlex.quote, ["apertus", "branch", spec, point, "--name", name, *options]))
         where = plan.graph.trajectories[start.leg]
         head = [
             f"A branch of {Path(spec).name} at step {start.step:,} of {start.leg} ({where.tokens_at(start.step):,} tokens):",
@@ -132,7 +133,7 @@ def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:
         training = [name for name, other in pipeline.stages.items() if isinstance(other, TrainingStage)]
         raise SpecError([Problem((), f"there is no stage '{ref.stage}'", nearest(ref.stage, training), spec)])
     if not isinstance(stage, TrainingStage):
-        message = f"'{ref.stage}' is a {stage.kind}; there is no training in it to go on with"
+        message = f"'{ref.stage}' is {a(stage.kind)}; there is no training in it to go on with"
         raise SpecError([Problem((), message, "branch a stage that trains.", spec)])
     parts = [leg.name for leg in stage.legs(ref.stage)]
     if ref.part is not None and ref.target not in parts:

@@ -60,7 +60,8 @@ def _mistakes_are_messages() -> Iterator[None]:
             errors.print(f"[red]error:[/] {escape(redacted(str(problem)))}", soft_wrap=True)
         raise typer.Exit(2) from None
     except (StoreError, StageError, OSError) as error:
-        errors.print(f"[red]error:[/] {escape(redacted(str(error)))}", soft_wrap=True)
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        errors.print(f"[red]error:[/] {escape(redacted(text))}", soft_wrap=True)
         raise typer.Exit(2) from None
 
 
@@ -137,10 +138,12 @@ def run(
             records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
             for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
                 records.protect(node)
-            console.print(f"All {parts} parts of {made.pipeline.name} are finished; nothing to run.")
+            all_of_it = until is None and only is None
+            which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(made.steps)})"
+            console.print(f"{which} of {made.pipeline.name} are finished; nothing to run.")
             terminal.outro(console, made, spec, store, overrides)
             return
-        console.print(plan_tables.plan_table(made, width=console.width))
+        console.print(plan_tables.plan_table(made, chosen=chosen, width=console.width))
         _run(made, spec, overrides, until, only, parts)
         terminal.outro(console, make(made.pipeline, made.store), spec, store, overrides)
 
@@ -178,7 +181,7 @@ def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption =
         if as_json:
             _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
         else:
-            console.print(terminal.status_table(made))
+            console.print(terminal.status_table(made, console.width))
 
 
 @app.command()
@@ -236,10 +239,11 @@ def inspect(
 def schema(output: Annotated[Path | None, typer.Option("--output", "-o", help="write here instead of printing")] = None) -> None:
     """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
     text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text)
+    with _mistakes_are_messages():
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            output.write_text(text)
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from flows.plan import make
 from flows.selection import select
-from flows.terminal import amount
+from flows.terminal import quantity
 from infra.store import Store, StoreError, runs
 from infra.store.contents import Contents
 from infra.store.copy import Amount, closure, copy, markers_of
@@ -31,7 +31,7 @@ def run(console: Console, what: str, target: str, stages: list[str], store: str 
         pipeline = load(what, overrides)
         source = Store.open(store or pipeline.store)
         plan = make(pipeline, source)
-        chosen = set().union(*(select(plan, stage, None) for stage in stages)) if stages else set(pipeline.stages)
+        chosen = set().union(*(select(plan, stage, None, "--stages") for stage in stages)) if stages else set(pipeline.stages)
         parts: Parts = {node.name: (node.path, node.end_step) for node in plan.graph.nodes.values() if node.stage in chosen}
         name, spec = pipeline.name, pipeline.model_dump(mode="json", by_alias=True)
     else:
@@ -46,8 +46,8 @@ def run(console: Console, what: str, target: str, stages: list[str], store: str 
         raise StoreError(f"nothing of '{what}' is stored in {source.url}")
     amount_ = _with_progress(console, source, other, artifacts)
     _record(other, name, parts, spec, some=bool(stages))
-    there = f", {amount_.present_files} files ({amount(amount_.present_bytes)}B) were there" if amount_.present_files else ""
-    copied = f"{amount_.artifacts} artifacts, {amount_.files} files ({amount(amount_.bytes)}B) copied and checked{there}"
+    there = f", {amount_.present_files} files ({quantity(amount_.present_bytes)}B) were there" if amount_.present_files else ""
+    copied = f"{amount_.artifacts} artifacts, {amount_.files} files ({quantity(amount_.bytes)}B) copied and checked{there}"
     console.print(f"{escape(name)} is in {escape(other.url)}: {copied}", soft_wrap=True)
     return amount_
 
@@ -69,7 +69,7 @@ def _with_progress(console: Console, source: Store, target: Store, artifacts: li
         named = {name: record for marker in markers_of(contents, step) for name, record in marker.files.items()}
         total += sum(int(record.get("size", contents.files[name].size if name in contents.files else 0)) for name, record in named.items())
     columns = (TextColumn("copying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
         return copy(source, target, artifacts, lambda name, size: progress.update(task, advance=size))
 

@@ -18,7 +18,7 @@ from flows import inspect_batch, inspect_corpus, inspect_mixture
 from flows.graph import Node
 from flows.inspection import Options
 from flows.plan import Plan
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, a, nearest
 from specs.pipeline import TRAINING
 
 
@@ -38,7 +38,8 @@ INSPECTORS: dict[str, Inspector] = {
 
 
 def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, Node]:
-    """The inspector for a stage, or one part of it, and the part that it looks at. SpecError when there is none."""
+    """The inspector for a stage, or one part of it, and the part that it looks at. SpecError when there is none, and for an option that is
+    not of its kind."""
     nodes = plan.graph.nodes
     chosen = [nodes[name]] if name in nodes else [node for node in plan.graph.of(name) if node.kind in INSPECTORS]
     if name not in nodes and not plan.graph.of(name):
@@ -46,8 +47,17 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, No
     chosen = [node for node in chosen if node.kind in INSPECTORS]
     if not chosen:
         kind = nodes[name].kind if name in nodes else plan.pipeline.stages[name].kind
-        raise SpecError([Problem((), f"there is nothing to inspect in a {kind}", f"name one of: {', '.join(INSPECTORS)}.", "inspect")])
-    if chosen[0].end_step is not None:
+        raise SpecError([Problem((), f"there is nothing to inspect in {a(kind)}", f"name one of: {', '.join(INSPECTORS)}.", "inspect")])
+    trains = chosen[0].end_step is not None
+    if options.step is not None and options.sample is not None:
+        raise SpecError([Problem((), "--step shows the samples of a step, --sample one by its index", "give one of the two.", "inspect")])
+    given: dict[str, int | str | None] = {} if trains else {"--step": options.step, "--sample": options.sample}
+    given |= {"--reason": options.reason} if chosen[0].kind != "corpus" else {}
+    for option, value in given.items():
+        if value is not None:
+            wanted = "a corpus" if option == "--reason" else "a stage of training"
+            raise SpecError([Problem((), f"{option} is of {wanted}; '{name}' is {a(chosen[0].kind)}", "leave it out.", "inspect")])
+    if trains:
         return INSPECTORS[chosen[0].kind], inspect_batch.segment_at(name, chosen, options)
     if len(chosen) > 1:
         names = ", ".join(node.name for node in chosen)

@@ -20,6 +20,7 @@ from flows.plan import Plan
 from specs.errors import Problem, SpecError
 from specs.stages.training import Segment
 
+MARKS = {"untrained": ("⟦", "⟧"), "first": ("‹", "›")}  # of what is printed without colours
 STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "padding": "dim"}
 
 
@@ -56,9 +57,12 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
         begin, count = options.sample, 1
     pad = {tokenizer_artifact.manifest["facts"].get("pad_id"), tokenizer_artifact.manifest["facts"].get("eos_id")}
     samples = [sample_of(data, tokenizer, index, pad) for index in range(begin, begin + min(count, options.limit))]
+    first, end = segment.sample_at(segment.start_step), segment.sample_at(segment.end_step)
+    drawn = first <= begin < end
     return {
         "name": node.name,
         "kind": node.kind,
+        "note": "" if drawn else f"training draws the samples {first:,} to {end - 1:,} here; {begin:,} is not among them",
         "step": step if options.sample is None else None,
         "global_batch_size": segment.global_batch_size,
         "sequence_length": segment.sequence_length,
@@ -128,9 +132,13 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
 def show(console: Console, found: dict[str, Any]) -> None:
     at = f"step {found['step']}, {found['global_batch_size']} sequences" if found["step"] is not None else "one sample"
     console.print(f"[bold]{escape(found['name'])}[/]: {at} of {found['sequence_length']} tokens", highlight=False)
+    if found["note"]:
+        console.print(f"[yellow]note[/] {found['note']}", highlight=False, soft_wrap=True)
+    marks = {} if console.is_terminal or console.record else MARKS
     legend = Text("tokens: ")
     for status, style in STYLES.items():
-        legend.append(status, style=style).append("  ")
+        begin, end = marks.get(status, ("", ""))
+        legend.append(f"{begin}{status}{end}", style=style).append("  ")
     console.print(legend)
     for sample in found["samples"]:
         trained = sum(document["trained"] for document in sample["documents"])
@@ -142,7 +150,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
             if document["source"] != "padding":
                 text = Text()
                 for piece in document["pieces"]:
-                    text.append(piece["text"], style=STYLES[piece["status"]])
+                    begin, end = marks.get(piece["status"], ("", ""))
+                    text.append(f"{begin}{piece['text']}{end}", style=STYLES[piece["status"]])
                 console.print(text)
         if "last_label" in sample:
             console.print(Text(f"and then, predicted at the last place: {sample['last_label']!r}", style="dim"))

@@ -205,6 +205,8 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     if stored:
         units = len(store.names(f"{node.path}/units"))
         reason = f"it was interrupted; {units} units of work are stored" if units else "it was interrupted before anything was committed"
+        if not units and any(store.names(f"damaged/{when}/{node.path}") for when in store.names("damaged")):
+            reason = "it was damaged, and is withdrawn"
         return Step(node, "run", reason, stored)
     return Step(node, "run", difference(node, records), False)
 

@@ -7,7 +7,7 @@ one row with their sum; `details` shows each part. `--json` has everything and i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import NamedTuple
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from flows import absent
 from flows.estimate import tables
 from flows.plan import Plan, Step
 from flows.supply import Demand
-from flows.terminal import COLOURS, amount, flop, table
+from flows.terminal import COLOURS, amount, flop, quantity, table
 from specs.advice import CODES
 from specs.pipeline import Pipeline
 
@@ -57,12 +57,13 @@ def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], detail
     return [fold for _, fold in sorted(found, key=lambda pair: pair[0])]
 
 
-def plan_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
-    """A row for each part, or for those of a stage that are alike."""
+def plan_table(plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None) -> Table:
+    """A row for each part, or for those of a stage that are alike; `chosen`: of these stages alone."""
     rows = []
     alike = [
         (name, step.node.stage, (step.state, "" if step.absent else step.reason, step.node.steps, step.node.tokens, step.node.flops))
         for name, step in plan.steps.items()
+        if chosen is None or step.node.stage in chosen
     ]
     for label, names in folded(plan.pipeline, alike, details):
         steps = [plan.steps[name] for name in names]
@@ -74,7 +75,7 @@ def plan_table(plan: Plan, details: bool = False, width: int | None = None) -> T
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
     caption = "declared: hangs on something that is declared and not at hand" if plan.graph.absent else ""
-    return table("what would be done", caption, headings, rows, overflow="fold", optional=("FLOPs", "steps", "tokens"), width=width)
+    return table("what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width)
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
@@ -103,10 +104,10 @@ def supply_table(plan: Plan, details: bool = False, width: int | None = None) ->
     for demand in demands:
         held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
         passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
-        rows.append([escape(demand.source), held, amount(demand.passes * demand.held), passes, amount(demand.tokens), escape(demand.stage)])
+        rows.append([escape(demand.source), held, amount(demand.drawn), passes, amount(demand.tokens), escape(demand.stage)])
     headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
     caption = "tokens; draws: by the stage; drawn: from new weights on"
-    return table("what training draws", caption, headings, rows, overflow="fold", optional=("draws", "drawn"), width=width)
+    return table("what training draws", caption, headings, rows, optional=("draws", "drawn"), width=width)
 
 
 def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
@@ -121,7 +122,7 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     facts += [f"{tables.size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
     show_item(console, "in all", ", ".join(facts))
     todo = totals["to_do"]
-    show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {amount(todo['tokens'])} tokens")
+    show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {quantity(todo['tokens'])} tokens")
     show_item(console, "store", plan.store.url)
     console.print()
     console.print(plan_table(plan, details, width))

@@ -227,7 +227,7 @@ class Runner:
 
     def _keep_log(self, job: Job, scratch: Path) -> str:
         """Stores what the attempt printed, whatever became of it; where."""
-        path = f"{job.path}/attempts/{job.attempt}/log.txt"
+        path = f"{job.path}/logs/{job.attempt}.txt"  # not in the attempt's folder, which may be a model to hand on
         log = scratch / "log.txt"
         log.touch()
         try:

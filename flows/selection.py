@@ -8,17 +8,20 @@ from specs.errors import Problem, SpecError, nearest
 from specs.pipeline import needs
 
 
-def select(plan: Plan, until: str | None, only: str | None) -> set[str]:
-    """Names of the chosen stages. SpecError for one that is not there, for `--only` with inputs that are not finished, and for stages that
-    read what is declared and not at hand."""
-    chosen = _chosen(plan, until, only)
+def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:
+    """Names of the chosen stages; `option` states `until`. SpecError for one that is not there, for `--only` with inputs that are not
+    finished, and for stages that read what is declared and not at hand."""
+    if until is not None and only is not None:
+        message = f"--until {until} runs what '{until}' needs as well, --only {only} nothing else"
+        raise SpecError([Problem((), message, "give one of the two.", "--only")])
+    chosen = _chosen(plan, until, only, option)
     refuse(plan, chosen)
     return chosen
 
 
-def _chosen(plan: Plan, until: str | None, only: str | None) -> set[str]:
+def _chosen(plan: Plan, until: str | None, only: str | None, until_option: str) -> set[str]:
     stages = plan.pipeline.stages
-    for option, name in (("--until", until), ("--only", only)):
+    for option, name in ((until_option, until), ("--only", only)):
         if name is not None and name not in stages:
             raise SpecError([Problem((), f"there is no stage '{name}'", nearest(name, stages), option)])
     if only is not None:

@@ -30,15 +30,16 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet", ".arrow")
 class Demand:
     """What a stage of training asks of one source.
 
-    tokens: that the stage draws; passes: over the source on the whole way to its end, `allowed` of them; held: training tokens of the
-    source, at most where it is not built (`exact` is false), as declared where it is not at hand (`declared`); sequences: the windows
-    or rows they come to; shortfall: tokens that the source lacks under the limit.
+    tokens: that the stage draws; drawn: the same on the whole way to its end; passes: over the source on the whole way to its end,
+    `allowed` of them; held: training tokens of the source, at most where it is not built (`exact` is false), as declared where it is not at
+    hand (`declared`); sequences: the windows or rows they come to; shortfall: tokens that the source lacks under the limit.
     """
 
     stage: str
     mixture: str
     source: str
     tokens: float
+    drawn: float
     passes: float
     allowed: float
     held: int
@@ -67,7 +68,9 @@ def demands(graph: Graph, pipeline: Pipeline, store: Store) -> list[Demand]:
                 furthest[segment.name] = segment, step
         way = list(furthest.values())
         for corpus in corpora(graph, mixture.name):
-            tokens = sum(supply.tokens(segment, step, corpus.fingerprint) for segment, step in way if segment.stage == node.stage)
+            drawn = [(segment.stage, supply.tokens(segment, step, corpus.fingerprint)) for segment, step in way]
+            tokens = sum(count for stage, count in drawn if stage == node.stage)
+            in_all = sum(count for _, count in drawn)
             passes = sum(supply.passes(segment, step, corpus.fingerprint) for segment, step in way)
             held, exact = supply.held(graph.nodes[corpus.name])
             sequences, length = supply.sequences(node, corpus.fingerprint), node.part.sequence_length
@@ -76,7 +79,7 @@ def demands(graph: Graph, pipeline: Pipeline, store: Store) -> list[Demand]:
             shortfall = lacking if passes > limit else 0.0
             declared = corpus_is_declared(graph, graph.nodes[corpus.name])
             demand = Demand(
-                *(node.stage, mixture.name, corpus.name, tokens, passes, limit, held, exact, declared), sequences, length, shortfall
+                *(node.stage, mixture.name, corpus.name, tokens, in_all, passes, limit, held, exact, declared), sequences, length, shortfall
             )
             before = found.get((node.stage, corpus.name))
             if before is None or demand.passes / limit >= before.passes / before.allowed:

@@ -25,6 +25,7 @@ from specs.redaction import redacted
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
 DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
 PLAIN_INTERVAL = 5.0
+WIDE = 110  # columns of a terminal from which on there is room for ids
 ROUNDED_UP = 0.9995  # of a magnitude: from here on three digits are the next one
 NUMBERS = (  # columns set to the right
     *("steps", "tokens", "draws", "drawn", "FLOPs", "GPUs", "time", "GPU-hours", "energy", "cost", "per GPU", "total", "difference"),
@@ -44,13 +45,25 @@ def amount(value: float) -> str:
     return f"{value:.3g}"
 
 
+def quantity(value: float) -> str:
+    """The same in a sentence, where zero is a number too."""
+    return amount(value) if value else "0"
+
+
+def in_full(value: float, digits: int = 4) -> str:
+    """As a person writes it: a count in full (`25,120`), and of a fraction so many digits, but all of those before the point."""
+    if isinstance(value, float) and abs(value) < 10**digits - 0.5:
+        return f"{value:,.{digits}g}"
+    return f"{value:,.0f}"
+
+
 def flop(value: float) -> str:
     """Floating-point operations as papers write them: `6.74e24`; `-` for zero."""
     return f"{value:.3g}".replace("e+", "e") if value else "-"
 
 
-def status_table(plan: Plan) -> Table:
-    """Finished and unfinished parts with what the manifests say."""
+def status_table(plan: Plan, width: int) -> Table:
+    """Finished and unfinished parts with what the manifests say; in a narrow terminal without ids, which `--json` has."""
     rows = []
     for row in status_rows(plan):
         seconds = row["seconds"] or {}
@@ -58,10 +71,14 @@ def status_table(plan: Plan) -> Table:
         colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(row["state"], "cyan")
         numbers = (amount(row["steps"]), amount(row["tokens"]))
         result = escape(row["holder"] or headline(row["metrics"] or {}))
-        rows.append([row["name"], f"[{colour}]{row['state']}[/]", row["fingerprint"][:8], *numbers, times, result])
-    headings = ("part", "state", "id", "steps", "tokens", "seconds*", "result")
+        name = [row["name"], f"[{colour}]{row['state']}[/]", *([row["fingerprint"][:8]] if width >= WIDE else [])]
+        rows.append([*name, *numbers, times, result])
+    headings = ("part", "state", *(["id"] if width >= WIDE else []), "steps", "tokens", "seconds*", "result")
     caption = f"* start-up + compute + storage; store: {plan.store.url}"
-    return table(f"status of {plan.pipeline.name}", caption, headings, rows, overflow="ellipsis")
+    found = table(f"status of {plan.pipeline.name}", caption, headings, rows)
+    names = found.columns[0]
+    names.no_wrap, names.min_width, names.overflow = False, None, "fold"  # they share what is left with the results
+    return found
 
 
 def table(
@@ -70,7 +87,6 @@ def table(
     headings: tuple[str, ...],
     rows: list[list[str]],
     *,
-    overflow: Literal["fold", "ellipsis"],
     optional: tuple[str, ...] = (),
     width: int | None = None,
 ) -> Table:
@@ -88,7 +104,7 @@ def table(
     for name in shown[:-1]:
         justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
         found.add_column(name, justify=justify, no_wrap=True, min_width=room[name])
-    found.add_column(shown[-1], justify="right" if shown[-1] in NUMBERS else "left", no_wrap=overflow == "ellipsis", overflow=overflow)
+    found.add_column(shown[-1], justify="right" if shown[-1] in NUMBERS else "left", overflow="fold")
     for row in rows:
         found.add_row(*(row[headings.index(name)] for name in shown))
     return found
@@ -144,7 +160,7 @@ SHOWN = 3
 
 def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out."""
-    found = [f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
+    found = [f"{name.replace('_', ' ')} {in_full(metrics[name])}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
     return ", ".join(found[:SHOWN])
 
 

@@ -6,6 +6,7 @@ scalars; no tag makes an object. The origin of a value (file and line, or `--set
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,10 +49,13 @@ class Document:
     unknown: set[FieldPath] = field(default_factory=set)
 
     def where(self, path: FieldPath) -> str:
-        """`mini.yaml:12` for the nearest known ancestor of a path, `--set ...` for a value that came from there."""
+        """`mini.yaml:12` for the nearest known ancestor of a path, `--set ...` for a value that came from there; both where a part of the
+        value did."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.origins:
-                return self.origins[path[:end]].where
+                where = self.origins[path[:end]].where
+                parts = [origin.where for known, origin in self.origins.items() if len(known) > end == len(path) and known[:end] == path]
+                return ", ".join(dict.fromkeys([where, *(part for part in parts if part.startswith("--set "))]))
         return self.name
 
     def overridden(self, path: FieldPath) -> bool:
@@ -61,11 +65,21 @@ class Document:
 
 def read(path: str | Path) -> Document:
     """Reads a YAML file. SpecError for one that cannot be read, is not YAML, repeats a key or is not a mapping."""
+    if not os.path.exists(path):
+        raise SpecError([Problem((), "there is no such file", nearest_file(Path(path)), str(path))])
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise SpecError([Problem((), f"cannot read the spec: {error}", where=str(path))]) from error
     return parse(text, str(path))
+
+
+def nearest_file(path: Path, but: Path | None = None) -> str:
+    """`did you mean 'mini.yaml'?` of the files beside one that is not there."""
+    if not path.parent.is_dir():
+        return f"there is no folder '{path.parent}'."
+    there = [other.name for other in path.parent.glob("*.yaml") if other != but]
+    return nearest(path.name, there) if there else "name one that is there."
 
 
 def parse(text: str, name: str) -> Document:
@@ -76,6 +90,8 @@ def parse(text: str, name: str) -> Document:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}" if mark else name
         variable = mark is not None and "${" in "".join(text.splitlines()[mark.line : mark.line + 1])
+        if "another document" in (error.problem or ""):
+            raise SpecError([Problem((), "a second document begins here", "write one to a file, without another ---.", where)]) from error
         fix = 'quote "${...}" inside { } and [ ].' if variable else "check indentation, colons and quotes there."
         raise SpecError([Problem((), f"not YAML: {error.problem or error}", fix, where)]) from error
     except YAMLError as error:

@@ -50,9 +50,14 @@ class StageError(ValueError):
     """A stage that cannot succeed as it is described: another attempt would end the same way, so none is made. The message says why."""
 
 
+def a(noun: str) -> str:
+    """`an export`, `a corpus`."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """`did you mean 'lr'?`, or the list of what there is."""
-    names = sorted(candidates)
+    names = sorted(set(candidates))
     if not names:
         return "there is none to choose from."
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.55)

@@ -19,7 +19,7 @@ from specs.cluster import Cluster
 from specs.compose import compose, distinct
 from specs.document import Document
 from specs.elsewhere import Elsewhere
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.errors import FieldPath, Problem, SpecError, a, nearest
 from specs.explain import explain, kind_of
 from specs.figures import FigureSpec, misnamed
 from specs.launch import Launch, Parallel, Retries
@@ -256,10 +256,10 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             continue
         if target.kind not in kinds:
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
-            yield Problem(path, f"stage '{ref.stage}' is a {target.kind}; {wanted} is needed here")
+            yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
             continue
         if ref.selector and kinds != CHECKPOINTS:
-            yield Problem(path, f"'{ref}' names a step, and '{ref.stage}' is a {target.kind}, which has none", f"write '{ref.target}'.")
+            yield Problem(path, f"'{ref}' names a step, and '{ref.stage}' is {a(target.kind)}, which has none", f"write '{ref.target}'.")
             continue
         if ref.best is not None and isinstance(target, MergeStage):
             yield Problem(

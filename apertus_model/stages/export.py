@@ -47,7 +47,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             write_folder(checkpoint, part, tokenizer, folder)
         progress.update(1, 4, "steps")
         evaluations = [read for role, read in job.inputs.items() if role.startswith("evaluation:")]
-        card = model_card(attempt.store, job.inputs["checkpoint"], evaluations, model=part.model, sequence_length=part.sequence_length)
+        read, length = job.inputs["checkpoint"], part.sequence_length
+        card = model_card(attempt.store, read, evaluations, title=job.pipeline, model=part.model, sequence_length=length)
         (folder / "README.md").write_text(card)
         check_tokenizer(folder, part)
         progress.update(2, 4, "steps")

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from flows.cli import SetOption, SpecArgument, StoreOption, _mistakes_are_messages, _plan, app, console
 from flows.plan import Plan
-from infra.store import Artifact
+from infra.store import Artifact, StoreError
 from infra.store.rows import decode, encode
 from specs.errors import Problem, SpecError, nearest
 
@@ -30,6 +30,12 @@ def metrics_command(
             if stage not in made.pipeline.stages:
                 raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, made.pipeline.stages), spec)])
         rows = collect(made, stages or list(made.pipeline.stages))
+        if not rows:
+            training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
+            if chosen := [name for name in stages or training if name in training]:
+                raise StoreError(f"nothing is trained yet of {', '.join(chosen)} in {made.store.url}, so there are no rows to write")
+            fix = f"name some of {', '.join(training)}." if training else ""
+            raise SpecError([Problem((), "only stages that train have rows", fix, spec)])
         target = output or Path(f"{made.pipeline.name}-metrics.parquet")
         target.write_bytes(encode(rows))
         console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)

@@ -88,6 +88,10 @@ def lineage(
 
 
 def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> list[Lineage]:
+    if Path(spec).suffix not in (".yaml", ".yml") and not Path(spec).exists():
+        raise SpecError(
+            [Problem((), "STAGE is of a recipe, and this is no file", f"of a stored run, name one part: {spec}:{stage}.", spec)]
+        )
     made = _plan(spec, store, overrides)
     names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
     if not names:

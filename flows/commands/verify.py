@@ -45,7 +45,7 @@ def verify_command(
         if opened.format() is None:
             raise StoreError(f"there is no store at '{opened.url}'")
         columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=errors, transient=True, disable=as_json) as progress:
+        with Progress(*columns, console=errors, transient=True, disable=as_json or not errors.is_terminal) as progress:
             bar = progress.add_task("verifying", total=None)
             found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
         withdrawn = withdraw(opened, found.damages) if fix else []
@@ -69,8 +69,9 @@ def to_json(store: Store, found: Verified, withdrawn: list[str]) -> dict[str, ob
         }
         for damage in found.damages
     ]
+    rerun, kept = ([part for part in found.rerun() if (part["because"] == "damaged") == one] for one in (True, False))
     counts = {"markers": found.markers, "files": found.files, "bytes": found.bytes}
-    return {"store": store.url, **counts, "damaged": damaged, "rerun": found.rerun(), "withdrawn": withdrawn}
+    return {"store": store.url, **counts, "damaged": damaged, "rerun": rerun, "kept": kept, "withdrawn": withdrawn}
 
 
 def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) -> None:
@@ -82,7 +83,8 @@ def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) 
         stage = found.names.get(damage.artifact, damage.artifact)
         console.print(f"[red]damaged:[/] {escape(stage)}: {escape(damage.what)}", soft_wrap=True)
     for part in found.rerun():
-        console.print(f"to rerun: {escape(part['name'])} ({escape(part['because'])})", soft_wrap=True)
+        what = "to rerun" if part["because"] == "damaged" else "kept"  # it compared what it read with its digests
+        console.print(f"{what}: {escape(part['name'])} ({escape(part['because'])})", soft_wrap=True)
     for path in withdrawn:
         console.print(f"withdrawn: {escape(path)}", soft_wrap=True)
     console.print(

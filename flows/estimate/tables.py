@@ -83,7 +83,7 @@ def estimate_table(estimates: Estimates, rows_of: Rows | None = None, width: int
     rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), ""])
     headings = ("stage", "GPUs", "FLOPs", "time", "GPU-hours", "energy", "cost", "per GPU", "checkpoint")
     optional = ("energy", "cost", "GPU-hours", "time")
-    return table("what training takes", _caption(estimates, totals), headings, rows, overflow="fold", optional=optional, width=width)
+    return table("what training takes", _caption(estimates, totals), headings, rows, optional=optional, width=width)
 
 
 def _sum(values: list[float | None]) -> float | None:
@@ -126,7 +126,7 @@ def memory_table(estimates: Estimates, rows_of: Rows | None = None, width: int |
         )
     headings = ("stage", *MEMORY_PARTS.values(), "total", "peak at")
     caption = "states: of the optimizer; kept: activations; gathered: weights and gradients on their way between GPUs"
-    return table(f"memory of a GPU ({unit})", caption, headings, rows, overflow="fold", optional=("update", "peak at"), width=width)
+    return table(f"memory of a GPU ({unit})", caption, headings, rows, optional=("update", "peak at"), width=width)
 
 
 def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
@@ -141,7 +141,7 @@ def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: i
     headings = ("stage", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
     caption = "stop: training stands still; requests: to object storage, to write each; of variants: one of them"
     optional = ("stop", "write", "Young/Daly", "requests", "in all", "every")
-    return table("checkpoints", caption, headings, rows, overflow="fold", optional=optional, width=width)
+    return table("checkpoints", caption, headings, rows, optional=optional, width=width)
 
 
 def segment_table(estimates: Estimates, width: int | None = None) -> Table:
@@ -162,7 +162,7 @@ def segment_table(estimates: Estimates, width: int | None = None) -> Table:
         "nominally, and by its hash for uniform ids; stored: checkpoints, after the part"
     )
     optional = ("masked 1/k", "by hash", "from token")
-    return table("segments of training", caption, headings, rows, overflow="fold", optional=optional, width=width)
+    return table("segments of training", caption, headings, rows, optional=optional, width=width)
 
 
 def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from flows.report.collect import Part, Run, collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.graph import HEIGHT, WIDTH, draw
 from flows.report.results import PROMPTS, numbers, undrawn
+from flows.terminal import quantity
 
 
 def render(plan: Plan) -> str:
@@ -32,7 +33,8 @@ def render(plan: Plan) -> str:
     scripts = [get_plotlyjs(), _asset("report.js")]
     digests = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"amount": words.quantity, "shown": words.shown, "duration": words.duration, "pretty": words.pretty}
+    environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
+    environment.filters |= {"pretty": words.pretty, "elided": words.elided}
     charts = Charts.of(run)
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,

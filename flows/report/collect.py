@@ -176,10 +176,7 @@ def collect(plan: Plan) -> Run:
         _mixtures(plan, parts),
         evaluations,
         side_by_side(sampled),
-        {
-            name: experiment(figure, {stage.name: _numbers_of(plan, stage) for stage in stages})
-            for name, figure in plan.pipeline.figures.items()
-        },
+        _experiments(plan, stages),
         _sources(plan),
         notes,
     )

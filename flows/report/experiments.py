@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot
 from flows.report.results import numbers
+from flows.terminal import in_full
 from specs.figures import VARIANT, Axis, FigureSpec
 
 HEIGHT = 380
@@ -250,7 +251,7 @@ def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[li
                 legendgroup=_group(name, series),
                 marker={"color": look[series].colour},
                 error_y=_whiskers([point.y for point in points], "rgba(127,127,127,.9)"),
-                text=[f"{point.y.value:.3g}" for point in points],
+                text=[in_full(point.y.value, 3) for point in points],
                 textposition="inside",
                 insidetextanchor="start",
                 insidetextfont={"color": "#ffffff"},

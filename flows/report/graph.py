@@ -12,7 +12,7 @@ from itertools import pairwise
 WIDTH, HEIGHT = 190, 84  # of a box
 GAP_ALONG, GAP_ACROSS = 44, 20
 MARGIN = 6
-COLUMNS = 7  # deeper graphs are drawn from top to bottom
+COLUMNS = 4  # of those that paper shows at three quarters of their size
 SWEEPS = 8
 Slot = str | tuple[str, str, int]  # a stage, or where the arrow between two stages passes a layer
 
@@ -36,10 +36,13 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Drawing:
+    """`cuts`: heights between two layers, at which paper may go on with the next page."""
+
     width: float
     height: float
     boxes: list[Box]
     arrows: list[Arrow]
+    cuts: list[float]
 
 
 def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
@@ -100,10 +103,10 @@ def _apart(layer: list[Slot], wanted: dict[Slot, float]) -> dict[Slot, float]:
 def _drawing(
     layers: list[list[Slot]], routes: dict[tuple[str, str], list[Slot]], place: dict[Slot, float], waits: set[tuple[str, str]]
 ) -> Drawing:
-    """Coordinates on paper: from left to right, or from top to bottom for a deep graph."""
-    down = len(layers) > COLUMNS
+    """Coordinates on paper: from left to right, or from top to bottom for a graph that is narrower so and too deep for the other."""
+    least, most = min(place.values(), default=0.0), max(place.values(), default=0.0)
+    down = len(layers) > max(COLUMNS, most - least + 1)
     length, breadth = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)
-    least = min(place.values(), default=0.0)
     along = {slot: depth * (length + GAP_ALONG) + MARGIN for depth, layer in enumerate(layers) for slot in layer}
     across = {slot: (value - least) * (breadth + GAP_ACROSS) + MARGIN for slot, value in place.items()}
 
@@ -128,4 +131,5 @@ def _drawing(
     ]
     reach = max(along.values(), default=0) + length + MARGIN
     spread = max(across.values(), default=0) + breadth + MARGIN
-    return Drawing(spread, reach, boxes, arrows) if down else Drawing(reach, spread, boxes, arrows)
+    cuts = [depth * (length + GAP_ALONG) + MARGIN - GAP_ALONG / 2 for depth in range(1, len(layers))]
+    return Drawing(spread, reach, boxes, arrows, cuts) if down else Drawing(reach, spread, boxes, arrows, [])

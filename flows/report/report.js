@@ -52,8 +52,22 @@
     waiting = setTimeout(drawAll, 120);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  addEventListener("beforeprint", () => { root.classList.add("paper"); drawAll(); });
-  addEventListener("afterprint", () => { root.classList.remove("paper"); drawAll(); });
+  const stages = document.querySelector(".graph");
+  const graph = stages.querySelector("svg");
+  function cut() {
+    // A picture goes to the next page as a whole; the stage graph is printed as one per layer, so that it begins where there is room.
+    const { width, height } = graph.viewBox.baseVal;
+    const ends = [...graph.dataset.cuts.split(" ").filter(Boolean).map(Number), height];
+    const bands = ends.map((end, index) => {
+      const band = graph.cloneNode(true);
+      const begin = ends[index - 1] ?? 0;
+      band.setAttribute("viewBox", `0 ${begin} ${width} ${end - begin}`);
+      return band;
+    });
+    stages.replaceChildren(...bands);
+  }
+  addEventListener("beforeprint", () => { root.classList.add("paper"); cut(); drawAll(); });
+  addEventListener("afterprint", () => { root.classList.remove("paper"); stages.replaceChildren(graph); drawAll(); });
 
   function open() {
     const target = location.hash.startsWith("#stage-") && document.getElementById(location.hash.slice(1));

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
 from flows.report.results import MEMORISATION, Evaluation, Rewards
+from flows.terminal import in_full
 
 HEIGHT = 280
 BINS = 24
@@ -68,7 +69,7 @@ def _bars(title: str, summary: str, values: dict[str, dict[str, float]], look: d
             name=label(name),
             legendgroup=f"evaluation {name}",
             marker={"color": look[name].colour},
-            text=[f"{value:.3g}" for value in found.values()],
+            text=[in_full(value, 3) for value in found.values()],
             textposition="outside",
             textangle=0,
             cliponaxis=False,

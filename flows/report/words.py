@@ -10,11 +10,11 @@ from typing import Any
 
 from flows.report.collect import Stage
 from flows.report.results import number
-from flows.terminal import amount
+from flows.terminal import amount, in_full
 
 RESULTS = {
     "loss": "loss {:.3f}",
-    "perplexity": "perplexity {:.4g}",
+    "perplexity": "perplexity {}",
     "reward/mean": "reward {:.3g}",
     "vocab_size": "vocabulary {:,}",
     "tokens": "{} tokens",
@@ -31,7 +31,7 @@ def stage_lines(stage: Stage) -> list[str]:
     trained = sum(part.done_tokens for part in stage.parts)
     result = stage.result | ({"tokens": trained} if trained else {})  # what a last part says counts within it alone
     found = [
-        text.format(amount(value) if text.startswith("{} ") else value)
+        text.format(amount(value) if text.startswith("{} ") else in_full(value) if text.endswith(" {}") else value)
         for name, text in RESULTS.items()
         if (value := number(result.get(name))) is not None and not (name == "tokens" and "vocab_size" in stage.result)
     ]
@@ -41,9 +41,12 @@ def stage_lines(stage: Stage) -> list[str]:
     return found[:NUMBERS_OF_A_BOX]
 
 
-def quantity(value: float) -> str:
-    """1,234 as `1.23k`."""
-    return amount(value) if value else "0"
+def elided(text: str, length: int) -> str:
+    """A name without its middle where it is too long: siblings (`evaluate-aligned-qrpo`, `-dpo`) are told apart at their ends."""
+    if len(text) <= length:
+        return text
+    end = length // 2
+    return f"{text[: length - end - 1]}…{text[-end:]}"
 
 
 def shown(value: Any) -> str:

@@ -181,7 +181,7 @@ def put_away(store: Store, markers: Iterable[str]) -> None:
 def check_marker(marker: Any, what: str) -> dict[str, Any]:
     """A manifest, checkpoint marker or unit whose names and records are what they should be. StoreError for anything else."""
     if not isinstance(marker, dict) or "files" not in marker or "attempt" not in marker:
-        raise DamagedError(f"{what} is damaged: not a marker; delete it to have it made again")
+        raise DamagedError(f"{what} is damaged: not a marker; `apertus verify --fix` withdraws it, so that it is made again")
     one_name(marker["attempt"], what)
     check_files(marker["files"], what)
     for entry in marker.get("history", []):

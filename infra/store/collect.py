@@ -212,7 +212,8 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
 
     kept = [marker for marker in contents.markers if why(marker) is None]
     needed = {name for marker in kept for name in marker.files}
-    logs = {f"{contents.path}/attempts/{attempt}/log.txt" for marker in kept for attempt in marker.attempts}
+    attempts = {attempt for marker in kept for attempt in marker.attempts}
+    logs = {f"{contents.path}/{log}" for attempt in attempts for log in (f"logs/{attempt}.txt", f"attempts/{attempt}/log.txt")}  # formerly
     items: dict[Why, Item] = {}
 
     def item_of(reason: Why) -> Item:
@@ -228,7 +229,7 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
             item.files += files
             item.bytes += sum(contents.files[name].size for name in (marker.path, *files))
     for name, file in contents.files.items():
-        if name.startswith(f"{contents.path}/attempts/") and name not in needed | gone | logs:
+        if name.startswith((f"{contents.path}/attempts/", f"{contents.path}/logs/")) and name not in needed | gone | logs:
             item = item_of("an attempt without result")
             item.files.append(name)
             item.bytes += file.size

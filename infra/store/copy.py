@@ -44,7 +44,8 @@ def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple
             return
         contents = opened[path] = open_contents(store, path)
         if contents.damaged:
-            raise StoreError(f"'{contents.damaged[0]}' in the store {store.url} is damaged; delete it to have it made again")
+            fix = "`apertus verify --fix` withdraws it, so that it is made again"
+            raise StoreError(f"'{contents.damaged[0]}' in the store {store.url} is damaged; {fix}")
         for parent, at in contents.inputs:
             visit(parent, at)
         order.append(path)

@@ -14,6 +14,7 @@ Layout, below the store's URL:
     <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.retention`)
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
+    <kind>/<fingerprint>/logs/<id>.txt         what an attempt printed
     <kind>/<fingerprint>/leases/...            who works at it (`infra.store.lease`)
     damaged/<time>/...                         markers that `apertus verify --fix` or `apertus migrate` took away
 
@@ -260,7 +261,8 @@ class Store:
                 return json.loads(data)
             except (ValueError, RecursionError) as error:
                 self._is_whole(path, data)
-                raise DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; delete it to have it made again") from error
+                fix = "`apertus verify --fix` withdraws it, so that it is made again"
+                raise DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}") from error
 
         return self.again(f"reading '{path}'", ask)
 

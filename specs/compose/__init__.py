@@ -18,8 +18,8 @@ from typing import Any
 from specs.compose.matrix import Matrices, lists_of_stages
 from specs.compose.values import merge, plain_document, texts_of, tree
 from specs.compose.variables import Variables
-from specs.document import Document, override, parse, read, stage_of
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.document import Document, nearest_file, override, parse, read, stage_of
+from specs.errors import FieldPath, Problem, SpecError
 
 
 def compose(path: str | Path, overrides: Iterable[str] = ()) -> Document:
@@ -60,8 +60,7 @@ def extended(path: str | Path, text: str | None = None) -> Document:
             raise SpecError([Problem(at, f"{stated!r} is not a file", "name one file, relative to this one.", where)])
         base = file.parent / stated
         if not os.path.isfile(base):
-            there = [other.name for other in base.parent.glob("*.yaml") if other != file] if base.parent.is_dir() else []
-            raise SpecError([Problem(at, f"there is no file '{base}'", nearest(base.name, there), where)])
+            raise SpecError([Problem(at, f"there is no file '{base}'", nearest_file(base, file), where)])
         for index, other in enumerate(files):
             if other.exists() and os.path.samefile(base, other):
                 cycle = " -> ".join(str(one) for one in [*files[index:], base])

@@ -67,13 +67,13 @@ def test_the_run_of_a_rank_that_hangs_ends_in_the_bits_of_one_that_does_not(
     assert (tmp_path / "hung").exists()
     assert "no step was made for longer than launch.hang_timeout" in run.text
 
-    attempts = sorted((Path(hung.store.full(hung.path)) / "attempts").iterdir())
-    assert len(attempts) == 2, "the runner tried again, once"
-    log = (attempts[0] / "log.txt").read_text()
+    logs = sorted((Path(hung.store.full(hung.path)) / "logs").iterdir())
+    assert len(logs) == 2, "the runner tried again, once"
+    log = logs[0].read_text()
     first, second = log.split("stacks of rank 0:")[1].split("stacks of rank 1:")
     assert "in train_step" in first  # waits for the other one
     assert "in hangs" in second
-    assert "stacks of rank" not in (attempts[1] / "log.txt").read_text()
+    assert "stacks of rank" not in logs[1].read_text()
 
     assert rows(hung) == rows(whole)
     assert weights(hung) == weights(whole)

@@ -77,6 +77,9 @@ def test_the_exported_folder_is_a_model_that_transformers_opens(finished: Path) 
         logits = model(**text).logits
     assert logits.shape == (1, text.input_ids.shape[1], 512)
     assert tokenizer.decode(text.input_ids[0], skip_special_tokens=True) == "import json"
+    assert sorted(os.listdir(folder)) == sorted(exported.manifest["files"]), "whoever hands the folder on hands on the model alone"
+    assert "\n# smoke: cooldown\n" in Path(folder, "README.md").read_text()
+    assert [path.suffix for path in (Path(folder).parents[1] / "logs").iterdir()] == [".txt"]
 
 
 def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: Path) -> None:

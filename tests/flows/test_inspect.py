@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -165,12 +166,44 @@ def test_what_is_not_there_is_said_with_the_way_to_it(built: Plan, tmp_path: Pat
         _look(built, "qrpo")
     with pytest.raises(SpecError, match=r"no stage 'mian'\. Fix: did you mean 'main'"):
         _look(built, "mian")
-    with pytest.raises(SpecError, match=r"nothing to inspect in a export"):
+    with pytest.raises(SpecError, match=r"nothing to inspect in an export"):
         _look(built, "export")
     with pytest.raises(SpecError, match=r"'pretrain' has no step 17\. Fix: name one from 1 to 16"):
         _look(built, "pretrain", step=17)
     with pytest.raises(SpecError, match=r"name one: longer/1, longer/2"):
         _look(built, "longer")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("main", {"step": 3}, r"--step is of a stage of training; 'main' is a mixture"),
+        ("corpus/notes", {"sample": 3}, r"--sample is of a stage of training; 'corpus/notes' is a corpus"),
+        ("pretrain", {"reason": "kept"}, r"--reason is of a corpus; 'pretrain' is a pretrain"),
+        ("pretrain", {"step": 1, "sample": 0}, r"--step shows the samples of a step, --sample one by its index"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(built: Plan, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        _look(built, name, **options)
+
+
+def test_a_sample_that_training_never_draws_is_noted(built: Plan) -> None:
+    segment = built.graph.nodes["cooldown"].part
+    first, end = segment.sample_offset, segment.sample_offset + segment.global_batch_size * (segment.end_step - segment.start_step)
+    assert [bool(_look(built, "cooldown", sample=index)[0]["note"]) for index in (first, end - 1, end)] == [False, False, True]
+    assert f"draws the samples {first:,} to {end - 1:,} here; {end:,} is not among them" in _look(built, "cooldown", sample=end)[1]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_masks_are_marked_where_there_are_no_colours(built: Plan, terminal: bool) -> None:
+    found, _ = _look(built, "sft", sample=0)
+    console = Console(width=200, file=io.StringIO(), force_terminal=terminal, color_system=None)
+    inspect_batch.show(console, found)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    hidden = sum(piece["status"] == "untrained" for document in found["samples"][0]["documents"] for piece in document["pieces"])
+    assert hidden
+    assert text.count("⟦") == text.count("⟧") == (0 if terminal else hidden + 1)  # and one in the legend
 
 
 def test_the_command_prints_json_and_writes_a_page(built: Plan, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from flows.plan import Plan, make
 from infra.store import Store
+from infra.store.verify import put_away
 from specs.errors import SpecError
 from specs.pipeline import load
 from tests.flows.conftest import finish
@@ -155,6 +156,21 @@ def test_a_part_that_committed_nothing_says_so(planned: Planned, store: Store) -
     node = planned().graph.nodes["tokenizer"]
     store.write_once(f"{node.path}/identity.json", b"{}")
     assert planned().steps["tokenizer"].reason == "it was interrupted before anything was committed"
+
+
+def test_what_is_drawn_of_the_only_source_is_all_that_was_trained_on_up_to_a_stage(planned: Planned) -> None:
+    plan = planned()
+    trained = {name: sum(node.tokens for node in plan.graph.of(name)) for name in ("pretrain", "cooldown")}
+    assert {demand.stage: (demand.tokens, demand.drawn) for demand in plan.demands} == {
+        "pretrain": (trained["pretrain"], trained["pretrain"]),
+        "cooldown": (trained["cooldown"], trained["pretrain"] + trained["cooldown"]),
+    }
+
+
+def test_a_part_that_was_withdrawn_says_so(planned: Planned, store: Store) -> None:
+    finish(planned(), "tokenizer")
+    put_away(store, f"{planned().graph.nodes['tokenizer'].path}/manifest.json", "20260101T000000.000000Z")
+    assert planned().steps["tokenizer"].reason == "it was damaged, and is withdrawn"
 
 
 def test_a_mixture_that_asks_for_more_than_its_sources_can_hold_is_refused(planned: Planned) -> None:

@@ -16,10 +16,12 @@ import pytest
 from flows.plan import Plan, decide
 from flows.report import render
 from flows.report.collect import collect
+from flows.report.figures import Style
 from flows.report.graph import HEIGHT, WIDTH, draw
 from flows.report.history import curve, position, running_mean, thin
-from flows.report.results import read_rewards, read_samples
-from flows.report.words import duration, shown
+from flows.report.result_charts import results
+from flows.report.results import Evaluation, read_rewards, read_samples
+from flows.report.words import duration, elided, shown
 from tests.flows.conftest import finish
 from tests.flows.report_store import AnyPart, CountedPart, add, rows_of, store
 
@@ -307,8 +309,8 @@ def test_layers_follow_what_is_read_and_implied_arrows_are_left_out() -> None:
         "export": ["train"],
     }
     drawing = draw(reads, {"export": ["measure"]})
-    x = {box.stage: box.x for box in drawing.boxes}
-    assert x["tokenizer"] < x["corpus"] < x["train"] < x["measure"] < x["export"]
+    y = {box.stage: box.y for box in drawing.boxes}
+    assert y["tokenizer"] < y["corpus"] < y["train"] < y["measure"] < y["export"]
     drawn = {(arrow.begin, arrow.end, arrow.waits) for arrow in drawing.arrows}
     assert drawn == {
         ("tokenizer", "corpus", False),
@@ -332,6 +334,33 @@ def test_boxes_do_not_overlap_and_lie_inside_the_drawing() -> None:
         for other in drawing.boxes:
             assert one is other or abs(one.x - other.x) >= WIDTH or abs(one.y - other.y) >= HEIGHT
     assert draw(reads, {}) == drawing
+
+
+@pytest.mark.parametrize("layers", range(1, 14))
+def test_a_chain_of_any_length_fits_the_page_and_is_cut_between_its_boxes(layers: int) -> None:
+    drawing = draw({f"stage-{index}": [f"stage-{index - 1}"] if index else [] for index in range(layers)}, {})
+    assert drawing.width <= 680 / 0.75  # the width of paper, at three quarters of the size
+    assert len(drawing.cuts) == (layers - 1 if layers > 4 else 0)
+    assert all(cut <= box.y or cut >= box.y + HEIGHT for cut in drawing.cuts for box in drawing.boxes)
+
+
+def test_variants_in_few_layers_are_drawn_from_left_to_right() -> None:
+    reads: dict[str, list[str]] = {"root": [], "data": ["root"]}
+    for index in range(6):
+        reads |= {f"train-{index}": ["data"], f"measure-{index}": [f"train-{index}"], f"export-{index}": [f"measure-{index}"]}
+    assert draw(reads, {}).cuts == []
+
+
+def test_a_long_name_keeps_the_end_that_tells_it_from_its_sibling() -> None:
+    assert elided("evaluate-aligned-qrpo", 20) == "evaluate-…igned-qrpo"
+    assert elided("evaluate-aligned-dpo", 20) == "evaluate-aligned-dpo"
+
+
+def test_bars_are_labelled_in_plain_numbers() -> None:
+    values = {"evaluate": {"perplexity": 1.0, "perplexity/code": 55.19, "perplexity/long": 999.6, "perplexity/talk": 25_120.4}}
+    found = [Evaluation(name, name, name, name, metrics, [], None) for name, metrics in values.items()]
+    drawn = results(found, {"evaluate": Style("#000")})[0].plot["data"][0]
+    assert list(drawn["text"]) == ["55.2", "1,000", "25,120", "1"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(45.21, "45.2 s"), (200, "3 min 20 s"), (18_720, "5 h 12 min"), (273_600, "3 d 4 h")])

@@ -402,6 +402,7 @@ def test_a_copy_that_cannot_be_is_a_message(done: Plan, recipe: Path, tmp_path: 
         (("nothing", str(tmp_path / "t")), "there is no run 'nothing'"),
         (("tiny", done.store.url), "source and target are the same store"),
         (("tiny", str(tmp_path / "t"), "--stages", "pretrian"), "run 'tiny' has no stage 'pretrian'"),
+        ((str(recipe), str(tmp_path / "t"), "--stages", "pretrian"), "--stages: there is no stage 'pretrian'"),
     ):
         result = invoke("cp", *arguments, "--store", done.store.url)
         assert (result.exit_code, message in result.output) == (2, True), result.output
@@ -413,6 +414,15 @@ def test_branch_from_the_command_line_writes_the_file_and_says_what_is_shared(do
     assert "7 parts are shared with" in result.output and "4 are new: other, cooldown, evaluate, export" in result.output
     assert recipe.with_name("other.yaml").exists()
     assert "stands already in" in invoke("branch", str(recipe), "pretrain@step=12", "--name", "other", "--store", done.store.url).output
+
+
+def test_a_branch_is_written_where_there_is_a_folder_and_says_how_it_was_made(done: Plan, recipe: Path, tmp_path: Path) -> None:
+    target, nowhere = tmp_path / "there.yaml", tmp_path / "none" / "x.yaml"
+    options = ("branch", str(recipe), "pretrain@step=12", "--name", "other", "--store", done.store.url, "--output")
+    result = invoke(*options, str(nowhere))
+    assert (result.exit_code, f"there is no folder '{nowhere.parent}'" in result.output.replace("\n", "")) == (2, True), result.output
+    assert invoke(*options, str(target)).exit_code == 0
+    assert f"#   apertus branch {recipe} pretrain@step=12 --name other --output {target}\n" in target.read_text()
 
 
 # Metrics
@@ -429,3 +439,22 @@ def test_metrics_are_one_table_keyed_by_run_stage_attempt_and_step(done: Plan, r
     assert (rows[-1]["step"], rows[-1]["validation/corpus/notes"]) == (8, 1.0)
     assert f"{len(rows):,} rows are in" in result.output
     assert invoke("metrics", str(recipe), "pretrian", "--store", done.store.url).exit_code == 2
+
+
+def test_a_table_of_no_rows_is_refused_with_the_reason(done: Plan, recipe: Path, tmp_path: Path) -> None:
+    target = tmp_path / "metrics.parquet"
+    for store, stages, message in (
+        (str(tmp_path / "empty"), [], "nothing is trained yet of pretrain, cooldown in"),
+        (done.store.url, ["cooldown", "main"], "nothing is trained yet of cooldown in"),
+        (done.store.url, ["main"], "only stages that train have rows. Fix: name some of pretrain, cooldown."),
+    ):
+        result = invoke("metrics", str(recipe), *stages, "--store", store, "--output", str(target))
+        assert (result.exit_code, message in result.output) == (2, True), result.output
+    assert not target.exists()
+
+
+def test_a_stage_of_a_stored_run_is_not_looked_for_in_a_file(done: Plan) -> None:
+    result = invoke("lineage", "tiny", "export", "--store", done.store.url)
+    assert result.exit_code == 2
+    assert "of a stored run, name one part: tiny:export." in result.output
+    assert invoke("lineage", "tiny:export", "--store", done.store.url).exit_code == 0

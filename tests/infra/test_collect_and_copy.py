@@ -187,16 +187,17 @@ def test_in_an_artifact_that_stays_goes_what_no_marker_names(store: Store, maker
     attempt.commit_unit("task", files={"unit": local})
     attempt.write_bytes("data.bin", b"data")
     attempt.commit(metrics={})
-    store.write_once(attempt.folder("log.txt"), b"printed")
+    store.write_once(log := f"{attempt.job.path}/logs/{attempt.job.attempt}.txt", b"printed")
     dead = maker.attempt("corpus", "a", name="dead")
     dead.write_bytes("half.bin", b"ha")
+    store.write_once(of_dead := f"{dead.job.path}/logs/{dead.job.attempt}.txt", b"died")
     unfinished = maker.attempt("prompts", "b")
     unfinished.commit_unit("task", files={"unit": local})
     maker.run("one", a=(attempt.job.path, None), b=(unfinished.job.path, None))
     found = in_two_days(store)
     items = found.items
     assert {(item.why, tuple(item.markers), tuple(item.files), item.bytes) for item in items} == {
-        ("an attempt without result", (), (dead.folder("half.bin"),), 2),
+        ("an attempt without result", (), (dead.folder("half.bin"), of_dead), 6),
         (
             "units of a finished part",
             (f"{attempt.job.path}/units/task.json",),
@@ -206,7 +207,7 @@ def test_in_an_artifact_that_stays_goes_what_no_marker_names(store: Store, maker
     }
     remove(store, found)
     assert Artifact(store, attempt.job.path).bytes("data.bin") == b"data"
-    assert store.read_bytes(attempt.folder("log.txt")) == b"printed"
+    assert store.read_bytes(log) == b"printed"
     assert unfinished.unit("task") is not None
     assert not store.exists(dead.folder("half.bin"))
 

@@ -192,13 +192,15 @@ def test_the_command_ends_with_one_when_something_is_damaged_and_fixes_when_told
     code, output = command("--all", "--store", store.url)
     assert code == 1
     assert "damaged: my-corpus-c1: 'corpus/c1/attempts/first/a.bin' is damaged: piece 0 of 21 (bytes 0 to 1024)" in output
-    assert "to rerun: my-export-e1 (made from my-pretrain-p1)" in output
+    assert "to rerun: my-corpus-c1 (damaged)" in output
+    assert "kept: my-export-e1 (made from my-pretrain-p1)" in output
     assert Artifact(store, CORPUS).complete
     code, output = command("--all", "--fix", "--json", "--store", store.url)
     document: dict[str, Any] = json.loads(output)
     assert (code, document["withdrawn"]) == (1, [f"{CORPUS}/manifest.json"])
     assert document["damaged"][0]["pieces"] == [0]
-    assert [part["name"] for part in document["rerun"]] == ["my-corpus-c1", "my-pretrain-p1", "my-export-e1"]
+    names = {what: [part["name"] for part in document[what]] for what in ("rerun", "kept")}
+    assert names == {"rerun": ["my-corpus-c1"], "kept": ["my-pretrain-p1", "my-export-e1"]}
     assert not Artifact(store, CORPUS).complete
     assert command("--all", "--store", store.url)[0] == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specs.document import override, parse
-from specs.errors import SpecError
+from specs.errors import SpecError, nearest
 
 
 def test_scalars_follow_yaml_1_2() -> None:
@@ -41,6 +41,16 @@ def test_lines_are_known_for_every_path() -> None:
     document = parse("a:\n  b:\n    - x\n    - {c: 1}\n", "f.yaml")
     assert document.where(("a", "b", 1, "c")) == "f.yaml:4"
     assert document.where(("a", "unknown")) == "f.yaml:1"
+
+
+def test_a_second_document_is_refused_where_it_begins() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse("name: a\n---\nname: b\n", "f.yaml")
+    assert str(caught.value) == "f.yaml:2: a second document begins here. Fix: write one to a file, without another ---."
+
+
+def test_suggestions_name_each_candidate_once() -> None:
+    assert nearest("x", ["main", "corpus", "main"]) == "use one of corpus, main."
 
 
 def test_an_override_sets_a_value_of_its_yaml_type() -> None:

@@ -115,8 +115,17 @@ def test_overrides_are_applied(tmp_path: Path) -> None:
     assert pipeline.launch.processes == 2
 
 
-def test_a_missing_file_is_a_message(tmp_path: Path) -> None:
-    assert "cannot read the spec" in problems(tmp_path / "nothing.yaml")
+def test_a_missing_file_is_a_message_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "mini.yaml").touch()
+    assert problems(tmp_path / "mni.yaml") == f"{tmp_path / 'mni.yaml'}: there is no such file. Fix: did you mean 'mini.yaml'?"
+    nowhere = tmp_path / "none" / "mini.yaml"
+    assert problems(nowhere) == f"{nowhere}: there is no such file. Fix: there is no folder '{nowhere.parent}'."
+
+
+def test_a_relation_that_an_override_breaks_is_blamed_on_both_places(tmp_path: Path) -> None:
+    text = problems(write_recipe(tmp_path), "stages.pretrain.model.n_kv_heads=3", "stages.cooldown.optimizer.lr=1e-4")
+    line = next(n for n, line in enumerate((tmp_path / "tiny.yaml").read_text().splitlines(), 1) if line.strip().startswith("model:"))
+    assert text.startswith(f"{tmp_path / 'tiny.yaml'}:{line}, --set stages.pretrain.model.n_kv_heads=3: stages.pretrain.model: n_heads 2 ")
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "specs" / "recipes").glob("*.yaml")), ids=lambda path: path.name)

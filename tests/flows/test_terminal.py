@@ -1,0 +1,71 @@
+"""What the terminal shows: every number whole, at the widths of usual terminals, and of what was chosen alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flows import plan_tables
+from flows.cli import app
+from flows.plan import Plan
+from flows.terminal import headline, in_full, quantity, status_rows, status_table
+from tests.flows.conftest import finish
+
+Planned = Callable[..., Plan]
+
+
+def printed(table: object, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(25_120, "25,120"), (3, "3"), (4.2863, "4.286"), (9999.4, "9,999"), (31_415.9, "31,416"), (3.338e-06, "3.338e-06")]
+)
+def test_numbers_are_written_in_full(value: float, text: str) -> None:
+    assert in_full(value) == text
+
+
+def test_counts_in_a_headline_are_whole_and_a_sum_of_nothing_is_zero() -> None:
+    assert headline({"conversations": 25_120, "loss": 2.17654}) == "loss 2.177, conversations 25,120"
+    assert (quantity(0), quantity(25_120)) == ("0", "25.1k")
+
+
+@pytest.mark.parametrize(("width", "ids"), [(60, False), (80, False), (140, True)])
+def test_status_cuts_no_result_at_any_width(planned: Planned, width: int, ids: bool) -> None:
+    finish(planned(), metrics={"perplexity": 123.4, "validation_loss": 4.567, "pairs": 25_120, "tokens": 7})
+    plan = planned()
+    text = printed(status_table(plan, width), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    words = text.replace(",", "").split()
+    for number in ("123.4", "4.567", "25120"):
+        assert words.count(number) == len(plan.steps)
+    assert all((row["fingerprint"][:8] in text) == ids for row in status_rows(plan))
+
+
+def test_the_table_of_a_run_has_the_chosen_stages_alone(planned: Planned) -> None:
+    whole, chosen = (printed(plan_tables.plan_table(planned(), chosen=names), 140) for names in (None, {"tokenizer", "corpus"}))
+    assert [name for name in planned().steps if name in whole] == list(planned().steps)
+    assert [name for name in planned().steps if f" {name} " in chosen] == ["tokenizer", "corpus/notes"]
+
+
+@pytest.mark.parametrize(
+    ("until", "text"), [([], "All 10 parts of tiny are finished"), (["--until", "main"], "The chosen parts (3 of 10) of tiny are finished")]
+)
+def test_a_finished_run_counts_what_was_chosen(planned: Planned, recipe: Path, until: list[str], text: str) -> None:
+    finish(planned())
+    result = CliRunner().invoke(app, ["run", str(recipe), "--store", planned().store.url, *until])
+    assert text in result.output
+
+
+def test_a_schema_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
+    target = tmp_path / "none" / "schema.json"
+    result = CliRunner().invoke(app, ["schema", "--output", str(target)], env={"COLUMNS": "300"})
+    assert (result.exit_code, f"error: {target}: No such file or directory" in result.output) == (2, True)
