@@ -20,6 +20,7 @@ from infra.store.retention import referred_steps
 from specs.pipeline import load
 from tests.flows.conftest import job_of
 from tests.flows.test_runner import Notes
+from tests.infra.sealed import sealed
 from tests.recipes import RECIPE as TINY
 from tests.recipes import write_recipe
 
@@ -71,7 +72,7 @@ def commit(plan: Plan, node: Node) -> None:
     if (step := node.end_step) is not None:
         plan.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"w")
         facts = {"validation": {"corpus/notes": LOSSES[step]}, "validation_step": step} if node.stage == "pretrain" else {}
-        attempt.commit_checkpoint(step, facts, files=attempt.sealed_checkpoint(step))
+        attempt.commit_checkpoint(step, facts, files=sealed(attempt, step))
     tokens = {"train": {"tokens": 40_000}} if node.kind == "corpus" else {}
     attempt.commit(metrics={"perplexity": 10.0, "chosen": CHOSEN} | tokens, step=node.end_step)
 

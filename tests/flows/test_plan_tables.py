@@ -195,13 +195,13 @@ def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None
 
 
 def test_the_details_of_a_plan_print_the_young_daly_interval(tmp_path: Path) -> None:
-    """A node fails every 10 hours; the time of a write is what the plan says it is."""
-    cluster = "cluster={gpu: H100, gpus_per_node: 4, mfu: 0.4, storage_bandwidth: 1e-6, mean_time_between_failures: 10h}"
+    """A node fails every 10 hours; the time that training stands still is what the plan says it is."""
+    cluster = "cluster={gpu: H100, gpus_per_node: 4, mfu: 0.4, storage_bandwidth: 1, host_bandwidth: 1e-6, mean_time_between_failures: 10h}"
     plan = make(load(write_recipe(tmp_path, RECIPE), (cluster,)), Store.open(str(tmp_path / "store")))
-    write = plan.estimates.stages["pretrain"].to_json()["checkpoint"]["write_seconds"]
+    stop = plan.estimates.stages["pretrain"].to_json()["checkpoint"]["copy_seconds"]
     lines = printed(plan, 200, details=True)
     heading = next(place for place, line in enumerate(lines) if "Young/Daly" in line)
     row = next(line for line in lines[heading:] if line.split()[:1] == ["pretrain"])
     cell = row[: lines[heading].index("Young/Daly") + len("Young/Daly")].split()[-2:]
-    assert write > 0
-    assert cell == [f"{young_daly(write, 36_000) / 3600:.3g}", "h"]
+    assert stop > 0
+    assert cell == [f"{young_daly(stop, 36_000) / 3600:.3g}", "h"]
