@@ -155,9 +155,8 @@ def prefect(home: Path) -> Iterator[Prefect]:
         server.start_server()
         yield server
     finally:
-        for process in reversed(server.running):
+        for process in reversed(server.running):  # a worker before its server, without which it does not end
             process.terminate()
-        for process in server.running:
             process.wait(60)
 
 

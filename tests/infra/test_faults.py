@@ -144,7 +144,7 @@ def keep(store: Store, scratch: Path) -> None:
     artifact.withdraw(STEPS[1])
     store.replace("note.json", to_json(lease.generation))
     lease.release()
-    remove(store, survey(store, now=time.time() + 2 * GRACE).items)
+    remove(store, survey(store, now=time.time() + 2 * GRACE))
     assert artifact.checkpoint_steps() == [STEPS[-1]]
     target = Store(store.fs, f"{store.root}-copy", piece_bytes=store.piece_bytes)
     target.initialise()

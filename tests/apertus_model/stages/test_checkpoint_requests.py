@@ -27,7 +27,7 @@ WRITING = Counter(PutObject=4, HeadObject=3, GetObject=3)  # two files, rows of 
 LISTING = Counter(ListObjectsV2=1)
 LEASE = PRUNE = BEST = LISTING
 LOOKING = LISTING + LISTING + LEASE  # at who refers to what is old, and what ends a segment
-REMOVING = Counter(GetObject=1, HeadObject=1, ListObjectsV2=3, DeleteObjects=2)  # a step
+REMOVING = Counter(GetObject=2, HeadObject=1, ListObjectsV2=5, DeleteObjects=2)  # a step, and looking again at who refers to it
 
 
 class Training:
