@@ -16,7 +16,10 @@ def damaged(fs: fsspec.AbstractFileSystem, root: str) -> list[str]:
 
 
 def _named(fs: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    for marker in sorted(path for path in fs.find(root, refresh=True) if path.endswith(".json") and "/attempts/" not in path):
+    elsewhere = ("/attempts/", "/damaged/")  # of which the latter has copies of markers that were withdrawn
+    for marker in sorted(
+        path for path in fs.find(root, refresh=True) if path.endswith(".json") and not any(map(path.__contains__, elsewhere))
+    ):
         artifact, _, name = marker.rpartition("/")
         try:
             document = json.loads(fs.cat_file(marker))
