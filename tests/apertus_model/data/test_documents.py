@@ -101,7 +101,9 @@ def test_a_missing_column_names_file_line_and_columns(tmp_path: Path) -> None:
         _read(tmp_path / "a.jsonl", '{"text": "one"}\n{"body": "two", "id": 1}\n', format="jsonl")
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.gz", gzip.compress(b"text" * 100, mtime=0)[:20]), ("b.gz", b"no gzip"), ("c.zst", b"no zstd")])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.gz", gzip.compress(b"text" * 100, mtime=0)[:20]), ("b.gz", b"no gzip"), ("c.zst", b"no zstd")]
+)
 def test_an_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(SourceError, match=rf"cannot read '.*{name}'"):
         _read(tmp_path / name, content, format="text")
