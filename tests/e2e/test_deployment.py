@@ -177,7 +177,7 @@ def _annealing(store: Path) -> Artifact:
 def _stopped_in_the_middle(prefect: Prefect, artifact: Artifact, run: str, stop: Callable[[], object], state: str) -> int:
     """Stops the run when its page says that the annealing moves. The step of the checkpoint that this makes, the only one of the run, when
     no process works on the store any more."""
-    before, deadline = artifact.checkpoint_steps(), time.monotonic() + 120
+    before, deadline = artifact.checkpoint_steps(), time.monotonic() + 300
     while not (shown := prefect.progress(run, "smoke-cooldown-progress")):
         assert prefect.state(run) not in OVER and time.monotonic() < deadline, prefect.state(run)
         time.sleep(0.05)
