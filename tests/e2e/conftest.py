@@ -39,7 +39,7 @@ class Run:
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:
             self.process = subprocess.Popen(
-                program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True, preexec_fn=_notices_interrupts
+                program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True, preexec_fn=notices_interrupts
             )
 
     @property
@@ -110,7 +110,7 @@ class Run:
         return True
 
 
-def _notices_interrupts() -> None:
+def notices_interrupts() -> None:
     """A shell starts what it runs in the background with SIGINT ignored, and that is inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
