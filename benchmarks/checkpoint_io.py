@@ -37,7 +37,7 @@ from tests.infra.swift import Swift
 
 TARGET = 0.85
 MEMORY = Path("/dev/shm")
-WAYS = {"upload": ("put_file", "pipe_file", "pipe_file, our parts"), "download": ("get_file", "cat_file", "cat_ranges, our parts")}
+WAYS = {"upload": ("pipe_file, our parts", "put_file", "pipe_file"), "download": ("get_file", "cat_file", "cat_ranges, our parts")}
 
 
 class Bench:

@@ -140,8 +140,12 @@ class Artifact:
         names = self.store.names(f"{self.path}/checkpoints")
         return [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name.removesuffix(".json").isdecimal()]
 
+    def marker_path(self, step: int) -> str:
+        """What makes the checkpoint of a step complete."""
+        return f"{self.path}/checkpoints/{step:08d}.json"
+
     def checkpoint(self, step: int) -> Checkpoint:
-        path = f"{self.path}/checkpoints/{step:08d}.json"
+        path = self.marker_path(step)
         what = f"'{path}' in the store {self.store.url}"
         marker = check_marker(self.store.read_json(path), what)
         folder = inside(marker.get("folder"), what)
@@ -151,16 +155,12 @@ class Artifact:
 
     def withdraw(self, step: int) -> None:
         """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there: it is not complete any more."""
-        put_away(self.store, [Artifact(self.store, self.path, step).manifest_path, f"{self.path}/checkpoints/{step:08d}.json"])
+        put_away(self.store, [Artifact(self.store, self.path, step).manifest_path, self.marker_path(step)])
 
     def manifest_steps(self) -> list[int]:
         """Steps at which this trajectory was brought to a committed end."""
         names = self.store.names(self.path)
         return [int(name[len("manifest-") : -len(".json")]) for name in names if name.startswith("manifest-") and name.endswith(".json")]
-
-    def verify_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Reads every file of a checkpoint and compares. DamagedCheckpoint names the first that differs."""
-        checkpoint.check()
 
     def history(self, marker: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""

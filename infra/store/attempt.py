@@ -154,7 +154,7 @@ class Attempt:
             "created": _now(),
         }
         self.check_lease()
-        self.store.write_once(f"{self.job.path}/checkpoints/{step:08d}.json", to_json(marker))
+        self.store.write_once(self.artifact.marker_path(step), to_json(marker))
         return self.artifact.checkpoint(step)
 
     def _flush_history(self, step: int) -> None:

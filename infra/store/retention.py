@@ -30,15 +30,11 @@ def refer(store: Store, path: str, step: int, referrer: str) -> None:
 def hold(store: Store, path: str, step: int, referrer: str) -> None:
     """The same for a checkpoint that is there. StoreError when it is not, since it was pruned before its pruner could see the reference."""
     refer(store, path, step, referrer)
-    if not store.exists(_marker(path, step)):
+    if not store.exists(Artifact(store, path).marker_path(step)):
         raise StoreError(
             f"checkpoint {step} of {path} is not in the store {store.url} any more: it was pruned, or withdrawn as damaged, before "
             f"{referrer} could refer to it. Plan again: that names the steps that were kept"
         )
-
-
-def _marker(path: str, step: int) -> str:
-    return f"{path}/checkpoints/{step:08d}.json"
 
 
 def referred_steps(store: Store, path: str) -> set[int]:
@@ -63,7 +59,7 @@ def prune(artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before:
     for step in old:
         before()
         try:
-            folder, marker = artifact.checkpoint(step).folder, _marker(artifact.path, step)
+            folder, marker = artifact.checkpoint(step).folder, artifact.marker_path(step)
         except StoreError as error:
             logger.warning("checkpoint %d is not removed: %s", step, error)
             continue

@@ -192,7 +192,7 @@ def _stopped_in_the_middle(prefect: Prefect, artifact: Artifact, run: str, stop:
     (step,) = set(artifact.checkpoint_steps()) - set(before)
     assert max([0, *before]) < step < STEPS
     assert 0 < shown <= prefect.progress(run, "smoke-cooldown-progress") < 100
-    artifact.verify_checkpoint(artifact.checkpoint(step))
+    artifact.checkpoint(step).check()
     return step
 
 

@@ -47,7 +47,7 @@ def test_sigusr1_in_the_middle_of_training_commits_a_checkpoint(cooling: tuple[R
     ended_as_interrupted(run, lambda: os.kill(run.process.pid, signal.SIGUSR1), within=20)
     last = annealing.checkpoint_steps()[-1]
     assert last < 500
-    annealing.verify_checkpoint(annealing.checkpoint(last))
+    annealing.checkpoint(last).check()
     assert "Traceback" not in run.text
 
 

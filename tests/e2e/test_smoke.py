@@ -135,7 +135,7 @@ def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, hom
     assert last < 500
     ranks = {name.split("_")[2] for name in annealing.checkpoint(last).marker["files"] if name.endswith(".distcp")}
     assert ranks == {str(rank) for rank in range(processes)}  # every rank wrote its shard
-    annealing.verify_checkpoint(annealing.checkpoint(last))
+    annealing.checkpoint(last).check()
 
 
 def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(finished: Path, home: Path) -> None:

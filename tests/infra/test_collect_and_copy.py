@@ -174,7 +174,7 @@ def test_of_a_trajectory_goes_what_lies_behind_the_furthest_step_that_is_reached
     assert artifact.checkpoint_steps() == [10, 20]
     assert artifact.manifest_steps() == [20]
     for step in (10, 20):
-        artifact.verify_checkpoint(artifact.checkpoint(step))
+        artifact.checkpoint(step).check()
     assert [row["step"] for row in artifact.history(artifact.checkpoint(20).marker)] == [10, 20]
     assert not store.exists(f"{path}/attempts/first/step-00000030/shard")
     assert later(store) == []

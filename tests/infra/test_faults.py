@@ -109,7 +109,7 @@ def last_sound(artifact: Artifact) -> int | None:
     """As `Runner.sound_checkpoint` does."""
     for step in sorted(artifact.checkpoint_steps(), reverse=True):
         try:
-            artifact.verify_checkpoint(artifact.checkpoint(step))
+            artifact.checkpoint(step).check()
             return step
         except StoreError:
             artifact.withdraw(step)
@@ -120,7 +120,7 @@ def result(store: Store) -> dict[str, Any]:
     """What was made, read as stages read it."""
     found = {name: hashlib.sha256(Artifact(store, DATA).bytes(name)).hexdigest() for name in ("shard.bin", "counts.json")}
     trained = Artifact(store, TRAINED, STEPS[-1])
-    trained.verify_checkpoint(trained.checkpoint(STEPS[-1]))
+    trained.checkpoint(STEPS[-1]).check()
     files = {Path(name).name: record["sha256"] for name, record in trained.manifest["files"].items()}
     return found | files | {"losses": [(row["step"], row["loss"]) for row in trained.history()]}
 

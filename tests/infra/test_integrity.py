@@ -91,7 +91,7 @@ def test_a_checkpoint_that_was_altered_is_refused(store: Store, tmp_path: Path, 
     with store.writer(name) as writer:
         writer.write(data)
     checkpoint = writing.commit_checkpoint(10, {"tokens": 1}, files={"__0_0.distcp": writer.record})
-    writing.artifact.verify_checkpoint(checkpoint)
+    checkpoint.check()
     assert checkpoint.files == {"__0_0.distcp": writer.record}
     altered = bytearray(data)
     altered[5000] ^= 4
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_was_altered_is_refused(store: Store, tmp_path: Path, 
         store.fs.pipe_file(store.full(name), changes[damage])
     said = {"flipped": r"piece 4 of 20 \(bytes 4096 to 5120\)", "shorter": "20479 bytes", "longer": "20481 bytes", "gone": "missing"}
     with pytest.raises(DamagedError, match=said.get(damage, r"\.pieces' is damaged")):
-        writing.artifact.verify_checkpoint(checkpoint)
+        checkpoint.check()
 
 
 @pytest.mark.parametrize(

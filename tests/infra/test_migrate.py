@@ -93,7 +93,7 @@ def check_migrated(store: Store) -> None:
     assert corpus.open("train.bin").digests == b"".join(hashlib.sha256(LONG[i : i + PIECE]).digest() for i in range(0, len(LONG), PIECE))
     assert corpus.open("train.bin").read(3000, 3010) == LONG[3000:3010]
     assert list(trained.history()) == [{"step": 10, "loss": 2.5}]
-    trained.verify_checkpoint(trained.checkpoint(10))
+    trained.checkpoint(10).check()
 
 
 def test_an_old_store_is_refused_with_its_name_and_the_command(old: Store) -> None:

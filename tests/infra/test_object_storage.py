@@ -79,7 +79,7 @@ def test_what_is_written_is_read_back_on_any_storage(any_store: Store, tmp_path:
     assert artifact.checkpoint_steps() == [1, 2, 3]
     assert [row["step"] for row in artifact.history()] == [1, 2, 3]
     for step in (1, 2, 3):
-        artifact.verify_checkpoint(artifact.checkpoint(step))
+        artifact.checkpoint(step).check()
     assert not any_store.write_once(artifact.manifest_path, b"another")
     assert damaged(any_store.fs, any_store.root) == []
     any_store.remove(writing.job.path)
@@ -129,7 +129,7 @@ def test_what_is_committed_outlives_the_server(on_swift: Store, swift: Swift, tm
     artifact = Artifact(store, writing.job.path)
     assert artifact.checkpoint_steps() == [1, 2]
     for step in (1, 2):
-        artifact.verify_checkpoint(artifact.checkpoint(step))
+        artifact.checkpoint(step).check()
 
 
 def test_a_server_that_is_killed_in_the_middle_of_an_upload(on_swift: Store, swift: Swift) -> None:

@@ -50,7 +50,7 @@ def test_the_last_the_milestones_every_nth_and_the_ends_of_segments_stay(trained
     assert prune(trained, keep=1, kept=lambda step: False) == [10, 30]
     assert trained.checkpoint_steps() == [20, 50]
     assert not trained.store.exists(f"{PATH}/attempts/first/step-00000030")
-    trained.verify_checkpoint(trained.checkpoint(20))
+    trained.checkpoint(20).check()
 
 
 def test_what_another_artifact_or_run_starts_from_stays(trained: Artifact, tmp_path: Path) -> None:

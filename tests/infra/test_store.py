@@ -155,13 +155,13 @@ def test_a_damaged_checkpoint_is_noticed(store: Store, tmp_path: Path) -> None:
     writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
     save(writing, 10)
     checkpoint = writing.commit_checkpoint(10, {}, files=sealed(writing, 10))
-    writing.artifact.verify_checkpoint(checkpoint)
+    checkpoint.check()
     store.fs.pipe_file(store.full(f"{checkpoint.folder}/shard.bin"), b"weights 11")
     with pytest.raises(StoreError, match="damaged"):
-        writing.artifact.verify_checkpoint(checkpoint)
+        checkpoint.check()
     store.fs.rm(store.full(f"{checkpoint.folder}/shard.bin"))
     with pytest.raises(StoreError, match="missing"):
-        writing.artifact.verify_checkpoint(checkpoint)
+        checkpoint.check()
 
 
 def test_the_history_goes_on_over_attempts_without_duplicates(store: Store, tmp_path: Path) -> None:
