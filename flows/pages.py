@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
@@ -16,6 +17,7 @@ from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from flows.plan import Plan, Step
 from infra.store import Artifact
 from specs.base import flatten
+from specs.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +29,24 @@ def key(*names: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(names).lower()).strip("-")
 
 
+@contextmanager
+def _only_shown(what: str) -> Iterator[None]:
+    """Prefect's server may be away: what it cannot show is said in the log."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("%s is not on Prefect's pages: %s", what, without_secrets(error))
+
+
 class ProgressBar:
     """The progress of one part, told to Prefect every few seconds at most. Made inside the part's task run."""
 
     def __init__(self, pipeline: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told = clock()
-        self._id = create_progress_artifact(progress=0.0, key=key(pipeline, name, "progress"), description=name)
+        self._id: Any = None
+        with _only_shown(f"the progress of {name}"):
+            self._id = create_progress_artifact(progress=0.0, key=key(pipeline, name, "progress"), description=name)
 
     def update(self, row: dict[str, Any], text: str) -> None:
         """`row`: done and total, in whatever unit; `text` describes it."""
@@ -48,8 +61,10 @@ class ProgressBar:
         self._tell(100.0, "finished")
 
     def _tell(self, percent: float, text: str) -> None:
+        if self._id is None:
+            return
         try:
-            update_progress_artifact(artifact_id=self._id, progress=percent, description=text)  # type: ignore[arg-type]
+            update_progress_artifact(artifact_id=self._id, progress=percent, description=text)
         except Exception as error:
             logger.debug("progress was not told: %s", error)
 
@@ -59,7 +74,8 @@ def publish_results(step: Step, plan: Plan) -> None:
     manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
     values = flatten({**manifest["metrics"], "seconds": manifest["seconds"]})
     rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
-    create_table_artifact(key=key(plan.pipeline.name, step.node.name), table=rows, description=f"{step.node.name}: {step.node.path}")
+    with _only_shown(f"the table of {step.node.name}"):
+        create_table_artifact(key=key(plan.pipeline.name, step.node.name), table=rows, description=f"{step.node.name}: {step.node.path}")
 
 
 def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
@@ -70,7 +86,8 @@ def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
     for step in plan.steps.values():
         state = "failed" if step.node.name in failed else ("finished" if step.action == "reuse" else step.reason or step.action)
         lines.append(f"| {step.node.name} | {step.node.kind} | {_one_line(state)} | `{step.node.path}` |")
-    create_markdown_artifact(key=key(plan.pipeline.name, "run"), markdown="\n".join(lines), description=f"Run of {plan.pipeline.name}")
+    with _only_shown("the page of the run"):
+        create_markdown_artifact(key=key(plan.pipeline.name, "run"), markdown="\n".join(lines), description=f"Run of {plan.pipeline.name}")
 
 
 def _one_line(text: str) -> str:

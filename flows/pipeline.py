@@ -35,7 +35,7 @@ from specs.profile import load_profile
 from specs.redaction import without_secrets
 
 STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
-ENDLESS = 10**6  # threads of the task runner; the walk itself limits what runs at the same time
+ENDLESS = 10**6  # threads of the task runner, which the walk limits, and retries of a part, which the runner limits
 
 
 class PipelineFailed(RuntimeError):
@@ -121,8 +121,8 @@ def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
         state.result()
     except StageFailed as error:
         return error.again
-    except Exception as error:
-        return isinstance(error, OSError)
+    except Exception:
+        return False
     return False
 
 
@@ -160,9 +160,7 @@ def _secrets_kept() -> Iterator[None]:
 def walk(session: Session) -> None:
     """Submits every chosen part when it is ready, as many at a time as the recipe allows. PipelineFailed when one did not finish."""
     plan, runner = session.plan, session.runner
-    retries = plan.pipeline.retries
-    delays: list[float] = [retries.backoff.seconds * 2**attempt for attempt in range(retries.attempts)]
-    part = run_part.with_options(retries=retries.attempts, retry_delay_seconds=delays, retry_condition_fn=_worth_another_try)
+    part = run_part.with_options(retries=ENDLESS, retry_condition_fn=_worth_another_try)
     waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
     finished: set[str] = {name for name in plan.graph.nodes if name not in waiting}
     failed: dict[str, str] = {}

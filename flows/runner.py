@@ -7,6 +7,7 @@ reuses what the holder has made, or takes over when the holder ends without a re
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -29,15 +30,17 @@ from specs.pipeline import CHECKPOINTS
 from specs.profile import Profile
 
 JOBS_IN_VAIN = 3
+REFUSALS = 100  # one after another, of a cluster that took jobs of the same run before: most of a day
 DISTRIBUTED = {*CHECKPOINTS, "evaluate", "probe", "log_probabilities"} - {"select"}  # kinds that run on the training engine, under torchrun
 
 
 class StageFailed(RuntimeError):
-    """A part that did not reach its manifest. `again`: another attempt may succeed."""
+    """A part that did not reach its manifest. `again`: another attempt may succeed. `refused`: the cluster did not take this one."""
 
-    def __init__(self, message: str, *, again: bool) -> None:
+    def __init__(self, message: str, *, again: bool, refused: bool = False) -> None:
         super().__init__(message)
         self.again = again
+        self.refused = refused
 
 
 class GateFailed(RuntimeError):
@@ -71,6 +74,9 @@ class Runner:
         self._processes: set[Launched] = set()
         self._dead_nodes: set[str] = set()
         self._in_vain: dict[str, int] = {}  # jobs of a part, one after another, that a cluster ended before anything was committed
+        self._failed: dict[str, int] = {}  # attempts at a part, one after another, that failed before anything was committed
+        self._seen: dict[str, set[str]] = {}  # what was committed of a part when the attempts began that count as failed
+        self._taken = False  # the cluster has taken a job of this run
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -98,8 +104,32 @@ class Runner:
             process.stop(reason)
 
     def run(self, name: str) -> Step:
-        """Runs a part, or finds it finished. Its state afterwards. StageFailed, GateFailed or Interrupted otherwise."""
+        """Runs a part, or finds it finished. Its state afterwards. StageFailed, GateFailed or Interrupted otherwise.
+
+        After a StageFailed that says `again`, the next call for the same part waits first, as `retries` of the recipe states."""
         node = self.plan.graph.nodes[name]
+        if failed := self._failed.get(name, 0):
+            self._stopped.wait(self.plan.pipeline.retries.wait(failed - 1))
+        try:
+            return self._finish(node)
+        except StageFailed as error:
+            error.again = error.again and self._another(node, refused=error.refused)
+            raise
+        except OSError as error:
+            raise StageFailed(f"{name}: {error}", again=self._another(node)) from error
+
+    def _another(self, node: Node, *, refused: bool = False) -> bool:
+        """Whether an attempt that failed is followed by another: as often as the recipe states without anything new in the store."""
+        gained: set[str] = set()
+        with contextlib.suppress(OSError):
+            committed = self._committed(node)
+            gained = committed - self._seen.get(node.name, committed)
+            self._seen[node.name] = committed
+        failed = self._failed[node.name] = 1 if gained else self._failed.get(node.name, 0) + 1
+        return failed <= (REFUSALS if refused and self._taken else self.plan.pipeline.retries.attempts)
+
+    def _finish(self, node: Node) -> Step:
+        name = node.name
         begun, outcome = time.monotonic(), "reused"
         while (lease := self._turn(node)) is not None:
             begun = time.monotonic()
@@ -149,6 +179,7 @@ class Runner:
         committed."""
         scratch = make_scratch(node.name, self.profile.scratch)
         before = self._committed(node)
+        self._seen.setdefault(node.name, before)
         try:
             job = self._job(node, step, scratch, lease)
             process = self._process(job, node)
@@ -165,13 +196,14 @@ class Runner:
                     lease.stage_started,
                 )
             except REFUSED as error:
-                raise StageFailed(f"{node.name}: {error}", again=True) from error
+                raise StageFailed(f"{node.name}: {error}", again=True, refused=True) from error
             except BaseException:
                 process.stop("the launcher failed")
                 raise
             finally:
                 with self._lock:
                     self._processes.discard(process)
+            self._taken = True
             log = self._keep_log(job, scratch)
             if ended.requeue and not self.stopping:
                 self._submit_again(node, ended, before, log)
@@ -184,11 +216,11 @@ class Runner:
         distributed = node.kind in DISTRIBUTED
         return launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
 
-    def _committed(self, node: Node) -> list[list[str]]:
+    def _committed(self, node: Node) -> set[str]:
         """What a next attempt would not do again."""
-        return [self.plan.store.names(f"{node.path}/{folder}") for folder in ("checkpoints", "units")]
+        return {f"{folder}/{name}" for folder in ("checkpoints", "units") for name in self.plan.store.names(f"{node.path}/{folder}")}
 
-    def _submit_again(self, node: Node, ended: Ended, before: list[list[str]], log: str) -> None:
+    def _submit_again(self, node: Node, ended: Ended, before: set[str], log: str) -> None:
         """Notes that the next attempt follows. StageFailed when attempts get nowhere."""
         if Artifact(self.plan.store, node.path, node.end_step).complete:
             return

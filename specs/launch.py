@@ -109,11 +109,19 @@ class Launch(Spec):
         return self
 
 
-class Retries(Spec):
-    """Repetition of a stage that failed for a reason worth another try (a crash, storage), never for a bad spec or a failed gate."""
+LONGEST_WAIT = 600.0  # seconds
 
-    attempts: int = execution(2, ge=0, description="further attempts after the first")
-    backoff: Duration = execution(Duration(5.0), description="wait before the first retry; doubles each time")
+
+class Retries(Spec):
+    """Repetition of a stage that failed for a reason worth another try (a crash, storage), never for a bad spec or a failed gate. An
+    attempt that has committed something before it failed counts as a first one."""
+
+    attempts: int = execution(2, ge=0, description="further attempts after one that committed nothing")
+    backoff: Duration = execution(Duration(5.0), description="wait before the first retry; doubles each time, up to ten minutes")
+
+    def wait(self, before: int) -> float:
+        """Seconds before the retry that `before` others come before."""
+        return min(self.backoff.seconds * 2.0 ** min(before, 30), max(self.backoff.seconds, LONGEST_WAIT))
 
 
 def _steps_or_time(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,9 +13,12 @@ from flows.plan import Plan, Step
 from flows.runner import Interrupted, Runner, StageFailed
 from infra.launchers.local import Ended, Process
 from infra.launchers.slurm import SlurmJob
+from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
 from infra.store.retention import referred_steps
+from specs.launch import Retries
 from specs.profile import Profile
+from specs.units import Duration
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
@@ -110,7 +113,7 @@ def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(plann
 def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = planned()
+    plan = planned("retries.backoff=0s")
     first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
 
     class Stage(SlurmJob):
@@ -145,3 +148,111 @@ def test_a_run_refers_to_the_checkpoints_that_its_parts_start_from(planned: Plan
                 wanted.setdefault(plan.graph.nodes[read.node].path, set()).add(read.step)
     assert wanted
     assert {path: referred_steps(plan.store, path) for path in wanted} == wanted
+
+
+class Failing(Process):
+    """A stage that fails for a reason worth another try, after it has done what the next of `TODO` does."""
+
+    todo: ClassVar[list[Callable[[], object]]] = []
+
+    def run(self, *arguments: Any) -> Ended:
+        self.todo.pop(0)()
+        return Ended(1, "", (), {"message": "the node lost its network", "again": True})
+
+
+def failures(runner: Runner, name: str) -> list[bool]:
+    """Of the attempts, one after another, whether each says that another may follow."""
+    said = []
+    while Failing.todo:
+        with pytest.raises(StageFailed, match="the node lost its network") as caught:
+            runner.run(name)
+        said.append(caught.value.again)
+    return said
+
+
+@pytest.fixture
+def failing(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Plan, Runner]]:
+    monkeypatch.setattr("infra.launchers.Process", Failing)
+
+    def make(attempts: str) -> tuple[Plan, Runner]:
+        plan = planned(f"retries.attempts={attempts}", "retries.backoff=0s")
+        finish(plan, "pretrain/1")
+        finish(plan, "pretrain/2", until=9)
+        return plan, Runner(plan, Notes())
+
+    return make
+
+
+def test_a_stage_that_gets_nowhere_is_tried_as_often_as_the_recipe_says(failing: Callable[[str], tuple[Plan, Runner]]) -> None:
+    _, runner = failing("2")
+    Failing.todo = [lambda: None] * 3
+    assert failures(runner, "pretrain/2") == [True, True, False]
+    _, runner = failing("0")
+    Failing.todo = [lambda: None]
+    assert failures(runner, "pretrain/2") == [False]
+
+
+def test_an_attempt_that_committed_something_counts_as_a_first_one(failing: Callable[[str], tuple[Plan, Runner]]) -> None:
+    """A stage that takes weeks and loses a node each day ends all the same."""
+    plan, runner = failing("1")
+    get_on = [lambda step=step: finish(plan, "pretrain/2", until=step) for step in (10, 11)]
+    Failing.todo = [lambda: None, *get_on, lambda: None]
+    assert failures(runner, "pretrain/2") == [True, True, True, False]
+
+
+def test_a_storage_that_is_away_while_a_part_is_begun_is_waited_for(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise StorageError("the storage failed 7 times")
+
+    _, runner = failing("2")
+    monkeypatch.setattr(Store, "names", fail)
+    said = []
+    for _ in range(3):
+        with pytest.raises(StageFailed, match="the storage failed 7 times") as caught:
+            runner.run("pretrain/2")
+        said.append(caught.value.again)
+    assert said == [True, True, False]
+
+
+def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, runner = failing("2")
+    Failing.todo = [lambda: None]
+    failures(runner, "pretrain/2")
+    waits = []
+    monkeypatch.setattr(runner._stopped, "wait", lambda seconds: waits.append(seconds) or runner.stop("Ctrl-C"))
+    with pytest.raises(Interrupted, match="was not started: Ctrl-C"):
+        runner.run("pretrain/2")
+    assert waits == [0.0]
+
+
+def test_the_wait_before_a_retry_doubles_up_to_ten_minutes() -> None:
+    waits = Retries(attempts=200, backoff=Duration(30.0))
+    assert [waits.wait(before) for before in (0, 1, 2, 4, 5, 199)] == [30, 60, 120, 480, 600, 600]
+    assert Retries(backoff=Duration(3600.0)).wait(3) == 3600
+
+
+def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's controller may be away for hours in the weeks of a run."""
+
+    def refuse(self: Process, *arguments: Any) -> Ended:
+        raise SlurmError("sbatch refused the job: Unable to contact slurm controller")
+
+    _, runner = failing("1")
+    Failing.todo = [lambda: None]
+    failures(runner, "pretrain/2")
+    monkeypatch.setattr(Failing, "run", refuse)
+    for _ in range(20):
+        with pytest.raises(StageFailed, match="Unable to contact") as caught:
+            runner.run("pretrain/2")
+        assert caught.value.again
+    runner = Runner(runner.plan, Notes())
+    for again in (True, False):
+        with pytest.raises(StageFailed, match="Unable to contact") as caught:
+            runner.run("pretrain/2")
+        assert caught.value.again is again
