@@ -84,7 +84,7 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
         raise StoreError(f"there is no folder '{path.parent}' to write {path.name} to")
 
     def drafted(ending: bool) -> tuple[str, Plan, list[str]]:
-        draft = Draft(pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent))
+        draft = Draft(pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent), extended(spec).data)
         notes = _fill(draft, plan, ref, start, overrides, ending=ending)
         options = [*(("--output", str(output)) if output else ()), *(x for o in overrides for x in ("--set", o))]
         command = " ".join(map(shlex.quote, ["apertus", "branch", spec, point, "--name", name, *options]))
@@ -218,11 +218,15 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Branch, overrides: li
     if at_end and not any(path.startswith(f"stages.{draft.name}.") and path.endswith("budget") for path in given):
         message = f"'{point}' is the end of '{start.leg}': nothing of its budget is left"
         raise SpecError([Problem(at, message, f'state one: --set "stages.{draft.name}.budget=1000 steps".', "STAGE@REF")])
-    _repoint(draft, plan, ref, start)
-    if ending:
+    left = _repoint(draft, plan, ref, start)
+    if left:
+        those = f"{', '.join(left)} read {ref.stage} as before"
+        notes.append(f"{those}: a matrix states that for all of its variants; state stages that read {draft.name}")
+    if ending and not left:
         _end(draft, plan, ref, start)
     elif not at_end and any(plan.steps[node.name].action != "reuse" for node in plan.graph.segments(start.leg)):
-        notes.append(f"{ref.stage} itself trains on to its end, since its schedule hangs on it")
+        why = "they read it" if left else "its schedule hangs on it"
+        notes.append(f"{ref.stage} itself trains on to its end, since {why}")
     for override in overrides:
         draft.override(override)
     draft.notes += notes
@@ -334,11 +338,19 @@ def _schedule(settings: Training, start: Branch, trajectory: Trajectory, notes: 
 # What moves to it
 
 
-def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Branch) -> None:
-    """What reads the branched stage behind the point reads the new one."""
+def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Branch) -> list[str]:
+    """What reads the branched stage behind the point reads the new one. The stages of which a file cannot say so."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     legs = [leg.name for leg in pipeline.stages[ref.stage].legs(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains
     behind = set(legs[legs.index(start.leg) :])
+    left: dict[str, None] = {}
+
+    def state(path: FieldPath, value: Any, comment: str) -> None:
+        if draft.differs(path):
+            left[str(path[1])] = None
+        else:
+            draft.add(path, value, comment)
+
     for name, stage in pipeline.stages.items():
         for path, other, kinds in uses(name, stage):
             if other.stage != ref.stage or kinds != CHECKPOINTS:
@@ -347,11 +359,12 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Branch) -> None:
             last = not other.selector or other.best is not None
             if there.leg not in behind or (there.leg == start.leg and there.step <= start.step and not last):
                 continue
-            draft.add(path, str(_moved(draft.name, other, there, start, legs, trajectories)), f"was {other}")
+            state(path, str(_moved(draft.name, other, there, start, legs, trajectories)), f"was {other}")
         if ref.stage in stage.after:
-            draft.add(("stages", name, "after"), [draft.name if one == ref.stage else one for one in stage.after], f"was {ref.stage}")
+            state(("stages", name, "after"), [draft.name if one == ref.stage else one for one in stage.after], f"was {ref.stage}")
         if isinstance(stage, MixtureStage) and ref.stage in stage.exclude:
-            draft.add(("stages", name, "exclude"), [*stage.exclude, draft.name], "")
+            state(("stages", name, "exclude"), [*stage.exclude, draft.name], "")
+    return list(left)
 
 
 def _moved(name: str, other: Reference, there: Branch, start: Branch, legs: list[str], trajectories: Any) -> Reference:

@@ -20,11 +20,13 @@ _PLAIN = re.compile(r"^[A-Za-z0-9_./$][A-Za-z0-9_./@=:+-]*( [A-Za-z0-9_./@=+-]+)
 
 
 class Draft:
-    """What the new file states. `data` is its content, `comments` what stands behind a field."""
+    """What the new file states. `data` is its content, `comments` what stands behind a field. `base` is the file that it extends, and
+    `stated` what that says before its variables are filled in."""
 
-    def __init__(self, pipeline: Pipeline, name: str, base: str) -> None:
+    def __init__(self, pipeline: Pipeline, name: str, base: str, stated: dict[str, Any]) -> None:
         assert pipeline._document is not None, "a recipe that was loaded has a document"
         self.document = pipeline._document
+        self.stated = stated
         self.name = name
         self.data: dict[str, Any] = {"extends": base, "name": name, "stages": {name: {}}}
         self.comments: dict[FieldPath, str] = {}
@@ -63,37 +65,61 @@ class Draft:
 
     def _written(self, path: FieldPath, value: Any) -> FieldPath:
         """Where a field is stated: for a variant of a matrix, in the stage that it is a variant of."""
-        stage = str(path[1]) if path[0] == "stages" and len(path) > 2 else ""
-        matrix = next((name for name, made in self.document.variants.items() if stage in made), None)
+        matrix = self._matrix(path)
         if matrix is None:
             return path
-        before = [_at(self.document.data, ("stages", other, *path[2:])) for other in self.document.variants[matrix]]
-        if any(one != before[0] for one in before):
-            message = f"'{stage}' is a variant of the matrix '{matrix}', whose variants differ in {'.'.join(map(str, path[2:]))}"
-            fix = f"a branch cannot state {value!r} for one of them: give '{stage}' a stage of its own in the recipe."
+        if self.differs(path):
+            message = f"'{path[1]}' is a variant of the matrix '{matrix}', whose variants differ in {'.'.join(map(str, path[2:]))}"
+            fix = f"a branch cannot state {value!r} for one of them: give '{path[1]}' a stage of its own in the recipe."
             raise SpecError([Problem(path, message, fix, self.document.where(path))])
         return ("stages", matrix, *path[2:])
 
+    def _matrix(self, path: FieldPath) -> str | None:
+        stage = path[1] if path[0] == "stages" and len(path) > 2 else ""
+        return next((name for name, made in self.document.variants.items() if stage in made), None)
+
+    def differs(self, path: FieldPath) -> bool:
+        """Whether a field is that of a variant of a matrix whose variants differ in it, so that it cannot be stated for one of them."""
+        variants = self.document.variants.get(self._matrix(path) or "", [])
+        values = [_at(self.document.data, ("stages", variant, *path[2:])) for variant in variants]
+        return any(value != values[0] for value in values)
+
     def _set(self, keys: list[str | int], value: Any) -> None:
-        """Sets a field of the new file. A list is stated as a whole; what a new mapping leaves out of the old one is removed."""
+        """Sets a field of the new file. A list is stated as a whole, and so is a mapping that is a variable; what a new mapping leaves out
+        of the old one is removed."""
         place: Any = self.data
+        whole = False  # what is stated here replaces all of what the base has
         for depth, key in enumerate(keys[:-1]):
-            base = _at(self.document.data, tuple(keys[: depth + 1]))
+            path = tuple(keys[: depth + 1])
+            base = self._filled(path)
+            whole = whole or isinstance(base, list) or self._is_variable(path)
             if isinstance(place, list):
                 place = place[_index(key, place)]
                 continue
             if place.get(key) is None:
-                place[key] = copy.deepcopy(base) if isinstance(base, list) else {}
+                place[key] = copy.deepcopy(base) if whole and base is not None else {}
             elif not isinstance(place[key], (dict, list)):
                 place[key] = {}
             place = place[key]
-        old = _at(self.document.data, tuple(keys))
-        if isinstance(value, dict) and isinstance(old, dict):
-            value = {**{key: None for key in old if key not in value}, **value}
         if isinstance(place, list):
             place[_index(keys[-1], place)] = value
+        elif whole and value is None:
+            place.pop(keys[-1], None)
         else:
+            old = _at(self.document.data, tuple(keys))
+            if isinstance(value, dict) and isinstance(old, dict) and not whole and not self._is_variable(tuple(keys)):
+                value = {**{key: None for key in old if key not in value}, **value}
             place[keys[-1]] = value
+
+    def _filled(self, path: FieldPath) -> Any:
+        """What the base has at a path of the new file; of a matrix, what its first variant has."""
+        if path[0] == "stages" and len(path) > 2 and path[1] in self.document.variants:
+            path = ("stages", self.document.variants[str(path[1])][0], *path[2:])
+        return _at(self.document.data, path)
+
+    def _is_variable(self, path: FieldPath) -> bool:
+        """Whether the base states `${name}` there, or a part of it."""
+        return any(isinstance(_at(self.stated, path[:end]), str) for end in range(1, len(path) + 1))
 
 
 def _index(key: str | int, items: list[Any]) -> int:

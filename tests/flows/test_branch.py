@@ -303,3 +303,34 @@ def test_a_variant_of_a_matrix_is_branched_and_its_readers_follow(tmp_path: Path
     assert "  cooldown: {from: more} # was pretrain" in both.text
     after = plan_of(both, store)
     assert {after.graph.nodes[name].inputs["parent"].node for name in ("cooldown-low", "cooldown-high")} == {"more"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stage"),
+    [
+        *((name, "pretrain") for name in ("apertus-8b", "apertus-70b", "mini", "smoke")),
+        *(("apertus-1.5b-100b", f"pretrain-{name}") for name in ("baseline", "xielu", "apertus")),
+        ("continue-pretrain", "continue"),
+        ("goldfish-mini", "pretrain-goldfish"),
+        *(("wso-mini", f"base-{name}") for name in ("wso", "cosine-0.1")),
+        ("optimizer-consistency-mini", "base-muon"),
+        ("apertus-8b", "sft"),
+    ],
+)
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_recipe_of_the_project_is_branched_in_the_middle(recipe: str, stage: str, share: float, tmp_path: Path, store: Store) -> None:
+    """Their maps of batches and mixtures, models and optimizers are variables, which a branch that ends its stage early replaces."""
+    file = str(ROOT / f"specs/recipes/{recipe}.yaml")
+    trajectory = make(load(file), store).graph.trajectories[stage]
+    step = round(trajectory.steps * share)
+    made = branch(file, f"{stage}@step={step}", "other", ["stages.other.optimizer.lr=1e-5"], tmp_path / "other.yaml", store.url)
+    plan = plan_of(made, store)
+    other = plan.graph.trajectories["other"]
+    assert other.tokens_at(other.steps) == trajectory.tokens_at(trajectory.steps) - trajectory.tokens_at(step)
+    assert other.cuts[0].schedule.peak == 1e-5
+    assert other.cuts[-1].batch == trajectory.cuts[-1].batch
+    assert other.cuts[-1].mixture == trajectory.cuts[-1].mixture
+    assert plan.graph.segments("other")[0].inputs["parent"].step == step
+    own = {node.name for node in plan.graph.segments("other")}
+    readers = [name for name, node in plan.graph.nodes.items() for read in node.inputs.values() if read.node in own and name not in own]
+    assert readers or any("read" in note and "as before" in note for note in made.notes)
