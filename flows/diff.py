@@ -285,7 +285,7 @@ def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
 
 
 def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
-    """Tables: all parts with what became of them, then what differs."""
+    """Tables: all parts with what became of them, then what differs; parts that differ in the same way share a table."""
     console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
     if len(found) > 1:
         same = [one.name for one in found if one.verdict == "same"]
@@ -297,19 +297,26 @@ def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
     changed = [one for one in found if one.a is not None and one.b is not None and (one.verdict != "same" or len(found) == 1)]
     if not changed and not any(one.a is None or one.b is None for one in found):
         console.print("nothing differs")
+    alike: dict[str, list[Difference]] = {}
     for one in changed:
-        _show_part(console, one)
+        alike.setdefault(repr((one.verdict, one.fields, one.inputs, one.metrics, one.losses)), []).append(one)
+    for parts in alike.values():
+        _show_parts(console, parts)
 
 
-def _show_part(console: Console, one: Difference) -> None:
+def _show_parts(console: Console, parts: list[Difference]) -> None:
+    one = parts[0]
     assert one.a is not None and one.b is not None
     told = {
         "same": "[green]same fingerprint[/], run in the same way",
         "execution": "[green]same fingerprint[/]: the same result, run in another way",
         "differs": "[red]differs[/]",
     }[one.verdict]
-    fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
-    console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
+    if len(parts) > 1:
+        console.print(f"\n[bold]{len(parts)} parts[/] {told}: {escape(', '.join(part.name for part in parts))}")
+    else:
+        fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
+        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("")
     table.add_column("", overflow="fold")

@@ -109,7 +109,8 @@ def test_two_recipes_are_compared_part_by_part_with_identity_apart_from_executio
     assert [change["name"] for change in parts["export"]["inputs"]] == ["checkpoint"]
     text = invoke("diff", str(recipe), str(other), "--store", done.store.url).output
     assert "same 4 of 10 parts" in text
-    assert "the same result, run in another way" in text
+    alike = "3 parts same fingerprint: the same result, run in another way: pretrain/1, pretrain/2, pretrain/3"
+    assert alike in " ".join(text.split())
 
 
 def test_two_stages_of_one_recipe_are_compared_whatever_their_names(done: Plan, recipe: Path) -> None:
