@@ -6,6 +6,7 @@ scalars; no tag makes an object. The origin of a value (file and line, or `--set
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from specs.errors import FieldPath, Problem, SpecError, nearest
 MAX_VALUES = 100_000
 _INT = re.compile(r"^[-+]?[0-9][0-9_]*$")
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _CONSTANTS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _CONSTANTS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -154,10 +156,15 @@ class _Builder:
         return values
 
 
-def override(document: Document, assignment: str) -> None:
+def override(document: Document, assignment: str, variables: Document | None = None) -> None:
     """Applies one `path=value` of `--set`. SpecError for a malformed one or one that goes through something that is not a mapping.
 
-    Whether the field exists is found by the validation that follows, which knows the models."""
+    A path that goes through a mapping that is a variable goes into a copy of it, at that place only. Whether the field exists is found by
+    the validation that follows, which knows the models.
+
+    Args:
+        variables: the document that states the variables, where that is another one.
+    """
     where = f"--set {assignment}"
     target, equals, text = assignment.partition("=")
     target = target.strip()
@@ -193,11 +200,28 @@ def override(document: Document, assignment: str) -> None:
             if position is None and place.get(key) is None:
                 place[key] = {}
                 document.origins[path] = Origin(where)
+            if isinstance(place[step], str):
+                _copy_variable(document, place, path, variables or document)
             place = place[step]
     for old in [old for old in document.origins if old[: len(path)] == path]:
         del document.origins[old]
     document.origins[path] = Origin(where)
     document.origins |= {(*path, *below): origin for below, origin in builder.origins.items()}
+
+
+def _copy_variable(document: Document, place: Any, path: FieldPath, variables: Document) -> None:
+    """What stands at `path`, the last key of which is one of `place`, becomes the mapping or list that it names, if it names one."""
+    stated = variables.data.get("variables")
+    value, followed = place[path[-1]], list[str]()
+    while isinstance(value, str) and isinstance(stated, dict) and (use := _VARIABLE.fullmatch(value)):
+        if use[1] not in stated or use[1] in followed:
+            return
+        followed.append(use[1])
+        value = stated[use[1]]
+    if followed and isinstance(value, (dict, list)):
+        place[path[-1]] = copy.deepcopy(value)
+        there = [(at[2:], origin) for at, origin in variables.origins.items() if at[:2] == ("variables", followed[-1])]
+        document.origins |= {(*path, *below): origin for below, origin in there}
 
 
 def stage_of(document: Document, target: str) -> str | None:

@@ -78,7 +78,8 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 `after`, `checkpoints` and `evaluations`, `align` stands for all its variants, and `align-*` for all stages whose names begin so.
 
 `--set` works on all of it: `variables.lr=2e-4`, `stages.align.seed=3` (what the stage states for all variants),
-`stages.align.matrix.dpo.seed=3` or `stages.align-dpo.seed=3` (one variant).
+`stages.align.matrix.dpo.seed=3` or `stages.align-dpo.seed=3` (one variant). Where a stage states a mapping as a variable, a field of it is
+changed for that stage alone: `stages.align.optimizer.lr=1e-6`.
 """
 NESTED: tuple[type[BaseModel], ...] = (
     *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),

@@ -4,7 +4,7 @@ Invariants: what comes out has none of the three in it, and every value in it kn
 `--set`, and the variable where there is one. All works on structure alone; what the fields mean is known to the models only. What cannot
 be composed is noted in the document with its place, so that the checks that follow report it together with all the rest.
 
-The order: files are merged, overrides applied, stages with a matrix expanded, variables filled in.
+The order: files are merged, overrides applied (those of variables first), stages with a matrix expanded, variables filled in.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     """The document of one merged file with overrides applied, stages with a matrix expanded and variables filled in."""
     problems, of_variants = list(document.problems), []
     written = list(texts_of(tree(document)))
-    for assignment in overrides:
+    for assignment in sorted(overrides, key=lambda one: not one.strip().startswith("variables.")):
         if assignment.startswith("stages.") and stage_of(document, assignment.partition("=")[0].strip()) is None and _matrices(document):
             of_variants.append(assignment)  # by its own name a variant exists only when the matrix is expanded
         else:
@@ -100,7 +100,7 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     raw = plain_document(document.name, root.without("variables"))
     raw.variants = variants
     for assignment in of_variants:
-        problems += _override(raw, assignment)
+        problems += _override(raw, assignment, document)
     texts = [*texts_of(root), *of_variants, *(texts_of(stages) if stages is not None else ())]
     composed = plain_document(document.name, lists_of_stages(variables.fill(tree(raw), ()), variants))
     composed.variants = variants
@@ -109,9 +109,9 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     return composed
 
 
-def _override(document: Document, assignment: str) -> list[Problem]:
+def _override(document: Document, assignment: str, variables: Document | None = None) -> list[Problem]:
     try:
-        override(document, assignment)
+        override(document, assignment, variables)
     except SpecError as error:
         return error.problems
     return []

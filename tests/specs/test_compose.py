@@ -226,6 +226,29 @@ def test_an_override_may_replace_the_only_use_of_a_variable() -> None:
     ]
 
 
+def test_an_override_goes_into_a_mapping_that_is_a_variable_at_its_place_only() -> None:
+    text = """
+name: x
+variables: {rates: {lr: 1e-3, betas: "${betas}"}, betas: [0.9, 0.95], same: "${rates}"}
+stages: {a: {optimizer: "${rates}"}, b: {optimizer: "${same}"}, c: {matrix: {one: {}, two: {}}, optimizer: "${rates}"}}
+"""
+    sets = ["stages.b.optimizer.lr=2e-3", "stages.c-two.optimizer.betas.1=0.5", "variables.rates.weight_decay=0.1"]
+    made = expand(parse(text, "f.yaml"), sets)
+    whole = {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
+    assert {name: stage["optimizer"] for name, stage in made.data["stages"].items()} == {
+        "a": whole,
+        "b": whole | {"lr": 2e-3},
+        "c-one": whole,
+        "c-two": whole | {"betas": [0.9, 0.5]},
+    }
+    assert not made.problems
+    assert made.where(("stages", "b", "optimizer", "lr")) == "--set stages.b.optimizer.lr=2e-3"
+    assert problems(text, "stages.a.optimizer.betas.7=1", "stages.a.optimizer.lr.x=1") == [
+        "--set stages.a.optimizer.betas.7=1: the override matches nothing: there is no 'stages.a.optimizer.betas.7'",
+        "--set stages.a.optimizer.lr.x=1: the override matches nothing: there is no 'stages.a.optimizer.lr.x'",
+    ]
+
+
 def test_mistakes_in_variables_are_reported_with_all_others() -> None:
     text = "variables: {rate: 1e-2, spare: 1}\n" + BASE.replace("lr: 1e-2", "lr: ${rat}").replace("16 steps", "${rate steps")
     assert errors(write("base.yaml", text.replace("budget: 6 steps", "bugdet: 6 steps"))) == [
