@@ -82,7 +82,7 @@ CODES: dict[str, Code] = {
         "docs/estimates.md",
     ),
     "cluster-size": Code(
-        "a stage has more processes than the cluster has GPUs",
+        "a stage has more processes than the cluster has GPUs, or shares a model for sampling among more than a node has",
         "It would wait for nodes that do not exist.",
         "the recipe",
     ),

@@ -10,6 +10,7 @@ from flows.advice.given import Advice, Context
 from flows.estimate import PartEstimate
 from flows.estimate.memory import memory_of_step
 from flows.estimate.storage import NOTICED
+from flows.graph import Node
 from specs.launch import Launch
 from specs.layout import misfits
 from specs.stages.evaluate import HarnessPart
@@ -63,6 +64,23 @@ def cluster_size(context: Context) -> Iterator[Advice]:
                 "cluster.nodes, or lower launch.processes",
                 {"processes": asked, "gpus": there},
             )
+    for node in context.graph.nodes.values():
+        shared = node.launch.tensor_parallel
+        if _sampled_by(node) not in ("", "transformers") and shared > cluster.gpus_per_node:
+            yield Advice(
+                "cluster-size",
+                node.stage,
+                f"{node.name} is one process that shares the model among {shared} GPUs of its node, and a node has "
+                f"{cluster.gpus_per_node}: state launch.parallel.tp: {cluster.gpus_per_node} or less for '{node.stage}'",
+                {"processes": shared, "gpus": cluster.gpus_per_node},
+            )
+
+
+def _sampled_by(node: Node) -> str:
+    """What samples from a model or runs tasks on it: `transformers`, `vllm` or `harness`; an empty text for other parts."""
+    if isinstance(node.part, CompletionsPart):
+        return node.part.sampling.engine
+    return "harness" if isinstance(node.part, HarnessPart) else ""
 
 
 def gpu_memory(context: Context) -> Iterator[Advice]:
@@ -96,9 +114,8 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
         return
     limit = cluster.device.memory
     for node in context.graph.nodes.values():
-        if not isinstance(node.part, (CompletionsPart, HarnessPart)):
+        if not (engine := _sampled_by(node)):
             continue
-        engine = node.part.sampling.engine if isinstance(node.part, CompletionsPart) else "harness"
         exported = context.graph.nodes[node.inputs["model"].node or ""].part
         assert isinstance(exported, ExportPart)
         halves = exported.model.parameters * 2

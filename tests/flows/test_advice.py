@@ -162,6 +162,14 @@ def test_a_whole_model_that_one_process_cannot_hold_is_advised_on(
     assert f"{advice.stage}/{part} needs {need / 1e9:.1f} GB" in advice.message
 
 
+def test_a_model_is_shared_among_the_gpus_of_one_node_at_most(store: Store) -> None:
+    overrides = ["stages.evaluate-base.launch.parallel={tp: 8}", "stages.preferences.completions.engine=vllm"]
+    plan = make(load(ROOT / "specs/recipes/apertus-70b.yaml", overrides), store, ask_network=False)
+    (advice,) = plan.advice.given
+    assert (advice.code, advice.stage, advice.numbers) == ("cluster-size", "evaluate-base", {"processes": 8, "gpus": 4})
+    assert "evaluate-base/harness is one process that shares the model among 8 GPUs of its node, and a node has 4" in advice.message
+
+
 def test_a_silenced_code_is_not_given_and_one_that_has_no_effect_is_noted(tmp_path: Path, store: Store) -> None:
     jump = "stages.cooldown.optimizer.lr=4e-2"
     silent = plan_of(tmp_path, store, jump, "stages.cooldown.silence=[learning-rate-jump, rope-theta]")
