@@ -109,7 +109,10 @@ class Runner:
         After a StageFailed that says `again`, the next call for the same part waits first, as `retries` of the recipe states."""
         node = self.plan.graph.nodes[name]
         if failed := self._failed.get(name, 0):
-            self._stopped.wait(self.plan.pipeline.retries.wait(failed - 1))
+            wait = self.plan.pipeline.retries.wait(failed - 1)
+            if wait and not self.stopping:
+                self.observer.note(name, f"the next attempt begins in {wait:g} s")
+            self._stopped.wait(wait)
         try:
             return self._finish(node)
         except StageFailed as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -219,14 +220,17 @@ def test_a_storage_that_is_away_while_a_part_is_begun_is_waited_for(
 def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(
     failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, runner = failing("2")
+    plan, _ = failing("2")
+    notes = Notes()
+    runner = Runner(replace(plan, pipeline=plan.pipeline.model_copy(update={"retries": Retries(backoff=Duration(7.0))})), notes)
     Failing.todo = [lambda: None]
     failures(runner, "pretrain/2")
     waits = []
     monkeypatch.setattr(runner._stopped, "wait", lambda seconds: waits.append(seconds) or runner.stop("Ctrl-C"))
     with pytest.raises(Interrupted, match="was not started: Ctrl-C"):
         runner.run("pretrain/2")
-    assert waits == [0.0]
+    assert waits == [7.0]
+    assert notes.notes[-1] == "pretrain/2: the next attempt begins in 7 s"
 
 
 def test_the_wait_before_a_retry_doubles_up_to_ten_minutes() -> None:
