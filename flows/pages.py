@@ -30,8 +30,8 @@ def key(*names: str) -> str:
 
 
 @contextmanager
-def _only_shown(what: str) -> Iterator[None]:
-    """Prefect's server may be away: what it cannot show is said in the log."""
+def only_shown(what: str) -> Iterator[None]:
+    """Prefect's server or the store may be away: what cannot be shown is said in the log."""
     try:
         yield
     except Exception as error:
@@ -45,7 +45,7 @@ class ProgressBar:
         self._clock = clock
         self._told = clock()
         self._id: Any = None
-        with _only_shown(f"the progress of {name}"):
+        with only_shown(f"the progress of {name}"):
             self._id = create_progress_artifact(progress=0.0, key=key(pipeline, name, "progress"), description=name)
 
     def update(self, row: dict[str, Any], text: str) -> None:
@@ -71,10 +71,10 @@ class ProgressBar:
 
 def publish_results(step: Step, plan: Plan) -> None:
     """The results of a part as a table."""
-    manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
-    values = flatten({**manifest["metrics"], "seconds": manifest["seconds"]})
-    rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
-    with _only_shown(f"the table of {step.node.name}"):
+    with only_shown(f"the table of {step.node.name}"):
+        manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
+        values = flatten({**manifest["metrics"], "seconds": manifest["seconds"]})
+        rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
         create_table_artifact(key=key(plan.pipeline.name, step.node.name), table=rows, description=f"{step.node.name}: {step.node.path}")
 
 
@@ -86,7 +86,7 @@ def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
     for step in plan.steps.values():
         state = "failed" if step.node.name in failed else ("finished" if step.action == "reuse" else step.reason or step.action)
         lines.append(f"| {step.node.name} | {step.node.kind} | {_one_line(state)} | `{step.node.path}` |")
-    with _only_shown("the page of the run"):
+    with only_shown("the page of the run"):
         create_markdown_artifact(key=key(plan.pipeline.name, "run"), markdown="\n".join(lines), description=f"Run of {plan.pipeline.name}")
 
 

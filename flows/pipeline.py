@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.guard import guard
-from flows.pages import ProgressBar, publish_results, publish_run
+from flows.pages import ProgressBar, only_shown, publish_results, publish_run
 from flows.parameters import Override, RecipeFile, StageName, StoreUrl
 from flows.plan import Plan, Step, make
 from flows.report import render
@@ -233,10 +233,11 @@ def _show(plan: Plan, failed: dict[str, str]) -> None:
     """For a deployed run, whose people look at Prefect's pages: stores the report as it is now, and says where."""
     if runtime.deployment.id is None:
         return
-    plan = make(plan.pipeline, plan.store)
-    path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
-    plan.store.write_bytes(path, render(plan).encode())
-    publish_run(plan, plan.store.location(path), failed)
+    with only_shown("the report"):
+        plan = make(plan.pipeline, plan.store)
+        path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
+        plan.store.write_bytes(path, render(plan).encode())
+        publish_run(plan, plan.store.location(path), failed)
 
 
 @flow(name="apertus", validate_parameters=True, task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS), persist_result=False)  # type: ignore[arg-type]
