@@ -1,6 +1,7 @@
 """The Prefect flow: walks a plan, a task run for every part.
 
-Prefect owns order, retries, cancellation, logs and the page people look at. It never decides what is cached: a task asks the store first.
+Prefect owns order, retries, cancellation, logs and the page people look at. It never decides what is cached: a task asks the store first;
+nor how often an attempt is worth another: that is the runner's, which knows what was committed meanwhile.
 Runs in this process without a server, or against the one that `PREFECT_API_URL` names; `prefect.yaml` deploys it.
 
 Invariants: a part starts when all that it reads, and all stages it comes after, have finished. A failure stops what depends on
@@ -9,7 +10,9 @@ it and nothing else. Whatever ends the flow, its stages are told to stop, and it
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -187,7 +190,7 @@ def walk(session: Session) -> None:
             state = future.state
             if state.is_completed():
                 finished.add(name)
-                _check_again(session)
+                _check_again(session, name)
             else:
                 failed[name] = _reason(state)
     except BaseException as error:
@@ -201,12 +204,22 @@ def walk(session: Session) -> None:
         raise PipelineFailed(failed)
 
 
-def _check_again(session: Session) -> None:
+def _check_again(session: Session, finished: str) -> None:
     """Plans again after every part: a corpus that turned out too small is refused before anything trains on it, and what `@best:` means is
-    known when its stage has finished."""
-    plan = make(session.plan.pipeline, session.plan.store)
-    session.runner.go_on(plan)
-    session.plan = plan
+    known when its stage has finished. A storage that is away is waited for as one that a part needs; others go on meanwhile."""
+    retries = session.plan.pipeline.retries
+    for before in itertools.count():
+        try:
+            plan = make(session.plan.pipeline, session.plan.store)
+            session.runner.go_on(plan)
+            session.plan = plan
+            return
+        except OSError as error:
+            if before >= retries.attempts:
+                raise
+            wait = retries.wait(before)
+            session.observer.note(finished, f"what follows could not be planned: {error}; the next try begins in {wait:g} s")
+            time.sleep(wait)
 
 
 def _reason(state: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from flows import pipeline
 from flows.plan import Plan, Step
 from flows.runner import Interrupted, Runner, StageFailed
 from infra.launchers.local import Ended, Process
@@ -260,3 +261,26 @@ def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
         with pytest.raises(StageFailed, match="Unable to contact") as caught:
             runner.run("pretrain/2")
         assert caught.value.again is again
+
+
+def test_planning_again_waits_for_a_storage_that_is_away(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a part has finished, when others of the run may be training for days."""
+    plan, notes = planned("retries.attempts=2", "retries.backoff=0s"), Notes()
+    Runner(plan, notes).prepare()
+    session = pipeline.Session(plan, notes, set(plan.pipeline.stages))
+    answers: list[Plan | StorageError] = [StorageError("the storage failed 7 times")] * 2
+
+    def away(*arguments: Any) -> Plan:
+        if isinstance(answer := answers.pop(0), StorageError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pipeline, "make", away)
+    answers.append(again := planned())
+    pipeline._check_again(session, "tokenizer")
+    assert session.plan is again
+    assert len(notes.notes) == 2 and "what follows could not be planned: the storage failed 7 times" in notes.notes[0]
+    answers += [StorageError("the storage failed 7 times")] * 3
+    with pytest.raises(StorageError):
+        pipeline._check_again(session, "tokenizer")
+    assert not answers
