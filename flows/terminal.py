@@ -230,7 +230,7 @@ class Plain:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.last: dict[str, float] = {}
+        self.last: dict[str, tuple[float, str]] = {}
 
     def __enter__(self) -> Plain:
         return self
@@ -247,10 +247,11 @@ class Plain:
         self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
 
     def progress(self, name: str, row: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if row["done"] >= row["total"] or now - self.last.get(name, 0.0) >= PLAIN_INTERVAL:
-            self.last[name] = now
-            self.console.print(escape(f"{name}: {describe(row)}"))
+        now, text = time.monotonic(), describe(row)
+        before, told = self.last.get(name, (0.0, ""))
+        if text != told and (row["done"] >= row["total"] or now - before >= PLAIN_INTERVAL):
+            self.last[name] = now, text
+            self.console.print(escape(f"{name}: {text}"))
 
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
         self.console.print(finished_line(step, outcome, seconds, metrics))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from flows import plan_tables
 from flows.cli import app
 from flows.plan import Plan
-from flows.terminal import headline, in_full, quantity, status_rows, status_table
+from flows.terminal import Plain, headline, in_full, quantity, status_rows, status_table
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
@@ -35,6 +35,17 @@ def test_numbers_are_written_in_full(value: float, text: str) -> None:
 def test_counts_in_a_headline_are_whole_and_a_sum_of_nothing_is_zero() -> None:
     assert headline({"conversations": 25_120, "loss": 2.17654}) == "loss 2.177, conversations 25,120"
     assert (quantity(0), quantity(25_120)) == ("0", "25.1k")
+
+
+def test_lines_of_progress_come_every_few_seconds_and_the_last_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("flows.terminal.time.monotonic", lambda: now[0])
+    lines = Plain(Console(file=io.StringIO(), color_system=None))
+    for seconds, done in ((0, 1), (1, 2), (60, 3), (61, 4), (62, 4)):
+        now[0] = 100.0 + seconds
+        lines.progress("sft", {"done": done, "total": 4, "unit": "steps", "metrics": {}})
+    said = lines.console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.splitlines() == ["sft: steps 1/4", "sft: steps 3/4", "sft: steps 4/4"]
 
 
 @pytest.mark.parametrize(("width", "ids"), [(60, False), (80, False), (140, True)])
