@@ -56,7 +56,8 @@ def continued(finished: Path, home: Path) -> Plan:
 
 
 def rows(plan: Plan, name: str) -> list[dict[str, Any]]:
-    return [{key: row[key] for key in ("step", "loss", "validation") if key in row} for row in artifact(plan, name).history()]
+    history = artifact(plan, name).history()
+    return [{key: row[key] for key in ("step", "loss", "validation") if key in row} for row in history if "checkpoint" not in row]
 
 
 def test_training_goes_on_from_the_folder_as_from_the_checkpoint_it_was_made_from(continued: Plan) -> None:
