@@ -22,11 +22,13 @@ SETTINGS = {
 
 def start_prefect() -> None:
     """Sets Prefect up for the rest of this process. What the user has set in the environment wins. ConnectionError when the server that
-    `PREFECT_API_URL` names does not answer."""
+    `PREFECT_API_URL` names does not answer, or the temporary one does not start."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 
+    refresh_global_settings_context()  # Prefect read the environment when it was imported, which may be long ago
     _log_to_the_server_only()
     url = get_current_settings().api.url
     if url is not None:
@@ -39,6 +41,10 @@ def start_prefect() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         server.start()
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"Prefect's temporary server did not start: {error} Fix: run again; or start one and name it in PREFECT_API_URL"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert server.server_process is not None, "a started server has a process"

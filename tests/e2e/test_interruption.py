@@ -88,7 +88,6 @@ def test_ranks_do_not_wait_for_a_torchrun_that_is_gone(cooling: tuple[Run, Artif
 
 @pytest.mark.slow
 def test_a_stage_whose_job_is_about_to_end_interrupts_the_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     monkeypatch.setenv("APERTUS_JOB_END", str(time.time() + 3600))  # an hour before it is over when training begins
     run = Run(home, "run", SMOKE, "--store", str(home / "ending"), "--until", "pretrain", "--set", "launch.stop_before_end=1h")
     assert run.wait(280) == 130, run.text
