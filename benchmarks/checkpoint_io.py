@@ -1,9 +1,9 @@
 """Checkpoints on an S3 server, against what the same client reaches on raw bytes: `python -m benchmarks.checkpoint_io [--mib 1024]`.
 
 The server is OpenStack Swift on this machine's loopback (`tests.infra.swift`). Ours: `CheckpointWriter` with DCP and `commit_checkpoint`,
-as training saves, with digests of every file and the marker; and `load_tensors`, as training loads. The client alone: s3fs writes and reads
-the same number of files of the same length by each of its ways for whole files, nothing computed about them, files on its side in memory. A
-file per rank, so ranks are threads here, each with tensors of its own.
+as training saves, with digests of every file and the marker; and `load_tensors`, as training loads. The client alone: s3fs writes the same
+number of files of the same length, and reads the very files that we wrote, by each of its ways for whole files; nothing is computed about
+them, and files on its side are in memory. A file per rank, so ranks are threads here, each with tensors of its own.
 
 Printed are MiB/s by turns (`benchmarks.measure`), the ratio, turn by turn, to that way of the client that has the best median, and the
 requests of one checkpoint by operation. The ratio has to be at least 0.85 for writing and for reading.
@@ -72,21 +72,25 @@ class Bench:
     def load(self, rank: int, attempt: Attempt) -> None:
         load_tensors(self.states[rank], attempt.artifact.checkpoint(1))
 
-    def client_way(self, way: str, rank: int) -> None:
+    def write_raw(self, rank: int, way: str) -> None:
         """One file, by one of `WAYS`."""
-        path, local, data = f"{self.store.root}/raw/{rank}", self.memory / str(rank), self.raw[rank]
+        path, data = f"{self.store.root}/raw/{rank}", self.raw[rank]
         if way == "put_file":
-            self.client.put_file(str(local), path)
-        elif way == "get_file":
-            self.client.get_file(path, str(local))
+            self.client.put_file(str(self.memory / str(rank)), path)
         elif way == "pipe_file":
             self.client.pipe_file(path, data)
-        elif way == "pipe_file, our parts":
+        else:
             self.client.pipe_file(path, data, chunksize=PART_BYTES)
+
+    def read_raw(self, rank: int, attempt: Attempt, way: str) -> None:
+        """The file of tensors that `save` wrote, by one of `WAYS`."""
+        path = self.store.full(f"{attempt.folder(attempt.checkpoint_folder(1))}/__0_0.distcp")
+        if way == "get_file":
+            self.client.get_file(path, str(self.memory / f"{rank}-read"))
         elif way == "cat_file":
             self.client.cat_file(path)
         else:
-            starts = list(range(0, len(data), FETCH_BYTES))
+            starts = list(range(0, len(self.raw[rank]), FETCH_BYTES))
             self.client.cat_ranges([path] * len(starts), starts, [start + FETCH_BYTES for start in starts])
 
 
@@ -123,12 +127,14 @@ def report(bench: Bench, rounds: int) -> None:
     for number in range(rounds + 1):
         attempts: list[Attempt] = []
         for (way, name), taken in times.items():
-            if name != "ours":
-                took, _ = seconds(bench.client_way, [name] * bench.files, ranks)
-            elif way == "upload":
+            if way == "upload" and name == "ours":
                 took, attempts = seconds(bench.save, ranks)
-            else:
+            elif way == "upload":
+                took, _ = seconds(bench.write_raw, ranks, [name] * bench.files)
+            elif name == "ours":
                 took, _ = seconds(bench.load, ranks, attempts)
+            else:
+                took, _ = seconds(bench.read_raw, ranks, attempts, [name] * bench.files)
             taken += [took] if number else []  # the first round does not count
         bench.store.remove("pretrain")
         bench.store.remove("raw")

@@ -15,6 +15,7 @@ import hashlib
 import io
 import itertools
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,13 +53,21 @@ class CheckedFile:
         self.pieces = -(-self.size // self.piece_bytes)
         self.remote = not store.is_local
         self._store = store
+        self._digests: bytes | None = None
+        self._loading = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CheckedFile, (self._store, self.name, self.record)
 
-    @functools.cached_property
+    @property
     def digests(self) -> bytes:
         """SHA-256 of the pieces, 32 bytes each. DamagedError when the sidecar is not what the record states."""
+        with self._loading:
+            if self._digests is None:
+                self._digests = self._load_digests()
+        return self._digests
+
+    def _load_digests(self) -> bytes:
         stated = self.record.get("pieces", [self.record["sha256"]] if self.size else [])
         if isinstance(stated, list):
             return b"".join(bytes.fromhex(piece) for piece in stated)
@@ -80,6 +89,7 @@ class CheckedFile:
 
     def fetch(self, first: int, last: int) -> bytes:
         """The pieces [first, last), checked: one request."""
+        self.digests  # noqa: B018  (loaded before, not behind the long reads of other threads)
         start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
         data = self._store.read_range(self.name, start, stop)
         if wrong := self._differing(data, first):

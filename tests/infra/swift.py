@@ -1,7 +1,8 @@
 """OpenStack Swift with its S3 interface on the loopback address: proxy, account, container and object server with one device each.
 
-A storage server as clusters run it, from PyPI, in about two seconds and without root: no memcached (the signature of a request is checked
-against the configuration), rings with one partition holder, one process per server, all children of this module run as a program.
+A storage server as clusters run it, from PyPI, in about two seconds and without root: rings with one partition holder, one process per
+server, all children of this module run as a program. `Memory` stands for the memcached of a cluster, without which the proxy asks the
+account and the container server about every request.
 
 Invariants: what was stored before `stop` or `kill` is there after `start`, under the same address; nothing is left running when the process
 that called `start` is gone.
@@ -10,15 +11,19 @@ that called `start` is gone.
 from __future__ import annotations
 
 import http.client
+import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 from tests.infra.s3 import Server
 
@@ -53,6 +58,7 @@ node_timeout = 30
 """
 MIDDLEWARE = {
     "catch_errors": "",
+    "memory": "",
     "listing_formats": "",
     "bulk": "",
     "s3api": "min_segment_size = 1\n",
@@ -89,9 +95,9 @@ class Swift(Server):
                 [sys.executable, "-m", __name__, str(self.folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         while not all(_answers(port) for port in self.ports):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self._process.poll() is not None or monotonic() > deadline:
                 raise RuntimeError(f"Swift did not start:\n{(self.folder / 'log.txt').read_text()}")
             time.sleep(0.02)
 
@@ -124,7 +130,8 @@ def _configure(folder: Path, ports: dict[str, int]) -> None:
             port=port, user=user, folder=folder, server=server, pipeline=" ".join([*middleware, f"{server}-server"])
         )
         for name, options in middleware.items():
-            text += f"\n[filter:{name}]\nuse = egg:swift#{name}\n{options}"
+            use = "call:tests.infra.swift:with_memory" if name == "memory" else f"egg:swift#{name}"
+            text += f"\n[filter:{name}]\nuse = {use}\n{options}"
         (folder / f"{server}.conf").write_text(text)
 
 
@@ -181,6 +188,37 @@ def _build_rings(folder: Path) -> None:
         builder.add_dev({"id": 0, "region": 1, "zone": 1, "ip": "127.0.0.1", "port": port, "device": "disk", "weight": 1.0})
         builder.rebalance(seed=1)
         builder.get_ring().save(str(folder / f"{server}.ring.gz"))
+
+
+class Memory:
+    """The part of Swift's client of memcached that its proxy uses, kept in this process. What is read is a copy, as from memcached."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, str]] = {}
+
+    def get(self, key: str, **_: Any) -> Any:
+        until, value = self._kept.get(key, (0.0, "null"))
+        return json.loads(value) if monotonic() < until else None
+
+    def set(self, key: str, value: Any, time: float = 0, **_: Any) -> None:
+        self._kept[key] = monotonic() + time if time else math.inf, json.dumps(value)
+
+    def delete(self, key: str, **_: Any) -> None:
+        self._kept.pop(key, None)
+
+
+def with_memory(_: Any, **__: Any) -> Callable[[Any], Any]:
+    """A filter of the proxy's pipeline, as Swift's `cache` is one."""
+    memory = Memory()
+
+    def around(app: Any) -> Any:
+        def answer(environment: dict[str, Any], start: Any) -> Any:
+            environment["swift.cache"] = memory
+            return app(environment, start)
+
+        return answer
+
+    return around
 
 
 def _run(folder: Path, server: str) -> int:
