@@ -6,10 +6,14 @@ a guard, which holds the other end of a pipe, kills it when this process was kil
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 _GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 SETTINGS = {
@@ -37,19 +41,29 @@ def start_prefect() -> None:
     from prefect.server.api.server import SubprocessASGIServer
 
     server = SubprocessASGIServer()
-    # Ctrl-C goes to every process of the terminal. The server has to live on to be told how the run ended: it inherits this mask.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        server.start()
-    except RuntimeError as error:
-        raise ConnectionError(
-            f"Prefect's temporary server did not start: {error} Fix: run again; or start one and name it in PREFECT_API_URL"
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _alone(get_current_settings().home):
+        # Ctrl-C goes to every process of the terminal. The server has to live on to be told how the run ended: it inherits this mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            server.start()
+        except RuntimeError as error:
+            fix = "run again; or start one and name it in PREFECT_API_URL"
+            raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert server.server_process is not None, "a started server has a process"
     kill = ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(server.server_process.pid)]
     _GUARDS.append(subprocess.Popen(kill, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True))
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """No other run starts a server there meanwhile: of two that make one new database, one fails, prints why, and starts again."""
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "apertus-starts-a-server", "w") as file:
+        with suppress(OSError):  # a filesystem without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _reach(url: str) -> None:

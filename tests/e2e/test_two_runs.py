@@ -34,7 +34,7 @@ def attempts(plan: Plan, name: str) -> list[str]:
 
 def test_two_runs_at_once_make_every_part_once(finished: Path, home: Path) -> None:
     store = copy_of(finished, home / "two-runs", *REDONE)
-    runs = [Run(home / name, "run", SMOKE, "--store", str(store)) for name in ("one", "other") if (home / name).mkdir() is None]
+    runs = [Run(home, "run", SMOKE, "--store", str(store)) for _ in range(2)]
     for run in runs:
         assert run.wait() == 0, run.text
     plan = plan_of(store)
