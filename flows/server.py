@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 SETTINGS = {
@@ -40,7 +41,13 @@ def start_prefect() -> None:
         return
     from prefect.server.api.server import SubprocessASGIServer
 
-    server = SubprocessASGIServer()
+    class Guarded(SubprocessASGIServer):
+        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+            process = super()._run_uvicorn_command()
+            _guard(process.pid)
+            return process
+
+    server = Guarded()
     with _alone(get_current_settings().home):
         # Ctrl-C goes to every process of the terminal. The server has to live on to be told how the run ended: it inherits this mask.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -51,8 +58,11 @@ def start_prefect() -> None:
             raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert server.server_process is not None, "a started server has a process"
-    kill = ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(server.server_process.pid)]
+
+
+def _guard(pid: int) -> None:
+    """Kills that server when this process is gone; not another process that has its number since."""
+    kill = ["/bin/sh", "-c", 'read _; grep -q prefect.server "/proc/$0/cmdline" && kill -9 "$0"', str(pid)]
     _GUARDS.append(subprocess.Popen(kill, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True))
 
 

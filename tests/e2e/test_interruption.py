@@ -28,9 +28,17 @@ def cooling(finished: Path, home: Path, tmp_path: Path) -> tuple[Run, Artifact]:
     return run, Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
 
 
+def command_line(pid: int) -> bytes:
+    """Empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def ranks(run: Run) -> list[int]:
     """Processes of the stage below torchrun."""
-    return [pid for pid in run.stage_processes() if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in run.stage_processes() if b"torch.distributed.run" not in command_line(pid)]
 
 
 def ended_as_interrupted(run: Run, tell: Callable[[], None], within: float) -> None:
@@ -56,6 +64,15 @@ def test_sigusr1_while_a_stage_starts_ends_it_at_once(cooling: tuple[Run, Artifa
     run.wait_for(lambda: bool(ranks(run)))
     ended_as_interrupted(run, lambda: os.kill(run.process.pid, signal.SIGUSR1), within=20)
     assert annealing.checkpoint_steps() == []
+
+
+def test_a_run_that_is_killed_while_its_server_starts_leaves_none_behind(home: Path, tmp_path: Path) -> None:
+    run = Run(home, "run", SMOKE, "--store", str(tmp_path / "store"))
+    run.wait_for(lambda: any(b"uvicorn" in command_line(pid) for pid in run.processes()))
+    time.sleep(0.5)  # it takes several seconds
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    assert run.no_process_is_left(3)
 
 
 @pytest.mark.slow
