@@ -1,30 +1,24 @@
-"""What a store keeps and what goes, and copies of it: on disk, in memory, and on an S3 server."""
+"""What a store keeps and what goes: on disk and in memory."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import infra.store.copy as copying
-from infra.store import Artifact, Attempt, StorageError, Store, StoreError, runs
+from infra.store import Artifact, StorageError, Store, StoreError, runs
 from infra.store.collect import Item, Survey, remove, survey
-from infra.store.contents import list_files, open_contents, protected_mark
+from infra.store.contents import list_files, protected_mark
 from infra.store.copy import closure, copy
 from infra.store.retry import Retry
 from infra.store.store import to_json
-from specs.job import InputRef, Job
 from tests.infra.faults import Faults
-from tests.infra.sealed import sealed
+from tests.infra.maker import WEB, Maker, Stopped, sound
 
 DAY = 86_400.0
-WEB = {"documents": InputRef(kind="external", fingerprint="d1", name="web")}
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -32,65 +26,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     opened = Store.open(str(tmp_path / "store") if request.param == "file" else f"memory://{uuid.uuid4().hex}")
     opened.initialise()
     return opened
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}.items():
-            patch.setenv(name, value)
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        bucket = f"bucket-{uuid.uuid4().hex[:8]}"  # moto's servers of one process share what they hold
-        Store.open(f"s3://{bucket}/a").fs.mkdir(bucket)
-        yield f"s3://{bucket}"
-    server.stop()
-
-
-class Maker:
-    """Commits artifacts: `make("corpus", "a", reads=...)` gives the place of a finished one."""
-
-    def __init__(self, store: Store, scratch: Path) -> None:
-        self.store = store
-        self.scratch = scratch
-
-    def attempt(self, kind: str, letter: str, *reads: tuple[str, int | None], name: str = "first", **fields: Any) -> Attempt:
-        fingerprint = letter * 32
-        inputs = {
-            f"input:{index}": InputRef(kind=path.split("/")[0], fingerprint=path.split("/")[1], path=path, step=step)
-            for index, (path, step) in enumerate(reads)
-        }
-        inputs |= fields.pop("inputs", {})
-        values: dict[str, Any] = {"node": f"{kind}-{letter}", "kind": kind, "version": 1, "spec": {}, "identity": {"letter": letter}}
-        values |= {"fingerprint": fingerprint, "path": f"{kind}/{fingerprint}", "inputs": inputs, "launch": {}, "store": self.store.url}
-        values |= {"attempt": name, "scratch": str(self.scratch / uuid.uuid4().hex), "progress": str(self.scratch / "progress")}
-        attempt = Attempt(Job(**(values | fields)), self.store)
-        attempt.begin()
-        return attempt
-
-    def data(self, kind: str, letter: str, *reads: tuple[str, int | None], **fields: Any) -> str:
-        attempt = self.attempt(kind, letter, *reads, **fields)
-        attempt.write_bytes("data.bin", letter.encode() * 1000)
-        attempt.commit(metrics={})
-        return attempt.job.path
-
-    def training(self, letter: str, steps: list[int], ends: list[int], *reads: tuple[str, int | None]) -> str:
-        attempt = self.attempt("pretrain", letter, *reads)
-        for step in steps:
-            attempt.add_metrics({"step": step, "loss": 1.0})
-            self.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/shard", f"{letter}{step}".encode() * 100)
-            attempt.commit_checkpoint(step, {}, files=sealed(attempt, step))
-            if step in ends:
-                attempt.commit(metrics={}, step=step)
-        return attempt.job.path
-
-    def run(self, name: str, stamp: str = "20200101T000000.000000Z-1", /, **parts: tuple[str, int | None]) -> None:
-        document = {"parts": {part: {"path": path, "step": step} for part, (path, step) in parts.items()}, "spec": {}}
-        self.store.write_once(f"runs/{name}/{stamp}.json", to_json(document))
 
 
 @pytest.fixture
@@ -296,10 +231,6 @@ def test_the_mark_of_a_protected_stage_goes_with_its_result(store: Store, maker:
     assert store.names("protected") == []
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.mark.parametrize("calls", range(12))
 def test_removing_that_stops_anywhere_leaves_no_marker_without_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
@@ -334,16 +265,6 @@ def test_removing_that_stops_anywhere_leaves_no_marker_without_its_files(
     assert store.names("export") == [] and Artifact(store, kept).manifest_steps() == [10]
 
 
-def sound(store: Store) -> None:
-    """Every file that a marker names is there, of its size."""
-    listing = list_files(store)
-    for path in {"/".join(name.split("/")[:2]) for name in listing if name.startswith(("pretrain/", "export/", "corpus/", "mixture/"))}:
-        for marker in open_contents(store, path).markers:
-            for name, record in marker.files.items():
-                assert name in listing, f"{marker.path} names {name}"
-                assert record.get("size", listing[name].size) == listing[name].size
-
-
 def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(store: Store, maker: Maker) -> None:
     parent = maker.training("a", [10, 20], [20])
     children = [maker.data("export", letter, (parent, 10)) for letter in "bc"]
@@ -376,98 +297,3 @@ def test_digests_of_the_pieces_of_a_long_file_belong_to_it(store: Store, maker: 
     target = Store.open(f"memory://{uuid.uuid4().hex}")
     assert copy(store, target, closure(store, [(path, None)])).files == 3
     assert target.read_bytes(beside) == digests
-
-
-# Copies
-
-
-def fill(store: Store, scratch: Path) -> str:
-    maker = Maker(store, scratch)
-    corpus = maker.data("corpus", "a", inputs=WEB)
-    store.write_once("inputs/k1.json", to_json({"digest": "d1", "url": "u"}))
-    store.write_once("inputs/d1.files.jsonl", b"")
-    trained = maker.training("b", [10, 20, 30], [20], (corpus, None))
-    maker.attempt("pretrain", "b", name="dead").write_bytes("half", b"x")
-    store.write_once(f"{trained}/leases/1.json", b"{}")
-    return maker.data("export", "c", (trained, 20))
-
-
-@pytest.mark.parametrize("way", ["memory", "s3", "back"])
-def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, s3: str, way: str) -> None:
-    local, remote = str(tmp_path / "store"), f"memory://{uuid.uuid4().hex}" if way == "memory" else f"{s3}/{uuid.uuid4().hex}"
-    source, target = (Store.open(url) for url in ((remote, local) if way == "back" else (local, remote)))
-    source.initialise()
-    export = fill(source, tmp_path / "scratch")
-    amount = copy(source, target, closure(source, [(export, None)]))
-    listing = list_files(target)
-    assert set(listing) == set(list_files(source)) - {
-        f"pretrain/{'b' * 32}/{name}"
-        for name in (
-            *("leases/1.json", "attempts/dead/half", "checkpoints/00000030.json"),
-            *("attempts/first/step-00000030/shard", "attempts/first/history/00000030.parquet"),
-        )
-    }
-    assert amount.artifacts == 3 and amount.present_files == 0
-    for name in listing:
-        assert target.read_bytes(name) == source.read_bytes(name)
-    sound(target)
-    again = copy(source, target, closure(source, [(export, None)]))
-    assert (again.files, again.present_files) == (0, amount.files)
-
-
-def test_a_copy_that_was_cut_off_is_sound_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Store.open(str(tmp_path / "store"))
-    source.initialise()
-    export = fill(source, tmp_path / "scratch")
-    whole = copy(source, Store.open(f"memory://{uuid.uuid4().hex}"), closure(source, [(export, None)]))
-    for calls in range(8):
-        target = Store.open(str(tmp_path / f"target-{calls}"))
-        left = [calls]
-        original = copying._copy_file
-
-        def one_file(source: Store, target: Store, name: str, record: Any, left: list[int] = left, original: Any = original) -> Any:
-            if not left[0]:
-                target.write_bytes(name, b"half")
-                raise Stopped
-            left[0] -= 1
-            return original(source, target, name, record)
-
-        monkeypatch.setattr(copying, "_copy_file", one_file)
-        try:
-            copy(source, target, closure(source, [(export, None)]))
-        except Stopped:
-            pass
-        monkeypatch.undo()
-        sound(target)
-        rest = copy(source, target, closure(source, [(export, None)]))
-        sound(target)
-        assert rest.files + rest.present_files == whole.files
-        assert rest.present_files >= min(calls, whole.files) - 2  # chunks of the history have no digest, and are copied again
-        assert Artifact(target, export).complete
-
-
-@pytest.mark.parametrize("damage", [b"X" * 1000, b"a" * 999, None])
-def test_what_is_damaged_is_not_copied_and_named(tmp_path: Path, damage: bytes | None) -> None:
-    source, target = Store.open(str(tmp_path / "store")), Store.open(str(tmp_path / "target"))
-    source.initialise()
-    export = fill(source, tmp_path / "scratch")
-    name = f"corpus/{'a' * 32}/attempts/first/data.bin"
-    source.remove(name)
-    if damage is not None:
-        source.write_once(name, damage)
-    with pytest.raises(StoreError, match=r"data\.bin' .*nothing that names it was copied"):
-        copy(source, target, closure(source, [(export, None)]))
-    assert not Artifact(target, f"corpus/{'a' * 32}").complete
-    assert not target.exists(name)
-
-
-def test_a_marker_that_names_what_lies_elsewhere_is_damaged(tmp_path: Path) -> None:
-    source = Store.open(str(tmp_path / "store"))
-    source.initialise()
-    export = fill(source, tmp_path / "scratch")
-    document = json.loads(source.read_bytes(f"{export}/manifest.json"))
-    document["files"]["../../../../corpus/x"] = {"size": 1, "sha256": "0"}
-    source.fs.pipe_file(source.full(f"{export}/manifest.json"), to_json(document))
-    assert open_contents(source, export).damaged == [f"{export}/manifest.json"]
-    with pytest.raises(StoreError, match="is damaged"):
-        closure(source, [(export, None)])
