@@ -51,8 +51,9 @@ def table(contenders: list[Contender], base: Contender | None) -> str:
 
 def spread(values: list[float], scale: float = 1.0) -> str:
     """`median (smallest to largest)`."""
-    low, middle, high = (value * scale for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+    found = (value * scale for value in (min(values), statistics.median(values), max(values)))
+    low, middle, high = (f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}" for value in found)
+    return f"{middle} ({low} to {high})"
 
 
 def memory() -> dict[str, float]:
