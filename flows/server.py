@@ -41,7 +41,7 @@ def start_prefect() -> None:
         return
     from prefect.server.api.server import SubprocessASGIServer
 
-    class Guarded(SubprocessASGIServer):
+    class Guarded(SubprocessASGIServer):  # from its first moment, and when `start` begins again
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
             process = super()._run_uvicorn_command()
             _guard(process.pid)

@@ -20,6 +20,8 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 
+pytest.register_assert_rewrite("tests.infra.maker", "tests.specs.composing")  # they assert for several files
+
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -78,10 +78,7 @@ class Run:
         """Job file by process, of the running stages."""
         found = {}
         for pid in self.processes():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            except OSError:
-                continue
+            words = command_line(pid).split("\0")
             if "apertus_model.stages" in words:
                 found[pid] = next(word for word in words if word.endswith("job.json"))
         return found
@@ -108,6 +105,14 @@ class Run:
                 return False
             time.sleep(0.1)
         return True
+
+
+def command_line(pid: int) -> str:
+    """The words that a process was started with, each ended by a zero byte; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except OSError:
+        return ""
 
 
 def notices_interrupts() -> None:

@@ -24,7 +24,7 @@ from flows.plan import Step, make
 from flows.runner import Runner
 from infra.store import Artifact, Store
 from specs.pipeline import load
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Run, command_line
 from tests.infra.committed import damaged
 from tests.recipes import write_documents
 
@@ -136,10 +136,7 @@ def _kill(run: Run, random: Random, seconds: float) -> Kill:
 
 
 def _role(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-    except OSError:
-        return "data worker"
+    words = command_line(pid)
     return next((role for word, role in ROLES.items() if word in words), "data worker")
 
 

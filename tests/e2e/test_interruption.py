@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.store import Artifact, Store
-from tests.e2e.conftest import SMOKE, Run
+from tests.e2e.conftest import SMOKE, Run, command_line
 from tests.e2e.test_smoke import plan_of
 
 LONGER = "stages.cooldown.budget=500 steps"
@@ -28,17 +28,9 @@ def cooling(finished: Path, home: Path, tmp_path: Path) -> tuple[Run, Artifact]:
     return run, Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
 
 
-def command_line(pid: int) -> bytes:
-    """Empty when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def ranks(run: Run) -> list[int]:
     """Processes of the stage below torchrun."""
-    return [pid for pid in run.stage_processes() if b"torch.distributed.run" not in command_line(pid)]
+    return [pid for pid in run.stage_processes() if "torch.distributed.run" not in command_line(pid)]
 
 
 def ended_as_interrupted(run: Run, tell: Callable[[], None], within: float) -> None:
@@ -68,7 +60,7 @@ def test_sigusr1_while_a_stage_starts_ends_it_at_once(cooling: tuple[Run, Artifa
 
 def test_a_run_that_is_killed_while_its_server_starts_leaves_none_behind(home: Path, tmp_path: Path) -> None:
     run = Run(home, "run", SMOKE, "--store", str(tmp_path / "store"))
-    run.wait_for(lambda: any(b"uvicorn" in command_line(pid) for pid in run.processes()))
+    run.wait_for(lambda: any("uvicorn" in command_line(pid) for pid in run.processes()))
     time.sleep(0.5)  # it takes several seconds
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()

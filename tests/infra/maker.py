@@ -16,7 +16,7 @@ WEB = {"documents": InputRef(kind="external", fingerprint="d1", name="web")}
 
 
 class Maker:
-    """Commits artifacts: `make("corpus", "a", reads=...)` gives the place of a finished one."""
+    """Commits artifacts: `data("corpus", "a", (path, step), ...)`, made from what lies there, gives the place of a finished one."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         self.store = store

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from tests.infra.s3 import Server
@@ -95,9 +94,9 @@ class Swift(Server):
                 [sys.executable, "-m", __name__, str(self.folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        deadline = monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while not all(_answers(port) for port in self.ports):
-            if self._process.poll() is not None or monotonic() > deadline:
+            if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"Swift did not start:\n{(self.folder / 'log.txt').read_text()}")
             time.sleep(0.02)
 
@@ -198,10 +197,11 @@ class Memory:
 
     def get(self, key: str, **_: Any) -> Any:
         until, value = self._kept.get(key, (0.0, "null"))
-        return json.loads(value) if monotonic() < until else None
+        return json.loads(value) if time.monotonic() < until else None
 
-    def set(self, key: str, value: Any, time: float = 0, **_: Any) -> None:
-        self._kept[key] = monotonic() + time if time else math.inf, json.dumps(value)
+    def set(self, key: str, value: Any, **options: Any) -> None:
+        seconds = options.get("time") or math.inf
+        self._kept[key] = time.monotonic() + seconds, json.dumps(value)
 
     def delete(self, key: str, **_: Any) -> None:
         self._kept.pop(key, None)
