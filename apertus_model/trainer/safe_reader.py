@@ -21,8 +21,9 @@ import math
 import pickle
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum, EnumType
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -58,8 +59,8 @@ _ALLOWED = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
 }
+_MOVED = {"pathlib._local": "pathlib"}  # as Python 3.13 names it, and as every Python finds it
 
 
 class CheckpointError(RuntimeError):
@@ -107,24 +108,46 @@ def readable(folder: Folder) -> Iterator[None]:
         ) from error
 
 
+def _foreign(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the index of the checkpoint names {what}, which no checkpoint of tensors contains; "
+        "it was not written by this program, or was changed since: do not use it"
+    )
+
+
+def _member(kind: Any, name: Any) -> Enum:
+    """Stands for `getattr`, by which Python before 3.11.4 pickles members of enums; gives nothing else."""
+    if not isinstance(kind, EnumType) or not isinstance(name, str) or name not in kind.__members__:
+        raise _foreign("builtins.getattr of something else than a member of an enum")
+    return kind.__members__[name]
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream)
         self._named: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
+        module = _MOVED.get(module, module)
+        if (module, name) == ("builtins", "getattr"):
+            return self._watched(f"{module}.{name}", _member)
         if name not in _ALLOWED.get(module, ()):
-            raise CheckpointError(
-                f"the index of the checkpoint names {module}.{name}, which no checkpoint of tensors contains; "
-                "it was not written by this program, or was changed since: do not use it"
-            )
+            raise _foreign(f"{module}.{name}")
         named = getattr(importlib.import_module(module), name)
+        if isinstance(named, EnumType):
+            members: Mapping[str, Enum] = named.__members__
+            for member, value in members.items():
+                self._watched(f"{module}.{name}.{member}", value)
+        return self._watched(f"{module}.{name}", named)
+
+    def _watched(self, where: str, named: Any) -> Any:
+        """The same. What the pickle sets on it is found by `changed`."""
         if hasattr(named, "__dict__"):
-            self._named.setdefault(f"{module}.{name}", (named, dict(vars(named))))
+            self._named.setdefault(where, (named, dict(vars(named))))
         return named
 
     def changed(self) -> list[str]:
-        """What the pickle has set on classes and functions that it names, by their names. It is undone."""
+        """What the pickle has set on classes, functions and members of enums, by name. It is undone."""
         found = []
         for where, (named, before) in self._named.items():
             now = dict(vars(named))

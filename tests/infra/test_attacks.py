@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copyreg
 import io
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MEMBERS
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.serialization import _get_layout
 
 from apertus_model.chat.encoder import ChatError
 from apertus_model.generation import TransformersGenerator
@@ -59,6 +63,9 @@ class Calls:
 
 # The index of a checkpoint, which is a pickle
 
+MEMBER = "TORCH_CHANNELS_LAST"
+NO_MEMBERS = ("", "nothing", "name", "mro", "_missing_", "_member_map_", "__members__", "__class__")
+
 
 def payloads(planted: Path) -> dict[str, Any]:
     touch = f"open({str(planted)!r}, 'w').close()"
@@ -67,6 +74,17 @@ def payloads(planted: Path) -> dict[str, Any]:
         "exec": Calls(exec, touch),
         "eval": Calls(eval, f"open({str(planted)!r}, 'w')"),
         "getattr chain": Calls(getattr, Calls(getattr, torch.Size, "__class__"), "__subclasses__"),
+        "getattr of a class": Calls(getattr, Metadata, "version"),
+        "getattr of a function": Calls(getattr, _get_layout, "__globals__"),
+        "getattr of an object": Calls(getattr, Metadata({}), "__init__"),
+        "getattr of a member": Calls(getattr, Calls(MEMBERS, 0), "value"),
+        "getattr of a member by its name": Calls(getattr, Calls(getattr, MEMBERS, MEMBER), "__class__"),
+        "getattr of a dotted name": Calls(getattr, MEMBERS, f"{MEMBER}.value"),
+        "getattr of getattr": Calls(getattr, Calls(getattr, getattr, "__self__"), "eval"),
+        "getattr with a default": Calls(getattr, MEMBERS, "nothing", Calls(exec, touch)),
+        "getattr of a name that is no text": Calls(getattr, MEMBERS, 0),
+        "getattr of a name that cannot be hashed": Calls(getattr, MEMBERS, []),
+        **{f"getattr of {name}": Calls(getattr, MEMBERS, name) for name in NO_MEMBERS},
         "torch.load gadget": Calls(torch.load, str(planted)),
         "nested in an allowed class": Metadata(state_dict_metadata={"a": Calls(os.system, f"touch {planted}")}),
         "as an argument of an allowed class": Calls(torch.Size, Calls(exec, touch)),
@@ -109,6 +127,24 @@ def test_the_index_changes_no_class_that_it_names() -> None:
     with pytest.raises(CheckpointError, match=r"sets attributes of .*Metadata\.version"):
         read_index(io.BytesIO(stream))
     assert Metadata.version == "1.0.0"
+
+
+CLASS, GETATTR = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n", b"cbuiltins\ngetattr\n"
+
+
+@pytest.mark.parametrize(
+    ("reached", "where"),
+    [
+        (CLASS + b"K\x01\x85R", MEMBER),
+        (GETATTR + CLASS + b"X\x13\x00\x00\x00" + MEMBER.encode() + b"\x86R", MEMBER),
+        (GETATTR, "getattr"),
+    ],
+    ids=["a member", "a member by its name", "getattr"],
+)
+def test_the_index_changes_nothing_that_it_reaches(reached: bytes, where: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"sets attributes of .*{where}\._value_"):
+        read_index(io.BytesIO(b"\x80\x02" + reached + b"}X\x07\x00\x00\x00_value_K\x07sb."))
+    assert [member.value for member in MEMBERS] == [0, 1, 2]
 
 
 @pytest.fixture
@@ -155,6 +191,32 @@ def test_a_file_of_a_checkpoint_is_no_link(checkpoint: Path, name: str, tmp_path
 
 
 def test_the_format_of_this_program_is_read(checkpoint: Path) -> None:
+    state = {"weight": torch.empty(3)}
+    load_tensors(state, str(checkpoint))
+    assert state["weight"].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("enums", "paths", "protocol"),
+    [
+        pytest.param("by name", b"pathlib", 4, id="3.11.0 to 3.11.3"),
+        pytest.param("by value", b"pathlib", 4, id="3.11.4 to 3.12"),
+        pytest.param("by value", b"pathlib._local", 4, id="3.13"),
+        pytest.param("by value", b"pathlib", 5, id="3.14"),
+    ],
+)
+def test_the_index_of_every_python_is_read(checkpoint: Path, enums: str, paths: bytes, protocol: int) -> None:
+    def reduced(member: MEMBERS) -> Any:
+        return (getattr, (MEMBERS, member.name)) if enums == "by name" else (MEMBERS, (member.value,))
+
+    written, stream = reader(str(checkpoint)).read_metadata(), io.BytesIO()
+    pickler = pickle.Pickler(stream, 2, fix_imports=False)  # the names in this protocol are lines of text
+    pickler.dispatch_table = copyreg.dispatch_table | {MEMBERS: reduced}
+    pickler.dump(written)
+    index = re.sub(rb"cpathlib.*\nPosixPath\n", b"c" + paths + b"\nPosixPath\n", stream.getvalue())
+    assert (GETATTR in index) is (enums == "by name") and paths + b"\nPosixPath\n" in index
+    (checkpoint / ".metadata").write_bytes(bytes([0x80, protocol]) + index[2:])
+    assert reader(str(checkpoint)).read_metadata() == written
     state = {"weight": torch.empty(3)}
     load_tensors(state, str(checkpoint))
     assert state["weight"].tolist() == [0.0, 1.0, 2.0]
