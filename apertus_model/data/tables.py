@@ -167,7 +167,8 @@ def _rows(batch: pyarrow.RecordBatch, source: SourceSpec) -> FoundDocuments:
 
 
 def _values(column: pyarrow.Array) -> list[Any]:
-    """Numbers as they are, times as ISO text, text as bytes. ArrowInvalid when offsets or indices lead out of the column's buffers."""
+    """Numbers as they are, text as bytes, times as ISO text: those of a time zone in UTC, so that no database of
+    zones is needed. ArrowInvalid when offsets or indices lead out of the column's buffers."""
     if types.is_dictionary(column.type):
         column.validate(full=True)
         column = column.dictionary_decode()
@@ -175,6 +176,8 @@ def _values(column: pyarrow.Array) -> list[Any]:
         # The same buffers under another name: their structure is checked here, that they are UTF-8 row by row.
         column = column.view(pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary())
     column.validate(full=True)
+    if types.is_timestamp(column.type) and column.type.tz is not None:
+        return [value and f"{value}Z" for value in _values(column.cast(pyarrow.timestamp(column.type.unit)))]
     return (column.cast(pyarrow.string()) if types.is_temporal(column.type) else column).to_pylist()
 
 

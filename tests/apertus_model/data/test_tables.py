@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +105,35 @@ def test_rows_whose_text_is_not_utf8_are_counted_one_by_one(tmp_path: Path, kind
     assert [isinstance(one, Rejection) for one in found] == [False, True, True, False]
 
 
+SECONDS = 1_714_979_289  # 2024-05-06 07:08:09 in UTC
+
+
 @pytest.mark.parametrize(("kind", "write"), TYPED)
-def test_times_arrive_as_text(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
-    table = pyarrow.table({"text": ["a"], "seen": [datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)]})
-    (found,) = _read(tmp_path, kind, write(table), metadata=["seen"])
-    assert isinstance(found, SourceDocument)
-    assert str(found.metadata["seen"]).startswith("2024-05-06 07:08:09")
+@pytest.mark.parametrize(
+    ("type_", "value", "text"),
+    [
+        (pyarrow.timestamp("ms"), SECONDS * 1000, "2024-05-06 07:08:09.000"),
+        (pyarrow.timestamp("ms", "UTC"), SECONDS * 1000 + 5, "2024-05-06 07:08:09.005Z"),
+        (pyarrow.timestamp("us", "Europe/Zurich"), SECONDS * 10**6, "2024-05-06 07:08:09.000000Z"),
+        (pyarrow.timestamp("ns", "+02:00"), SECONDS * 10**9 + 1, "2024-05-06 07:08:09.000000001Z"),
+        (pyarrow.timestamp("us", "Nowhere/Unknown"), -1, "1969-12-31 23:59:59.999999Z"),  # no database has it
+        (pyarrow.date32(), 19_849, "2024-05-06"),
+        (pyarrow.time64("us"), 3_600_000_001, "01:00:00.000001"),
+    ],
+    ids=str,
+)
+def test_times_arrive_as_text_and_those_of_a_zone_in_utc(
+    tmp_path: Path,
+    kind: str,
+    write: Callable[..., bytes],
+    type_: pyarrow.DataType,
+    value: int,
+    text: str,
+) -> None:
+    for column in (seen := pyarrow.array([value, None], type_), seen.dictionary_encode()):
+        table = pyarrow.table({"text": ["a", "b"], "seen": column})
+        found = _read(tmp_path, kind, write(table), metadata=["seen"])
+        assert found == [SourceDocument("a", None, {"seen": text}), SourceDocument("b", None, {"seen": None})]
 
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
