@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from infra.store import Artifact, Store
 from tests.e2e.conftest import SMOKE, Run
 from tests.e2e.test_smoke import plan_of
-from tests.infra.slurm import LittleSlurm, little_slurm, missing
+from tests.infra.slurm import LittleSlurm, little_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 STEPS = 500
@@ -39,11 +40,20 @@ def _fail_the_node_once(slurm: LittleSlurm, begun: Artifact) -> None:
     slurm.ask("scontrol", "update", "NodeName=localhost", "State=DOWN", "Reason=test")
 
 
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LittleSlurm]:
+    with little_slurm(tmp_path / "slurm") as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
 def test_short_jobs_and_a_node_that_fails_end_in_the_same_bits(
-    finished: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: LittleSlurm,
+    finished: Path,
+    home: Path,
+    tmp_path: Path,
 ) -> None:
-    if reason := missing():
-        pytest.skip(reason)
     here, there = tmp_path / "here", tmp_path / "there"
     for store in (here, there):
         shutil.copytree(finished, store)
@@ -53,14 +63,11 @@ def test_short_jobs_and_a_node_that_fails_end_in_the_same_bits(
 
     profile = tmp_path / "cluster.yaml"
     profile.write_text(PROFILE)
-    with little_slurm(tmp_path / "slurm") as slurm:
-        for name, value in slurm.environment.items():
-            monkeypatch.setenv(name, value)
-        run = _finish(home, there, "--profile", str(profile))
-        threading.Thread(target=_fail_the_node_once, args=(slurm, _cooldown(there)), daemon=True).start()
-        assert run.wait(1200) == 0, run.text
-        assert run.no_process_is_left(20)
-        assert slurm.ask("squeue", "--noheader") == ""
+    run = _finish(home, there, "--profile", str(profile))
+    threading.Thread(target=_fail_the_node_once, args=(slurm, _cooldown(there)), daemon=True).start()
+    assert run.wait(1200) == 0, run.text
+    assert run.no_process_is_left(20)
+    assert slurm.ask("squeue", "--noheader") == ""
     submitted_again = [line for line in run.text.splitlines() if "submitted again" in line]
     assert sum("a node failed" in line for line in submitted_again) == 1, run.text
     assert sum("its time limit" in line for line in submitted_again) >= 2, run.text

@@ -1,12 +1,12 @@
 """A real Slurm on this machine, for tests: one controller and one node, on the loopback only.
 
-Debian has it, and it is installed where it is missing. It wants root, for munge and slurmd.
+It wants root, for munge and slurmd, and slurmd wants cgroups. Tests that ask for it where it is not installed, or
+cannot run, are skipped with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import shutil
@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 PROGRAMS = ("sbatch", "squeue", "scancel", "slurmctld", "slurmd", "munged")
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -54,25 +56,6 @@ PartitionName=tests Nodes=localhost Default=YES MaxTime=INFINITE State=UP
 """
 
 
-@functools.cache
-def missing() -> str:
-    """Why there can be no Slurm here, or an empty text. Installs it where that is possible."""
-    if os.geteuid() != 0:
-        return "munged and slurmd are started as root only"
-    absent = _absent()
-    if absent and shutil.which("apt-get") is not None:
-        with contextlib.suppress(subprocess.SubprocessError, OSError):
-            environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-            for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-                subprocess.run(["apt-get", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=True)
-        absent = _absent()
-    return f"no {', '.join(absent)}: apt-get install --no-install-recommends {' '.join(PACKAGES)}" if absent else ""
-
-
-def _absent() -> list[str]:
-    return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
-
-
 @dataclass(frozen=True)
 class LittleSlurm:
     """`environment` makes sbatch and its like use it; one partition, `tests`."""
@@ -87,7 +70,11 @@ class LittleSlurm:
 
 @contextlib.contextmanager
 def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
-    """Starts munged, slurmctld and slurmd below a folder, and ends them."""
+    """Starts munged, slurmctld and slurmd below a folder, and ends them; skips the test where they cannot run."""
+    if os.geteuid() != 0:
+        pytest.skip("munged and slurmd are started as root only")
+    if absent := [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]:
+        pytest.skip(f"no {', '.join(absent)}: apt-get install --no-install-recommends {' '.join(PACKAGES)}")
     folder.mkdir()
     for name in ("state", "spool"):
         (folder / name).mkdir()
@@ -105,17 +92,19 @@ def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
         ["slurmctld", "-D", "-f", str(configuration)],
         ["slurmd", "-D", "-f", str(configuration), "-N", "localhost"],
     ]
-    daemons: list[subprocess.Popen[bytes]] = []
+    daemons: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for command in commands:
-            with open(folder / f"{command[0]}.out", "wb") as out:
-                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment))
-            if command[0] == "munged":
-                _wait_for(lambda: (folder / "munge.socket").exists(), folder)
-        _wait_for(lambda: _node_state(environment) == "idle", folder)
+            name = command[0]
+            with open(folder / f"{name}.out", "wb") as out:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+                daemons[name] = subprocess.Popen(command, **streams, env=environment)
+            if name == "munged":
+                _wait_for(lambda: (folder / "munge.socket").exists(), daemons, folder)
+        _wait_for(lambda: _node_state(environment) == "idle", daemons, folder)
         yield slurm
     finally:
-        for daemon in reversed(daemons):
+        for daemon in reversed(daemons.values()):
             daemon.terminate()
             try:
                 daemon.wait(20)
@@ -138,12 +127,17 @@ def _node_state(environment: dict[str, str]) -> str:
     return asked.stdout.strip()
 
 
-def _wait_for(ready: Callable[[], bool], folder: Path) -> None:
+def _wait_for(ready: Callable[[], bool], daemons: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
     end = time.monotonic() + UP_SECONDS
     while not ready():
+        for name, daemon in daemons.items():
+            if daemon.poll() is not None:
+                said = (folder / f"{name}.out").read_text(errors="replace").splitlines()
+                pytest.skip(f"{name} does not run on this machine: {'; '.join(said[-3:])}")
         if time.monotonic() > end:
-            logs = "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in sorted(folder.glob("*.[lo][ou][gt]")))
-            raise TimeoutError(f"no Slurm after {UP_SECONDS:g} s\n{logs}")
+            logs = sorted(folder.glob("*.[lo][ou][gt]"))
+            texts = [f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs]
+            raise TimeoutError("\n".join([f"no Slurm after {UP_SECONDS:g} s", *texts]))
         time.sleep(0.1)
 
 

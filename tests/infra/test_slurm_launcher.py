@@ -25,7 +25,7 @@ from specs.job import Job
 from specs.launch import Launch
 from specs.profile import Profile, SlurmProfile
 from specs.units import Duration
-from tests.infra.slurm import LittleSlurm, little_slurm, missing
+from tests.infra.slurm import LittleSlurm, little_slurm
 
 PROFILE = Profile.model_validate(
     {
@@ -216,8 +216,6 @@ def test_stacks_that_ranks_left_are_told_once(answers: Callable[..., None], tmp_
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LittleSlurm]:
-    if reason := missing():
-        pytest.skip(reason)
     with little_slurm(tmp_path_factory.mktemp("slurm") / "daemons") as real:
         before = {name: os.environ.get(name) for name in real.environment}
         os.environ.update(real.environment)

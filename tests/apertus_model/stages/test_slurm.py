@@ -21,7 +21,7 @@ from infra.slurm import SlurmError, SlurmMissing
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from tests.infra.fake_slurm import write_fake_slurm
-from tests.infra.slurm import little_slurm, missing
+from tests.infra.slurm import little_slurm
 
 ROOT = Path(__file__).resolve().parents[3]
 SLURM = {"executor": "slurm"}
@@ -55,8 +55,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "fake":
         yield use(write_fake_slurm(folder))
         return
-    if reason := missing():
-        pytest.skip(reason)
     with little_slurm(folder) as real:
         yield use(real.environment)
 
