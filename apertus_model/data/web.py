@@ -79,7 +79,8 @@ def _extractor(html: str) -> Callable[[str], str | None]:
             importlib.import_module(name)
     except ImportError as error:
         raise SourceError(
-            f"web archives need {', '.join(NEEDED)} ({error}). Fix: pip install 'apertus[web]', and the system's libmagic"
+            f"web archives need {', '.join(NEEDED)} ({error}). "
+            "Fix: pip install 'apertus[web]', and the system's libmagic: apt-get install libmagic1"
         ) from error
     if html == "raw":
         return lambda page: page

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("magic", exc_type=ImportError)  # needs libmagic, which is no Python package
+pytest.importorskip("magic", exc_type=ImportError, reason="no libmagic: apt-get install libmagic1")
 warcwriter = pytest.importorskip("warcio.warcwriter")
 StatusAndHeaders = pytest.importorskip("warcio.statusandheaders").StatusAndHeaders
 

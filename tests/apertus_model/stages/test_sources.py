@@ -47,7 +47,7 @@ def _saved(folder: Path, texts: list[str]) -> None:
 
 
 def _warc(folder: Path, texts: list[str]) -> None:
-    pytest.importorskip("magic", exc_type=ImportError)
+    pytest.importorskip("magic", exc_type=ImportError, reason="no libmagic: apt-get install libmagic1")
     writer = pytest.importorskip("warcio.warcwriter")
     buffer = io.BytesIO()
     archive = writer.WARCWriter(buffer, gzip=True)
