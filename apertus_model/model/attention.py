@@ -13,6 +13,7 @@ in silence.
 import importlib.util
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE
 from torchtitan.models.common.attention import FlexAttention, VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
+from torchtitan.tools.utils import get_cuda_flash_attention_impl
 
 from apertus_model.trainer.device import has_gpu
 
@@ -81,6 +83,26 @@ class SdpaAttention(Module):
             enable_gqa=enable_gqa,
         )
         return out_BNLH.transpose(1, 2)
+
+
+class TorchVarlenAttention(VarlenAttention):
+    """torch's variable-length attention. torchtitan demands FlashAttention 3 on Hopper and 4 on Blackwell;
+    where they are not installed, the 2 that torch brings computes here."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        try:
+            super().__init__(config)  # its last act is to activate the newer one
+        except (ImportError, RuntimeError) as error:
+            _say_once(f"varlen runs on FlashAttention 2, without {get_cuda_flash_attention_impl()}: {error}")
+
+
+@cache
+def _say_once(message: str) -> None:
+    logger.info(message)
 
 
 class FlashAttention(Module):
@@ -287,7 +309,7 @@ def inner_attention(backend: str) -> Module.Config:
     configs: dict[str, type[Module.Config]] = {
         "sdpa": SdpaAttention.Config,
         "flex": FlexAttention.Config,
-        "varlen": VarlenAttention.Config,
+        "varlen": TorchVarlenAttention.Config,
         "flash": FlashAttention.Config,
     }
     return configs[backend]()

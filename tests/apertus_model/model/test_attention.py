@@ -4,7 +4,7 @@ FlexAttention runs forwards on a CPU, where it is no choice for a recipe: it has
 backend."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 import numpy as np
@@ -12,9 +12,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import (
+    _registry,
+    current_flash_attention_impl,
+    register_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from apertus_model.model.attention import BACKENDS, AttentionBackendError, document_mask, document_offsets, resolve_backend
+from apertus_model.model.attention import (
+    BACKENDS,
+    AttentionBackendError,
+    _say_once,
+    document_mask,
+    document_offsets,
+    inner_attention,
+    resolve_backend,
+)
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.trainer.device import has_gpu
 from specs.model import ModelSpec
@@ -264,6 +278,65 @@ def test_auto_says_which_backend_it_takes_and_why(caplog: pytest.LogCaptureFixtu
     assert chosen(True, **split, sequence_length=384) == f"sdpa ({needs} sequences have 384)"
     assert chosen(True, **split) == f"sdpa ({needs} rows differ in length)"
     assert chosen(True, param_dtype="float32") == "flex (the variable-length kernels compute in bfloat16, this run in float32)"
+
+
+class Handle:
+    """Of an activated FlashAttention."""
+
+    def remove(self) -> None:
+        pass
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int], str | None], None]]:
+    """Says that there is a GPU of a compute capability, and that a newer FlashAttention is installed."""
+
+    def pretend(capability: tuple[int, int], installed: str | None) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        if installed is not None:
+            register_flash_attention_impl(installed, register_fn=Handle)
+
+    known = _registry._FLASH_ATTENTION_IMPLS.copy()
+    yield pretend
+    restore_flash_attention_impl()
+    _registry._FLASH_ATTENTION_IMPLS.update(known)
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "runs"),
+    [
+        ((8, 0), None, None),
+        ((8, 0), "FA3", None),
+        ((9, 0), None, None),
+        ((9, 0), "FA3", "FA3"),
+        ((9, 0), "FA4", None),
+        ((10, 0), None, None),
+        ((10, 0), "FA3", None),
+        ((10, 0), "FA4", "FA4"),
+    ],
+)
+def test_auto_runs_on_every_gpu_with_the_newest_flash_attention_that_is_installed(
+    gpu: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int],
+    installed: str | None,
+    runs: str | None,
+) -> None:
+    gpu(capability, installed)
+    _say_once.cache_clear()
+    backend = resolve_backend("auto", param_dtype="bfloat16", context_parallel=1, sequence_length=24)
+    with caplog.at_level("INFO"):
+        layers = [inner_attention(backend).build() for _ in range(2)]
+    assert current_flash_attention_impl() == runs  # None: torch's own
+    wanted = {8: None, 9: "FA3", 10: "FA4"}[capability[0]]
+    told = f"varlen runs on FlashAttention 2, without {wanted}: No module named"
+    assert caplog.text.count(told) == (0 if runs == wanted else 1)
+    offsets = document_offsets(torch.tensor(ROWS["many documents"]))
+    q, kv = torch.empty(2, 24, 4, 16, device="meta"), torch.empty(2, 24, 2, 16, device="meta")
+    for layer in layers:
+        out = layer(q, kv, kv, attention_masks=offsets, enable_gqa=True)
+        assert (out.shape, out.dtype) == (q.shape, q.dtype)
 
 
 @pytest.mark.parametrize(
