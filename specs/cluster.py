@@ -11,7 +11,8 @@ from typing import Annotated, Literal, NamedTuple, get_args
 from pydantic import Field
 
 from specs.base import Spec, execution
-from specs.units import Duration
+from specs.launch import MOST_PROCESSES
+from specs.units import PositiveDuration
 
 GpuName = Literal["A100-40GB", "A100", "H100", "H200", "GH200", "B200", "MI300X"]
 
@@ -47,8 +48,8 @@ class Cluster(Spec):
     whatever currency they are stated in."""
 
     gpu: GpuName = execution()
-    gpus_per_node: int = execution(4, ge=1)
-    nodes: int = execution(1, ge=1, description="nodes that there are; a stage's share is its processes")
+    gpus_per_node: int = execution(4, ge=1, le=1024)
+    nodes: int = execution(1, ge=1, le=MOST_PROCESSES, description="nodes that there are; a stage's share is its processes")
     mfu: Annotated[float, Field(gt=0, le=1)] | Literal["measured"] = execution(
         "measured",
         description="model FLOPs utilisation that is expected, as a fraction of the GPU's dense bfloat16 peak (no recomputation counted); "
@@ -64,7 +65,7 @@ class Cluster(Spec):
     host_bandwidth: float | None = execution(
         None, gt=0, description="gigabytes (10^9 bytes) per second that a GPU copies its part of a checkpoint to host memory with"
     )
-    mean_time_between_failures: Duration | None = execution(None, description="of one node")
+    mean_time_between_failures: PositiveDuration | None = execution(None, description="of one node")
 
     @property
     def device(self) -> Gpu:

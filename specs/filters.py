@@ -63,6 +63,13 @@ class LengthFilter(Filter):
     min_characters: int = identity(0, ge=0)
     max_characters: int | None = identity(None, ge=1)
 
+    @model_validator(mode="after")
+    def _keeps_something(self) -> LengthFilter:
+        if self.max_characters is not None and self.min_characters > self.max_characters:
+            limits = f"at least {self.min_characters} and at most {self.max_characters}"
+            raise ValueError(f"no document has {limits} characters; lower min_characters")
+        return self
+
 
 class AlphabeticFilter(Filter):
     """Drops documents in which letters (of any script) and spaces are a smaller share of the characters than `min_share`."""
@@ -167,6 +174,9 @@ class ScoreFilter(Filter):
             raise ValueError("a score filter without min, max or cutoffs keeps everything; state one")
         if (self.by is None) != (not self.cutoffs):
             raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
+        least = max((low for low in (self.min, *self.cutoffs.values()) if low is not None), default=None)
+        if self.max is not None and least is not None and least > self.max:
+            raise ValueError(f"no number is at least {least:g} and at most {self.max:g}; raise max")
         return self
 
     def columns(self) -> list[str]:
@@ -189,6 +199,8 @@ class SampleFilter(Filter):
     def _complete(self) -> SampleFilter:
         if (self.by is None) != (not self.rates):
             raise ValueError("`by` (a column) and `rates` (of its values) go together; state both or none")
+        if not any((self.rate, *self.rates.values())):
+            raise ValueError("a rate of 0 keeps nothing; leave the source out")
         return self
 
     def columns(self) -> list[str]:
@@ -225,9 +237,9 @@ class NearDuplicatesFilter(Filter):
 
     filter: Literal["near-duplicates"] = identity()
     ngram: int = identity(5, ge=1, description="words; each character of scripts without spaces is a word")
-    buckets: int = identity(14, ge=1)
-    hashes_per_bucket: int = identity(8, ge=1)
-    seed: int = identity(1)
+    buckets: int = identity(14, ge=1, le=10_000)
+    hashes_per_bucket: int = identity(8, ge=1, le=10_000)
+    seed: int = identity(1, ge=0, lt=2**32)
 
 
 class DecontaminateFilter(Filter):

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from specs.base import Spec, execution
-from specs.units import HELD_OUT, Duration
+from specs.units import HELD_OUT, Duration, PositiveDuration
+
+MOST_PROCESSES = 2**20  # of a launch: more than any cluster has GPUs
+MOST_THREADS = 4096  # threads or processes of one machine
 
 
 class Parallel(Spec):
     """Degrees of parallelism; their product is the number of processes. `dp_shard: -1` takes what the others leave. A degree that the
     model, the sequence or the batch does not allow is refused before anything starts; see docs/parallelism.md."""
 
-    dp_replicate: int = execution(1, ge=1, description="copies of the (sharded) weights")
-    dp_shard: int = execution(-1, ge=-1, description="processes that share one copy of weights and optimizer states (FSDP)")
-    tp: int = execution(1, ge=1, description="tensor parallelism: processes that share the heads and the feed-forward of every layer")
-    cp: int = execution(1, ge=1, description="context parallelism: processes that share every sequence")
+    dp_replicate: int = execution(1, ge=1, le=MOST_PROCESSES, description="copies of the (sharded) weights")
+    dp_shard: int = execution(
+        -1, ge=-1, le=MOST_PROCESSES, description="processes that share one copy of weights and optimizer states (FSDP)"
+    )
+    tp: int = execution(
+        1,
+        ge=1,
+        le=MOST_PROCESSES,
+        description="tensor parallelism: processes that share the heads and the feed-forward of every layer",
+    )
+    cp: int = execution(1, ge=1, le=MOST_PROCESSES, description="context parallelism: processes that share every sequence")
     pp: int = execution(
-        1, ge=1, description="pipeline parallelism: processes that share the layers; micro_batch_size sequences go through it at a time"
+        1,
+        ge=1,
+        le=MOST_PROCESSES,
+        description="pipeline parallelism: processes that share the layers; micro_batch_size sequences go through it at a time",
     )
     pp_schedule: Literal["1f1b", "gpipe", "interleaved-1f1b"] = execution("1f1b")
     sequence_parallel: bool = execution(False, description="with tp: norms and residual stream are split along the sequence")
+
+    @field_validator("dp_shard")
+    @classmethod
+    def _shares(cls, processes: int) -> int:
+        if processes == 0:
+            raise ValueError("0 processes hold no weights; state 1 or more, or -1 for what the other degrees leave")
+        return processes
 
     @property
     def stages(self) -> int:
@@ -33,19 +53,22 @@ class Parallel(Spec):
 class SlurmTask(Spec):
     """What each task of a data stage asks Slurm for. Where it is sent is the profile's affair (specs/profile.py)."""
 
-    time_limit: Duration | None = execution(None, description="rounded up to minutes")
-    cpus: int = execution(1, ge=1)
+    time_limit: PositiveDuration | None = execution(None, description="rounded up to minutes")
+    cpus: int = execution(1, ge=1, le=MOST_THREADS)
     memory: str | None = execution(None, pattern=r"^[1-9]\d*[KMGT]$", description="`8G`")
 
 
 class Launch(Spec):
     """One launch. A stage's `launch:` replaces single fields of the pipeline's."""
 
-    processes: int | None = execution(None, ge=1, description="training processes (one per GPU); 1 by default")
+    processes: int | None = execution(None, ge=1, le=MOST_PROCESSES, description="training processes (one per GPU); 1 by default")
     threads: int | None = execution(
-        None, ge=1, description="CPU threads per process, fixed since their number changes sums; 2 for one process, 1 for more, by default"
+        None,
+        ge=1,
+        le=MOST_THREADS,
+        description="CPU threads per process, fixed since their number changes sums; 2 for one process, 1 for more, by default",
     )
-    workers: int | None = execution(None, ge=1, description="worker processes of data stages; 2 by default")
+    workers: int | None = execution(None, ge=1, le=MOST_THREADS, description="worker processes of data stages; 2 by default")
     executor: Literal["local", "slurm"] | None = execution(
         None,
         description="what runs the tasks of corpus and conversations stages: processes of this machine (default) or Slurm",
@@ -55,10 +78,10 @@ class Launch(Spec):
     mfu: float | None = execution(
         None, gt=0, le=1, description="model FLOPs utilisation that a plan expects here; by default what `cluster` says"
     )
-    time_limit: Duration | None = execution(
+    time_limit: PositiveDuration | None = execution(
         None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"
     )
-    hang_timeout: Duration | None = execution(
+    hang_timeout: PositiveDuration | None = execution(
         None,
         description="training that makes no step for so long is ended, with the stacks of all its threads in the log, and tried again; "
         "30 min by default, three times as long until the first step is done, while it validates and while it waits for a checkpoint",
@@ -116,7 +139,7 @@ class Retries(Spec):
     """Repetition of a stage that failed for a reason worth another try (a crash, storage), never for a bad spec or a failed gate. An
     attempt that has committed something before it failed counts as a first one."""
 
-    attempts: int = execution(2, ge=0, description="further attempts after one that committed nothing")
+    attempts: int = execution(2, ge=0, le=1000, description="further attempts after one that committed nothing")
     backoff: Duration = execution(Duration(5.0), description="wait before the first retry; doubles each time, up to ten minutes")
 
     def wait(self, before: int) -> float:
@@ -145,7 +168,9 @@ class Checkpointing(Spec):
     )
     keep: int = execution(2, ge=1, description="latest checkpoints kept, also when a segment has finished; its end is always kept")
     keep_every: int | None = execution(None, ge=1, description="checkpoints at multiples of so many steps of the stage are made and kept")
-    milestones: list[int] = execution(default_factory=list, description="steps of the stage whose checkpoints are made and kept for good")
+    milestones: list[Annotated[int, Field(ge=1)]] = execution(
+        default_factory=list, description="steps of the stage whose checkpoints are made and kept for good"
+    )
     best: list[Annotated[str, Field(pattern=f"^{HELD_OUT}$")]] = execution(
         default_factory=list,
         description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; what `@best:` asks for is added",

@@ -33,10 +33,17 @@ FLAVOURS: dict[str, dict[str, Any]] = {
 class RopeScaling(Spec):
     """Llama-3-type frequency scaling of the rotary embedding, on from the start of pretraining."""
 
-    factor: float = identity(8.0, gt=0)
+    factor: float = identity(8.0, ge=1)
     low_freq_factor: float = identity(1.0, gt=0)
     high_freq_factor: float = identity(4.0, gt=0)
     original_max_position: int = identity(8192, gt=0)
+
+    @model_validator(mode="after")
+    def _interpolates(self) -> RopeScaling:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high <= low:
+            raise ValueError(f"high_freq_factor {high:g} is not above low_freq_factor {low:g}; raise it")
+        return self
 
 
 class ModelSpec(Spec):
@@ -44,13 +51,13 @@ class ModelSpec(Spec):
     (arXiv 2002.05202, as in Llama); `ApertusForCausalLM` has none, so such a model is neither exported nor sampled from."""
 
     flavour: str | None = execution(None, description=f"fills in the dimensions that are not given: {', '.join(FLAVOURS)}")
-    dim: int = identity(gt=0)
-    n_layers: int = identity(gt=0)
-    n_heads: int = identity(gt=0)
-    n_kv_heads: int = identity(gt=0)
-    head_dim: int = identity(gt=0)
-    ffn_dim: int = identity(gt=0)
-    vocab_size: int = identity(gt=0, multiple_of=128)
+    dim: int = identity(gt=0, le=2**20)
+    n_layers: int = identity(gt=0, le=10_000)
+    n_heads: int = identity(gt=0, le=2**16)
+    n_kv_heads: int = identity(gt=0, le=2**16)
+    head_dim: int = identity(gt=0, le=2**16)
+    ffn_dim: int = identity(gt=0, le=2**24)
+    vocab_size: int = identity(gt=0, le=2**30, multiple_of=128)
     rope_theta: float = identity(500_000.0, gt=0)
     rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
     activation: Literal["xielu", "swiglu"] = identity(

@@ -43,9 +43,10 @@ from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import MixtureTraining, TrainingStage
 from specs.tracking import Tracking
 from specs.trajectory import Trajectory, leg_of, legs, resolve
-from specs.units import Reference
+from specs.units import LARGEST, Reference
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
+"""Of a pipeline, source, stage or figure: files are named after it, and a name of theirs has at most 255 bytes."""
 DEFAULT_STORE = "apertus-store"
 TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
 CHECKPOINTS = (*TRAINING, "merge", "select")  # kinds whose results are checkpoints
@@ -69,7 +70,7 @@ class Pipeline(Spec):
     tracking: Tracking = execution(default_factory=Tracking)
     cluster: Cluster | None = execution(None, description="what `plan` estimates hours, energy, cost and memory for")
     silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given")
-    concurrency: int = execution(1, ge=1, description="stages that may run at the same time")
+    concurrency: int = execution(1, ge=1, le=1024, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")
     stages: dict[Name, AnyStage] = reference(min_length=1)
@@ -113,12 +114,27 @@ def validate(document: Document) -> Pipeline:
     except ValidationError as error:
         problems = [explain(Pipeline, document, details) for details in error.errors()]
         pipeline = _what_is_right(document.data)
+    refused = {problem.path for problem in problems}
+    problems += [problem for problem in _too_large(document) if problem.path not in refused]
     pipeline._document = document
     problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
     problems = distinct(document, problems)
     if problems:
         raise SpecError(problems)
     return pipeline
+
+
+def _too_large(document: Document) -> Iterator[Problem]:
+    """Integers of a document that are no index, size or count of 64 bits, whatever their field allows."""
+    places: list[tuple[FieldPath, Any]] = [((), document.data)]
+    while places:
+        path, value = places.pop()
+        if isinstance(value, int) and abs(value) > LARGEST:
+            fix = f"state a number from -{LARGEST} to {LARGEST}."
+            yield Problem(path, f"{value} does not fit into 64 bits", fix, document.where(path))
+        if isinstance(value, (dict, list)):
+            inside = value.items() if isinstance(value, dict) else enumerate(value)
+            places += [((*path, key), item) for key, item in inside]
 
 
 def _names(data: dict[str, Any]) -> set[str]:

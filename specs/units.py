@@ -17,6 +17,8 @@ from pydantic_core import CoreSchema, core_schema
 Unit = Literal["tokens", "samples", "steps"]
 HUGGING_FACE = "hf:"
 MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+LARGEST = 2**63 - 1  # of all integers of a recipe: they are indices, sizes and counts of 64 bits
+LONGEST = 3650 * 86_400  # seconds
 HELD_OUT = r"val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?"  # a held-out loss that checkpoints are compared by
 _AMOUNT = re.compile(r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -29,6 +31,8 @@ def _amount(text: str) -> tuple[int, str, str]:
     exact = Decimal(match["number"].replace("_", "")) * MAGNITUDES[match["magnitude"]]
     if exact != exact.to_integral_value():
         raise ValueError(f"'{text}' is {exact}, which is not a whole number")
+    if exact > LARGEST:
+        raise ValueError(f"'{text}' is more than {LARGEST}, the largest amount that can be counted")
     return int(exact), match["unit"], match["magnitude"]
 
 
@@ -65,8 +69,10 @@ class Budget(_FromText):
     def parse(cls, value: Any) -> Budget:
         if isinstance(value, Budget):
             return value
-        if isinstance(value, bool) or not isinstance(value, str):
+        if isinstance(value, int) and not isinstance(value, bool):
             raise ValueError(f"{value!r} has no unit; write for example '{value} steps', '{value} samples' or '{value} tokens'")
+        if not isinstance(value, str):
+            raise ValueError(f"{value!r} is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'")
         amount, unit, magnitude = _amount(value)
         if not unit and magnitude:
             unit = "tokens"
@@ -95,10 +101,22 @@ class Duration(_FromText):
         match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$", value) if isinstance(value, str) else None
         if not match or match[2] not in _SECONDS:
             raise ValueError(f"{value!r} is not a duration; write for example '90s', '30m', '2h' or '1d'")
-        return cls(float(match[1]) * _SECONDS[match[2]])
+        seconds = float(match[1]) * _SECONDS[match[2]]
+        if seconds > LONGEST:
+            raise ValueError(f"'{value}' is longer than {LONGEST // 86_400} days, the longest duration")
+        return cls(seconds)
 
     def __str__(self) -> str:
         return f"{self.seconds:g}s"
+
+
+def _positive(duration: Duration) -> Duration:
+    if duration.seconds <= 0:
+        raise ValueError(f"a duration of {duration} leaves no time; state a longer one")
+    return duration
+
+
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 
 
 @dataclass(frozen=True)

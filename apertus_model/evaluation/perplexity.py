@@ -18,6 +18,7 @@ from apertus_model.data.samples import Sample, validation_samples
 from apertus_model.progress import Progress
 from apertus_model.trainer.heldout import Evaluator
 from infra.store import Artifact
+from specs.stages.evaluate import ByPosition
 
 
 def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sample]:
@@ -42,19 +43,13 @@ def perplexity(
     return metrics | {"perplexity": math.exp(nats / tokens)}
 
 
-def position_edges(sequence_length: int, buckets: int) -> list[int]:
-    """Borders of `buckets` buckets of positions, as equal as whole numbers allow: (1024, 4) -> [0, 256, 512, 768, 1024]."""
-    return [index * sequence_length // buckets for index in range(buckets + 1)]
-
-
-def loss_by_position(
-    evaluator: Evaluator, corpora: Sequence[Artifact], *, sequence_length: int, buckets: int, samples: int
-) -> dict[str, float]:
+def loss_by_position(evaluator: Evaluator, corpora: Sequence[Artifact], positions: ByPosition) -> dict[str, float]:
     """Mean loss by position in the document. A bucket in which no held-out document has a token is left out."""
-    edges = position_edges(sequence_length, buckets)
-    totals = [(0.0, 0)] * buckets
+    edges = positions.edges
+    totals = [(0.0, 0)] * positions.buckets
     for corpus in corpora:
-        found = evaluator.loss_by_position(held_out(corpus, sequence_length=sequence_length, samples=samples), edges)
+        sequences = held_out(corpus, sequence_length=positions.sequence_length, samples=positions.samples)
+        found = evaluator.loss_by_position(sequences, edges)
         totals = [(nats + more, tokens + count) for (nats, tokens), (more, count) in zip(totals, found, strict=True)]
     return {f"loss/position/{edge}": nats / tokens for edge, (nats, tokens) in zip(edges, totals, strict=False) if tokens}
 

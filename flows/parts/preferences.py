@@ -33,6 +33,9 @@ def add_preference_data(builder: Builder, name: str) -> None:
     if 2 * max_tokens > length:
         fix = f"lower it to {length // 2} or raise sequence_length."
         builder.problem((*at, "max_tokens"), f"two completions of {max_tokens} tokens do not fit into a sequence of {length}", fix)
+    _check_pairs(builder, stage, at)
+    field: FieldPath = ("max_tokens",) if stage.max_tokens else ("completions", "max_new_tokens")
+    check_room(builder, (*at, *field), stage.completions, max_tokens, "max_tokens")
     prompts = add_prompts(
         *(builder, name, stage.prompts, (*at, "prompts"), checkpoint),
         PromptsPart(
@@ -59,6 +62,24 @@ def add_preference_data(builder: Builder, name: str) -> None:
     )
     inputs = {"checkpoint": checkpoint, "pairs": reads(pairs), "tokenizer": builder.tokenizer_of(checkpoint)}
     builder.node(f"{name}/log_probabilities", name, part, inputs, kind="log_probabilities")
+
+
+def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) -> None:
+    """The rule for pairs (`apertus_model.data.choice`) needs two sampled completions, and two that differ."""
+    sampling = stage.completions
+    if sampling.n < 2:
+        message = f"no prompt has a pair when {sampling.n} completion of it is sampled, whatever comes along"
+        builder.problem((*at, "completions", "n"), message, "state 2 or more.")
+    if sampling.temperature == 0 and not stage.offline:
+        message = "no prompt has a pair: at temperature 0 all of its completions are the same"
+        builder.problem((*at, "completions", "temperature"), message, "raise it, or state offline: true.")
+
+
+def check_room(builder: Builder, path: FieldPath, sampling: Sampling, room: int, what: str) -> None:
+    """A prompt and its completion share `room` tokens; a prompt has one at least."""
+    if sampling.max_new_tokens >= room:
+        message = f"max_new_tokens {sampling.max_new_tokens:,} leave no room for a prompt in {what} {room:,}"
+        builder.problem(path, message, f"state max_new_tokens below {room}, or a larger {what}.")
 
 
 def add_prompts(builder: Builder, name: str, sources: list[Reference], path: FieldPath, checkpoint: Input, part: PromptsPart) -> Node:

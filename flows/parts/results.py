@@ -6,15 +6,20 @@ from typing import cast
 
 from flows.graph import Input, Node
 from flows.parts.builder import Builder, reads
-from flows.parts.preferences import add_completions, add_model, add_prompts, add_rewards
+from flows.parts.preferences import add_completions, add_model, add_prompts, add_rewards, check_room
 from specs.errors import FieldPath, nearest
-from specs.stages.corpus import CorpusStage
-from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart
+from specs.stages.corpus import CorpusStage, Repeats
+from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart, Memorisation
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.preference_data import CompletionsPart, PromptsPart
 from specs.stages.probe import ProbePart, ProbeStage
 from specs.stages.select import SelectPart, SelectStage
+from specs.stages.training import Segment
 from specs.trajectory import Trajectory, candidates
+
+EXTRAPOLATION = 16
+"""Held-out sequences are at most so many times as long as the model's context: that of Apertus grows from 4,096 to
+65,536 tokens, and the model before is measured at the length of the one after."""
 
 
 def add_evaluate(builder: Builder, name: str) -> None:
@@ -31,6 +36,10 @@ def add_evaluate(builder: Builder, name: str) -> None:
     memorisation = stage.memorisation
     if memorisation:
         inputs["probes"] = builder.part(memorisation.probes)
+        _check_probes(builder, memorisation, (*at, "memorisation"))
+    if stage.by_position:
+        _check_length(builder, stage.by_position.sequence_length, trajectory, (*at, "by_position", "sequence_length"))
+    _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
     if stage.generation:
         inputs |= _generation(builder, name, stage, checkpoint, trajectory)
     if stage.harness:
@@ -63,29 +72,39 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
 
 
 def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
-    """The metrics of `apertus_model.stages.evaluate`, but for those of the harness."""
-    part, inputs = cast(EvaluatePart, evaluation.part), evaluation.inputs
-    names = [*(["perplexity"] if part.source_names else []), *(f"perplexity/{source}" for source in part.source_names)]
-    if stage.against:
-        theirs = cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names
-        both = [source for source in part.source_names if source in theirs]
-        names += [*(["forgetting"] if both and set(theirs) == set(part.source_names) else []), *(f"forgetting/{source}" for source in both)]
-    if part.by_position:
-        length, buckets = part.by_position.sequence_length, part.by_position.buckets
-        names += [f"loss/position/{index * length // buckets}" for index in range(buckets)]
-    if stage.memorisation:
-        probes = stage.memorisation.probes
-        sources = cast(CorpusStage, builder.pipeline.stages[probes.stage]).sources
-        repeats = sources[probes.part or next(iter(sources))].repeats
-        assert repeats is not None, "checked with the references"
-        measured = [f"{measure}/{bucket}" for measure in ("exact", "rouge_l", "common_substring") for bucket in repeats.buckets]
-        names += ["memorisation/passes", *(f"memorisation/{one}{end}" for one in measured for end in ("", "/low", "/high"))]
-    if "completions" in inputs:
-        names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in inputs else [])]
-        names += ["kl/against"] if stage.against else []
-    if "against_rewards" in inputs:
-        names += [f"reward/{name}" for name in ("against", "difference", "difference/low", "difference/high", "wins")]
-    return names
+    """The metrics of an evaluation, but for those of the harness."""
+    part = cast(EvaluatePart, evaluation.part)
+    buckets = _repeats(builder, stage.memorisation).buckets if stage.memorisation else []
+    against = cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names if stage.against else []
+    return part.metrics(evaluation.inputs, buckets, against)
+
+
+def _repeats(builder: Builder, memorisation: Memorisation) -> Repeats:
+    """How the corpus puts the probes into its training split."""
+    probes = memorisation.probes
+    sources = cast(CorpusStage, builder.pipeline.stages[probes.stage]).sources
+    repeats = sources[probes.part or next(iter(sources))].repeats
+    assert repeats is not None, "checked with the references"
+    return repeats
+
+
+def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath) -> None:
+    """A probe shorter than prefix and suffix together measures nothing."""
+    prefix, suffix, length = memorisation.prefix, memorisation.suffix, _repeats(builder, memorisation).length
+    if prefix + suffix > length:
+        total = f"prefix {prefix} and suffix {suffix} are {prefix + suffix} tokens"
+        message = f"{total}, the probes of '{memorisation.probes}' have {length}"
+        fix = f"state a sum of {length} at most, or a larger repeats.length of the corpus."
+        builder.problem(path, message, fix)
+
+
+def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, path: FieldPath) -> None:
+    """Sequences far behind the model's context measure nothing, and take memory with the square of their length."""
+    context, limit = trajectory.context_length, EXTRAPOLATION * trajectory.context_length
+    if length is not None and length > limit:
+        trained = f"the model was trained on {context:,} at most"
+        message = f"sequences of {length:,} tokens, and {trained}; the limit is {EXTRAPOLATION} times that"
+        builder.problem(path, message, f"state {limit} or less.")
 
 
 def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
@@ -98,6 +117,8 @@ def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> i
 def _generation(builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory) -> dict[str, Input]:
     generation = stage.generation
     assert generation is not None
+    room = ("stages", name, "generation", "sampling", "max_new_tokens")
+    check_room(builder, room, generation.sampling, trajectory.context_length, "context length")
     prompts = add_prompts(
         *(builder, name, [generation.prompts], ("stages", name, "generation", "prompts"), checkpoint),
         PromptsPart(
@@ -168,6 +189,7 @@ def add_probe(builder: Builder, name: str) -> None:
     stage = cast(ProbeStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
     inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
     for index, source in enumerate(builder.part(source) for source in stage.sources):
         builder.same_tokenizer((*at, "sources", index), source.name, builder.tokenizer_of(source), inputs["tokenizer"])
@@ -190,9 +212,33 @@ def add_select(builder: Builder, name: str) -> None:
     names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
     inputs = {f"checkpoint:{index}": checkpoint for index, checkpoint in enumerate(read)}
     inputs |= {f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)}
+    if stage.checkpoints:
+        _check_losses(builder, name, stage, read)
     for evaluation in stage.evaluations:
         _check_metric(builder, builder.graph.nodes[builder.part(evaluation).name], stage.metric, ("stages", name, "metric"))
     builder.node(name, name, SelectPart(metric=stage.metric, best=stage.best, names=names), inputs)
+
+
+def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[Input]) -> None:
+    """The held-out loss that checkpoints are compared by was, or will be, measured at the step of each."""
+    wanted = stage.metric.removeprefix("val_loss").removeprefix("/")
+    for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, read, strict=True)):
+        node = builder.graph.nodes[checkpoint.name]
+        path: FieldPath = ("stages", name, "checkpoints", index)
+        if isinstance(node.part, SelectPart):
+            continue  # one that has not chosen yet
+        if not isinstance(node.part, Segment):
+            message = f"'{ref}' was not trained, so it has no held-out loss"
+            builder.problem(path, message, "name evaluations in place of checkpoints.")
+            continue
+        interval, step = node.part.validation.interval, checkpoint.step or 0
+        if wanted and wanted not in node.part.source_names:
+            message = f"'{stage.metric}' is the held-out loss of '{wanted}', which '{ref}' does not train on"
+            builder.problem(("stages", name, "metric"), message, nearest(wanted, node.part.source_names))
+        elif interval and step % interval and step != node.end_step and ref.best is None:
+            measured = f"held-out loss is measured every {interval} steps and at step {node.end_step}"
+            message = f"'{ref}' is step {step}, and {measured}"
+            builder.problem(path, message, "name such a step, or state another validation.interval.")
 
 
 def add_export(builder: Builder, name: str) -> None:

@@ -49,7 +49,7 @@ class Weight(Spec):
 def _weight(value: Any) -> Any:
     if value == 0 or (isinstance(value, dict) and value.get("weight") == 0):
         raise ValueError("a weight of 0 draws nothing; leave the source out")
-    return {"weight": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    return {"weight": value} if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
 
 
 WeightField = Annotated[Weight, BeforeValidator(_weight, json_schema_input_type=float | Weight)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
@@ -15,9 +17,16 @@ class Repeats(Spec):
     """Memorisation probes: documents cut to `length` tokens and put into the training split a known number of times (report, appendix on
     memorisation). Bucket 0 holds sequences that are never trained on."""
 
-    buckets: list[int] = identity(min_length=2, description="numbers of repetitions, 0 among them")
+    buckets: list[Annotated[int, Field(ge=0)]] = identity(min_length=2, description="numbers of repetitions, 0 among them")
     per_bucket: int = identity(ge=1)
     length: int = identity(ge=8, description="tokens per sequence")
+
+    @field_validator("buckets")
+    @classmethod
+    def _each_once(cls, buckets: list[int]) -> list[int]:
+        if twice := sorted({bucket for bucket in buckets if buckets.count(bucket) > 1}):
+            raise ValueError(f"{twice[0]} stands here twice; state it once, and raise per_bucket for more probes")
+        return buckets
 
 
 Pii = Literal["email", "ip", "iban", "phone"]

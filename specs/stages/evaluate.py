@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container, Iterable
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -56,6 +57,18 @@ class ByPosition(Spec):
     sequence_length: int = identity(ge=16)
     buckets: int = identity(8, ge=1)
     samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
+
+    @model_validator(mode="after")
+    def _a_position_each(self) -> ByPosition:
+        if self.buckets > self.sequence_length:
+            most = self.sequence_length
+            raise ValueError(f"{self.buckets} buckets for {most} positions; state at most {most} buckets")
+        return self
+
+    @property
+    def edges(self) -> list[int]:
+        """Borders of the buckets, as equal as whole numbers allow: (1024, 4) -> [0, 256, 512, 768, 1024]."""
+        return [index * self.sequence_length // self.buckets for index in range(self.buckets + 1)]
 
 
 class Generation(Spec):
@@ -123,6 +136,32 @@ class EvaluatePart(Spec):
     against_name: str = execution("")
     attention: str = execution("auto")
     batch_size: int = execution(8)
+
+    def metrics(self, roles: Container[str], buckets: Iterable[int], against: Collection[str]) -> list[str]:
+        """Names of all that is measured, but for what the harness finds. Of the positions of `by_position`, those that
+        no held-out document reaches are left out.
+
+        Args:
+            roles: of the inputs.
+            buckets: numbers of repetitions of the probes.
+            against: names of the sources of the evaluation that this one is compared with.
+        """
+        names = [*(["perplexity"] if self.source_names else []), *(f"perplexity/{source}" for source in self.source_names)]
+        if both := [source for source in self.source_names if source in against]:
+            names += ["forgetting"] if set(against) == set(self.source_names) else []
+            names += [f"forgetting/{source}" for source in both]
+        if self.by_position:
+            names += [f"loss/position/{edge}" for edge in self.by_position.edges[:-1]]
+        if self.suffix:
+            measured = [f"{measure}/{bucket}" for measure in ("exact", "rouge_l", "common_substring") for bucket in buckets]
+            names += ["memorisation/passes"]
+            names += [f"memorisation/{one}{end}" for one in measured for end in ("", "/low", "/high")]
+        if "completions" in roles:
+            names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in roles else [])]
+            names += ["kl/against"] if "against" in roles else []
+        if "against_rewards" in roles:
+            names += [f"reward/{name}" for name in ("against", "difference", "difference/low", "difference/high", "wins")]
+        return names
 
 
 class HarnessPart(Spec):

@@ -18,7 +18,7 @@ class ExportStage(FromCheckpoint):
 
     VERSION: ClassVar[int] = 3
     kind: Literal["export"] = identity()
-    max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), validate_default=True)
+    max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), gt=0, validate_default=True)
     dtype: Literal["float32", "bfloat16"] = identity(
         "float32", neutral="float32", description="of the stored weights; training keeps them in float32, the released models are bfloat16"
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
@@ -18,14 +19,16 @@ class MergeStage(Stage):
     VERSION: ClassVar[int] = 1
     kind: Literal["merge"] = identity()
     checkpoints: list[Reference] = reference(min_length=2)
-    weights: list[float] | None = reference(None, description="one per checkpoint; equal by default; only their ratios matter")
+    weights: list[Annotated[float, Field(ge=0)]] | None = reference(
+        None, description="one per checkpoint; equal by default; only their ratios matter"
+    )
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> MergeStage:
         if self.weights is not None and len(self.weights) != len(self.checkpoints):
             raise ValueError(f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; state one for each")
-        if self.weights is not None and (min(self.weights) < 0 or sum(self.weights) <= 0):
-            raise ValueError("weights must not be negative, and not all zero")
+        if self.weights is not None and not 0 < sum(self.weights) < inf:
+            raise ValueError("weights must not all be zero, and their sum must be finite")
         return self
 
 

@@ -22,15 +22,22 @@ from specs.units import Reference
 class Sampling(Spec):
     """How completions are sampled. Results are the same for any division into units, and change with `batch_size`."""
 
-    n: int = identity(10, ge=1, description="completions per prompt")
+    n: int = identity(10, ge=1, le=10_000, description="completions per prompt")
     temperature: float = identity(1.0, ge=0, description="0 is greedy")
     top_p: float = identity(1.0, gt=0, le=1)
     max_new_tokens: int = identity(ge=1)
     seed: int = identity(28)
-    batch_size: int = identity(32, ge=1, description="prompts that are completed together")
+    batch_size: int = identity(32, ge=1, le=10_000, description="prompts that are completed together")
     engine: Literal["transformers", "vllm"] = identity(
         "transformers", neutral="transformers", description="vllm: from an environment of its own, on launch.parallel.tp GPUs"
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float) -> float:
+        if 0 < temperature < 0.01:
+            raise ValueError(f"logits divided by {temperature:g} overflow; state 0, which is greedy, or 0.01 or more")
+        return temperature
 
 
 class PreferenceDataStage(FromCheckpoint):

@@ -16,7 +16,7 @@ class Lora(Spec):
     """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, only A and B are trained. The checkpoint holds W, A and B; whoever
     starts from it reads the sum."""
 
-    rank: int = identity(16, ge=1)
+    rank: int = identity(16, ge=1, le=2**16)
     alpha: float = identity(32.0, gt=0)
     targets: list[Literal["wq", "wk", "wv", "wo", "up_proj", "down_proj"]] = identity(
         default_factory=lambda: ["wq", "wk", "wv", "wo", "up_proj", "down_proj"], min_length=1

@@ -21,7 +21,7 @@ class TokenizerStage(Stage):
     sources: list[str] = reference(default_factory=list)
     path: str | None = execution(None, description="folder (any fsspec URL) of a Hugging Face tokenizer to import instead of training one")
     from_: Reference | None = reference(None, alias="from", description="`hf:<folder or id>`: the tokenizer of a Hugging Face model")
-    vocab_size: int = identity(131_072, gt=0, multiple_of=128)
+    vocab_size: int = identity(131_072, gt=0, le=2**30, multiple_of=128)
     reserved: int = identity(100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary")
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,110 @@ def test_the_best_checkpoint_is_that_of_the_lowest_loss_over_all_or_of_one_sourc
 def test_a_metric_that_will_not_be_measured_is_refused_before_anything_runs(chat: Planned, override: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         chat(override)
+
+
+EVALUATIONS = """\
+  probes: {{kind: corpus, tokenizer: tokenizer, sources: {{notes: {{repeats: {{buckets: [0, 4], per_bucket: 2, length: 24}}}}}}}}
+  recalled: {{kind: evaluate, from: cooldown, memorisation: {{probes: probes, prefix: 16, suffix: 8}}}}
+  sharp: {{kind: probe, from: cooldown, sources: [corpus/notes]}}
+"""
+REFUSED = [
+    (
+        "stages.recalled.memorisation.prefix=17",
+        "stages.recalled.memorisation: prefix 17 and suffix 8 are 25 tokens, the probes of 'probes' have 24. "
+        "Fix: state a sum of 24 at most, or a larger repeats.length of the corpus.",
+    ),
+    ("stages.recalled.memorisation.prefix=100", "stages.recalled.memorisation: prefix 100 and suffix 8 are 108 tokens"),
+    (
+        "stages.recalled.gates=[{metric: memorisation/exact/8, max: 0}]",
+        "'recalled' will not have a metric 'memorisation/exact/8'. Fix: did you mean 'memorisation/exact/",
+    ),
+    (
+        "stages.evaluate.by_position={sequence_length: 100000}",
+        "evaluate.by_position.sequence_length: sequences of 100,000 tokens, and the model was trained on 32 at most; "
+        "the limit is 16 times that. Fix: state 512 or less.",
+    ),
+    ("stages.evaluate.sequence_length=513", "stages.evaluate.sequence_length: sequences of 513 tokens"),
+    ("stages.sharp.sequence_length=513", "stages.sharp.sequence_length: sequences of 513 tokens"),
+    (
+        "stages.evaluate.by_position={sequence_length: 16, buckets: 17}",
+        "stages.evaluate.by_position: 17 buckets for 16 positions; state at most 16 buckets",
+    ),
+    (
+        "stages.preferences.completions.n=1",
+        "stages.preferences.completions.n: no prompt has a pair when 1 completion of it is sampled, whatever comes along. "
+        "Fix: state 2 or more.",
+    ),
+    (
+        "stages.preferences.offline=false stages.preferences.completions.temperature=0",
+        "stages.preferences.completions.temperature: no prompt has a pair: at temperature 0 all of its completions are the same",
+    ),
+    (
+        "stages.preferences.max_tokens=16",
+        "stages.preferences.max_tokens: max_new_tokens 16 leave no room for a prompt in max_tokens 16. "
+        "Fix: state max_new_tokens below 16, or a larger max_tokens.",
+    ),
+    (
+        "stages.preferences.completions.max_new_tokens=64",
+        "stages.preferences.completions.max_new_tokens: max_new_tokens 64 leave no room for a prompt in max_tokens 64",
+    ),
+    (
+        "stages.evaluate-sft.generation.sampling.max_new_tokens=128",
+        "generation.sampling.max_new_tokens: max_new_tokens 128 leave no room for a prompt in context length 128",
+    ),
+    ("stages.probes.sources.notes.repeats.buckets=[2, 2, -1]", "repeats.buckets[2]: -1: input should be greater than or equal to 0"),
+    ("stages.probes.sources.notes.repeats.buckets=[0, 2, 2]", "repeats.buckets: 2 stands here twice; state it once"),
+    ("stages.pretrain.checkpoint.milestones=[-3]", "milestones[0]: -3: input should be greater than or equal to 1"),
+    ("stages.pretrain.checkpoint.milestones=[5, 0]", "milestones[1]: 0: input should be greater than or equal to 1"),
+    ("launch.threads=99999999999999999999", "launch.threads: 99999999999999999999: input should be less than or equal to 4096"),
+    ("launch.parallel.dp_shard=0", "launch.parallel.dp_shard: 0 processes hold no weights"),
+    ("launch.time_limit=0s", "launch.time_limit: a duration of 0s leaves no time"),
+    ("stages.pretrain.seed=99999999999999999999", "stages.pretrain.seed: 99999999999999999999 does not fit into 64 bits"),
+    ("retries.backoff=9999999d", "retries.backoff: '9999999d' is longer than 3650 days"),
+    ("stages.main.weights.corpus/notes=.nan", "stages.main.weights.corpus/notes: '.nan': input should be a valid number"),
+    ("stages.pretrain.budget=[/foo]", "stages.pretrain.budget: ['/foo'] is not an amount; write for example '15T tokens'"),
+    ("stages.pretrain.model.rope_scaling={high_freq_factor: 1}", "high_freq_factor 1 is not above low_freq_factor 1; raise it"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED)
+def test_what_would_fail_later_is_refused_by_the_plan(tmp_path: Path, store: Store, override: str, message: str) -> None:
+    path = write_recipe(tmp_path, CHAT + EVALUATIONS)
+    with pytest.raises(SpecError) as caught:
+        make(load(path, re.split(r" (?=stages)", override)), store)
+    assert message in str(caught.value)
+    assert [problem.where for problem in caught.value.problems if "--set " in problem.where]
+
+
+def test_the_largest_values_are_planned(tmp_path: Path, store: Store) -> None:
+    largest = ("prefix=16", "suffix=8"), "by_position={sequence_length: 512, buckets: 512}", "preferences.max_tokens=17"
+    overrides = [*(f"stages.recalled.memorisation.{field}" for field in largest[0]), f"stages.evaluate.{largest[1]}"]
+    make(load(write_recipe(tmp_path, CHAT + EVALUATIONS), [*overrides, f"stages.{largest[2]}"]), store)
+
+
+@pytest.mark.parametrize("where", ["stages.{}", "sources.{}", "name"])
+def test_a_name_longer_than_a_file_may_have_is_refused(tmp_path: Path, store: Store, where: str) -> None:
+    text = CHAT.replace("tiny", "n" * 101, 1) if where == "name" else CHAT
+    text = text.replace("  sharp", "")
+    if where == "stages.{}":
+        text += f"  {'n' * 101}: {{{{kind: probe, from: cooldown, sources: [corpus/notes]}}}}\n"
+    if where == "sources.{}":
+        text = text.replace("sources:\n", f"sources:\n  {'n' * 101}: {{{{url: x, format: text}}}}\n", 1)
+    with pytest.raises(SpecError, match="should have at most 100 characters"):
+        load(write_recipe(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("checkpoints: [sft, dpo], metric: val_loss/nothing", r"best.metric: 'val_loss/nothing' is the held-out loss of 'nothing'"),
+        ("checkpoints: [sft, merged]", r"best.checkpoints\[1\]: 'merged' was not trained, so it has no held-out loss"),
+        ("checkpoints: [sft, sft@step=3]", r"best.checkpoints\[1\]: 'sft@step=3' is step 3, and held-out loss is measured every 2 "),
+    ],
+)
+def test_a_choice_by_a_loss_that_is_not_measured_is_refused(tmp_path: Path, store: Store, choice: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make(load(write_recipe(tmp_path, CHAT + f"  best: {{{{kind: select, {choice}}}}}\n")), store)
 
 
 def test_a_choice_by_a_metric_that_a_candidate_will_not_have_is_refused(tmp_path: Path, store: Store) -> None:

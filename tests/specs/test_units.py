@@ -32,7 +32,11 @@ def test_a_budget_is_exact(text: str, amount: int, unit: str) -> None:
         ("3 bananas", "not a unit"),
         ("1.5 steps", "not a whole number"),
         ("-1 steps", "not an amount"),
-        (True, "no unit"),
+        (True, "not an amount"),
+        (["/foo"], r"\['/foo'\] is not an amount"),
+        ({"a": 1}, "not an amount"),
+        (1.5, "not an amount"),
+        ("1" + "0" * 20 + " steps", "is more than 9223372036854775807"),
         ("lots", "not an amount"),
     ],
 )
