@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from flows import plan_tables, terminal
@@ -40,8 +39,8 @@ app = typer.Typer(
     help="From raw text to a trained, exported model.",
 )
 NO_TERMINAL = 200  # columns where output goes to a file or a pipe, in which nothing is to be cut
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else NO_TERMINAL)
-errors = Console(stderr=True)
+console = terminal.make_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else NO_TERMINAL)
+errors = terminal.make_console(stderr=True)
 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="the YAML file of the pipeline")]
 StoreOption = Annotated[str | None, typer.Option("--store", envvar="APERTUS_STORE", help="URL of the store; wins over the spec's")]
@@ -227,7 +226,7 @@ def inspect(
         if as_json:
             _print_json(found)
         elif html is not None:
-            page = Console(record=True, width=140, file=io.StringIO())
+            page = terminal.make_console(record=True, width=140, file=io.StringIO())
             inspector.show(page, found)
             page.save_html(str(html))
             console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)

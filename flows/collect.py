@@ -77,9 +77,11 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
 def remove(console: Console, store: Store, grace: float, *, quiet: bool = False) -> int:
     """Surveys again and removes; the bytes freed."""
     found = survey(store, grace=grace)
-    with Progress(TextColumn("removing"), BarColumn(), TextColumn("{task.fields[name]}"), console=console, disable=quiet) as progress:
+    with Progress(
+        TextColumn("removing"), BarColumn(), TextColumn("{task.fields[name]}", markup=False), console=console, disable=quiet
+    ) as progress:
         task = progress.add_task("", total=len(found.items), name="markers")
-        freed = collecting.remove(store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {escape(item.name)}"))
+        freed = collecting.remove(store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}"))
     if not quiet:
         console.print(f"{amount(freed)}B of {len(found.items)} items removed")
     return freed

@@ -133,7 +133,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
     at = f"step {found['step']}, {found['global_batch_size']} sequences" if found["step"] is not None else "one sample"
     console.print(f"[bold]{escape(found['name'])}[/]: {at} of {found['sequence_length']} tokens", highlight=False)
     if found["note"]:
-        console.print(f"[yellow]note[/] {found['note']}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]note[/] {escape(found['note'])}", highlight=False, soft_wrap=True)
     marks = {} if console.is_terminal or console.record else MARKS
     legend = Text("tokens: ")
     for status, style in STYLES.items():

@@ -1,6 +1,7 @@
 """What people see: tables of plan and status, a live bar for what runs, plain lines where there is no terminal.
 
-Invariant: nothing here decides anything; every number comes from the plan, the store or a stage's progress.
+Invariants: nothing here decides anything; every number comes from the plan, the store or a stage's progress. What is no
+markup of ours is printed as it is written: it goes through `escape`, and no console or text knows emoji codes (`:smile:`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ NUMBERS = (  # columns set to the right
     *("checkpoint", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "stored", "requests"),
     *("from step", "to step", "from token", "to token", "masked 1/k", "by hash"),
 )
+
+
+def make_console(**options: Any) -> Console:
+    """A console for names, paths and messages of others."""
+    return Console(emoji=False, **options)
 
 
 def amount(value: float) -> str:
@@ -74,7 +80,7 @@ def status_table(plan: Plan, width: int) -> Table:
         name = [row["name"], f"[{colour}]{row['state']}[/]", *([row["fingerprint"][:8]] if width >= WIDE else [])]
         rows.append([*name, *numbers, times, result])
     headings = ("part", "state", *(["id"] if width >= WIDE else []), "steps", "tokens", "seconds*", "result")
-    caption = f"* start-up + compute + storage; store: {plan.store.url}"
+    caption = f"* start-up + compute + storage; store: {escape(plan.store.url)}"
     found = table(f"status of {plan.pipeline.name}", caption, headings, rows)
     names = found.columns[0]
     names.no_wrap, names.min_width, names.overflow = False, None, "fold"  # they share what is left with the results
@@ -115,7 +121,7 @@ LONG_WORD = 24  # characters; a longer one of the last column, such as a path, m
 
 def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
     """What each column needs: the longest of its cells, and the longest word of the last one."""
-    cells = [[Text.from_markup(cell) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headings]
+    cells = [[Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headings]
     widths = [max(len(name), *(cell.cell_len for cell in column), 0) for name, column in zip(headings, cells, strict=True)]
     words = [len(word) for cell in cells[-1] for word in cell.plain.split()]
     return [*widths[:-1], max(len(headings[-1]), min(LONG_WORD, max(words, default=0)))]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.markup import escape
 from typer.testing import CliRunner
 
 from flows import plan_tables
 from flows.cli import app
 from flows.plan import Plan
-from flows.terminal import Plain, headline, in_full, quantity, status_rows, status_table
+from flows.terminal import Plain, headline, in_full, make_console, quantity, status_rows, status_table, table
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
@@ -80,3 +81,35 @@ def test_a_schema_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
     target = tmp_path / "none" / "schema.json"
     result = CliRunner().invoke(app, ["schema", "--output", str(target)], env={"COLUMNS": "300"})
     assert (result.exit_code, f"error: {target}: No such file or directory" in result.output) == (2, True)
+
+
+ODD = ["[red]x[/red]", ":smile:", "[/]", "a:b", "[bold", "\\\\[red]", ":warning:[link=x]"]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_what_a_recipe_says_is_printed_as_it_is_written(recipe: Path, tmp_path: Path, text: str) -> None:
+    store, name = tmp_path / text.replace("/", "-"), text.replace("/", "-")
+    quoted = text.replace("\\", "\\\\")
+    recipe.write_text(recipe.read_text().replace("sources:\n", f'description: "{quoted}"\nsources:\n', 1))
+    overrides = ["--set", f"sources.notes.license='{text}'", "--set", "stages.pretrain.validation.interval=0"]
+
+    def said(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [*arguments, "--store", str(store)], env={"COLUMNS": "300"})
+        return "".join(result.output.split("\n"))
+
+    assert text in said("plan", str(recipe), *overrides)
+    assert str(store) in said("status", str(recipe), *overrides)
+    assert text in said("lineage", str(recipe), "export", *overrides)
+    assert f"there is no stage '{name}'" in said("plan", str(recipe), "--set", f"stages.export.after=['{name}']")
+    renamed = recipe.with_name("renamed.yaml")
+    renamed.write_text(recipe.read_text().replace("  notes: {", f'  "{quoted}": {{', 1))
+    assert f"sources.{text}" in said("plan", str(renamed))
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_cell_is_as_wide_as_it_is_written(text: str) -> None:
+    found = table("title", "", ("name", "result"), [[escape(text), escape(text)]])
+    assert found.columns[0].min_width == max(len(text), len("name"))
+    console = make_console(width=80, file=io.StringIO(), color_system=None)
+    console.print(found)
+    assert console.file.getvalue().count(text) == 2  # type: ignore[attr-defined]
