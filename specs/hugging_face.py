@@ -1,7 +1,8 @@
 """A model as `config.json` of transformers' `ApertusForCausalLM`, in both directions; torch and transformers are not needed for it.
 
-Invariant: `model_of(hugging_face_config(spec, ...)) == spec`. Every value is written, since the defaults of transformers' class are those
-of the long-context release; and a config that describes something else than this model computes is refused, never approximated.
+Invariant: `model_of(hugging_face_config(spec, ...)) == spec`, for any context where low_freq_factor is 1; with another one it
+is a model of the same frequencies. Every value is written, since the defaults of transformers' class are those of the
+long-context release; and a config that describes something else than this model computes is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def hugging_face_config(
         raise HuggingFaceError(obstacle)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling is not None:
-        rope |= {"rope_type": "llama3"} | {theirs: getattr(spec.rope_scaling, ours) for theirs, ours in SCALING.items()}
+        scaling = _below(spec.rope_scaling, max_position_embeddings)
+        rope |= {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in SCALING.items()}
     return {
         **{theirs: getattr(spec, ours) for theirs, ours in DIMENSIONS.items()},
         "num_key_value_heads": spec.n_kv_heads,
@@ -101,6 +103,29 @@ def hugging_face_config(
         "pad_token_id": pad_token_id,
         "dtype": dtype,
     }
+
+
+def _below(scaling: RopeScaling, context: int) -> RopeScaling:
+    """The same frequencies, with an `original_max_position` below the context: transformers warns of any other.
+
+    Only its ratios to the two factors count, so all three are halved until it fits, which changes no bit. Where half of
+    it is no whole number, the factors follow its rounding."""
+    original = scaling.original_max_position
+    while 1 < original >= context:
+        original //= 2
+    return _rescaled(scaling, original, original / scaling.original_max_position)
+
+
+def _rescaled(scaling: RopeScaling, original: int, ratio: float) -> RopeScaling:
+    low, high = scaling.low_freq_factor * ratio, scaling.high_freq_factor * ratio
+    return RopeScaling(factor=scaling.factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original)
+
+
+def _scaling(rope: dict[str, Any]) -> RopeScaling:
+    """What a config states. A `low_freq_factor` below 1 is from `_below`, and undone."""
+    scaling = RopeScaling(**{ours: rope[theirs] for theirs, ours in SCALING.items()})
+    ratio = 1 / min(scaling.low_freq_factor, 1.0)
+    return _rescaled(scaling, round(scaling.original_max_position * ratio), ratio)
 
 
 def model_of(config: dict[str, Any]) -> ModelSpec:
@@ -134,7 +159,7 @@ def model_of(config: dict[str, Any]) -> ModelSpec:
             n_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             rope_theta=rope["rope_theta"],
-            rope_scaling=RopeScaling(**{ours: rope[theirs] for theirs, ours in SCALING.items()}) if scaled else None,
+            rope_scaling=_scaling(rope) if scaled else None,
             norm_eps=config.get("rms_norm_eps", 1e-5),
             init_std=config.get("initializer_range", 0.02),
         )

@@ -16,7 +16,7 @@ class ExportStage(FromCheckpoint):
     """Writes `ApertusForCausalLM` as safetensors, with config, generation config, tokenizer, chat template, and a model card made from
     the lineage."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     kind: Literal["export"] = identity()
     max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), gt=0, validate_default=True)
     dtype: Literal["float32", "bfloat16"] = identity(

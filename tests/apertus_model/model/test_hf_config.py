@@ -47,6 +47,39 @@ def test_a_model_goes_to_a_config_and_back(flavour: str, scaled: bool) -> None:
     assert model_of(exported(spec)).identity_fields() == spec.identity_fields()
 
 
+CONTEXTS = [8, 48, 64, 1000, 4096, 8192, 8193, 65_536]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_model_of_any_context_goes_to_a_config_and_back_without_a_warning(
+    context: int, transformers_log: pytest.LogCaptureFixture
+) -> None:
+    spec = ModelSpec(flavour="mini")
+    document = exported(spec, max_position_embeddings=context)
+    assert transformers_log.messages == []
+    assert document["max_position_embeddings"] == context
+    assert document["rope_parameters"]["original_max_position_embeddings"] == min(8192, 2 ** ((context - 1).bit_length() - 1))
+    assert model_of(document).identity_fields() == spec.identity_fields()
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("scaling", [RopeScaling(), RopeScaling(factor=32, original_max_position=6000), RopeScaling(low_freq_factor=0.5)])
+def test_the_frequencies_of_a_config_are_those_of_training(context: int, scaling: RopeScaling) -> None:
+    import torch
+    from transformers import ApertusConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    spec = ModelSpec(flavour="8b", rope_scaling=scaling)
+
+    def frequencies(length: int) -> torch.Tensor:
+        config = ApertusConfig(**hugging_face_config(spec, max_position_embeddings=length, bos_token_id=1, eos_token_id=2))
+        return ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+
+    trained = frequencies(2**20)  # as the spec states them
+    exact = scaling.original_max_position == 8192
+    assert torch.equal(frequencies(context), trained) if exact else torch.allclose(frequencies(context), trained, rtol=1e-6, atol=0)
+
+
 def test_a_config_of_an_older_release_of_transformers_is_understood() -> None:
     rope = dict(RELEASED_8B["rope_parameters"])
     old = {name: value for name, value in RELEASED_8B.items() if name != "rope_parameters"} | {

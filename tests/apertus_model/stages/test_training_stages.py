@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +270,11 @@ def test_continuations_are_compared_by_equality_subsequence_and_run() -> None:
 EXPORT = ExportPart(model=SPEC.model, sequence_length=16, max_shard_size=20_000, tolerance=1e-4)
 
 
-def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(stages: Stages, trained: Artifact) -> None:
+def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
+    stages: Stages, trained: Artifact, transformers_log: pytest.LogCaptureFixture
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
     stages.run(export, stages.job("export", "folder", EXPORT.model_dump(mode="json"), inputs=inputs))
@@ -279,7 +283,13 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(stag
     assert {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json", "README.md"} <= files.keys()
     assert sum(name.endswith(".safetensors") for name in files) > 1
     folder = Path(stages.store.full(artifact.stored_name("config.json"))).parent
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    transformers_log.clear()
+    logging.set_verbosity_warning()  # the export has silenced it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    told = [message for message in transformers_log.messages if not message.startswith("CUDA-fused xIELU not available")]
+    assert told == []
     assert type(model).__name__ == "ApertusForCausalLM"
     assert model.config.rope_parameters["rope_theta"] == 500_000
     assert model.config.max_position_embeddings == 16
