@@ -14,6 +14,8 @@ import pytest
 from flows.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.pipeline import load
+from specs.stages.corpus import CorpusStage
+from specs.stages.evaluate import EvaluatePart
 from tests.e2e.conftest import ROOT, Run
 
 CHAT = "specs/recipes/smoke-chat.yaml"
@@ -53,6 +55,22 @@ def test_every_kind_of_stage_finishes_and_nothing_is_left_to_run(aligned: Path, 
     run = Run(home, "run", CHAT, "--store", str(aligned))
     assert run.wait(60) == 0, run.text
     assert "are finished; nothing to run." in run.text
+
+
+def test_evaluations_measure_the_metrics_that_gates_are_checked_against(aligned: Path) -> None:
+    plan = plan_of(aligned)
+    corpus = plan.pipeline.stages["corpus"]
+    assert isinstance(corpus, CorpusStage)
+    repeats = corpus.sources["reference"].repeats
+    assert repeats is not None
+    parts = {node.name: (node, node.part) for node in plan.graph.nodes.values() if isinstance(node.part, EvaluatePart)}
+    assert {*parts} == {"evaluate", "evaluate-sft", "evaluate-aligned-qrpo", "evaluate-aligned-dpo"}
+    for name, (node, part) in parts.items():
+        other = parts[read.node][1] if (read := node.inputs.get("against")) and read.node else None
+        planned = {*part.metrics(node.inputs, repeats.buckets, other.source_names if other else [])}
+        measured = {*artifact(plan, name).manifest["metrics"]}
+        assert measured <= planned
+        assert {metric for metric in planned - measured if not metric.startswith("loss/position/")} == set()
 
 
 def test_the_best_checkpoint_of_fine_tuning_is_what_alignment_starts_from(aligned: Path) -> None:
