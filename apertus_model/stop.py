@@ -29,7 +29,7 @@ from specs.errors import StageError
 GRACE_SECONDS = 90.0  # where the launcher does not say: `APERTUS_STOP_SECONDS`
 POLL_SECONDS = 1.0
 LOST_SECONDS = 600.0  # without a change of the launcher's file, until it counts as gone: shared folders are slow at times
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")  # environment variables with the unix time; the first that is set
 
 
@@ -49,7 +49,7 @@ def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
 
 
 class StopSignal:
-    """`requested` turns true at the first SIGTERM, SIGINT, SIGUSR1 or end of standard input, and stays so.
+    """`requested` turns true at the first of `STOP_SIGNALS` or at the end of standard input, and stays so.
 
     `orphaned`: it was standard input that ended, by which the launcher learns nothing that it does not know."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows import plan_tables, terminal
+from flows import interrupts, plan_tables, terminal
 from flows.nearest import Records
 from flows.plan import Plan, make
 from flows.selection import select
@@ -149,27 +148,24 @@ def run(
 
 def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
     """Starts Prefect in this process and the flow in it."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _as_interrupt)
-    console.print("starting Prefect ...", style="dim")
-    from flows.pipeline import PipelineFailed, run_here
-    from flows.server import start_prefect
-
+    interrupts.listen()
     try:
+        console.print("starting Prefect ...", style="dim")
+        from flows.pipeline import PipelineFailed, run_here
+        from flows.server import start_prefect
+
+        interrupts.check()
         start_prefect()
         with terminal.watcher(console, total) as observer:
             run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
+    except KeyboardInterrupt:  # perhaps in the middle of the imports
+        interrupts.ignore()
+        errors.print("interrupted; what was committed is kept, the same command goes on from there.")
+        raise typer.Exit(130) from None
     except PipelineFailed as error:
         for line in str(error).splitlines():
             errors.print(f"[red]failed:[/] {escape(redacted(line))}", soft_wrap=True)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        errors.print("interrupted; what was committed is kept, the same command goes on from there.")
-        raise typer.Exit(130) from None
-
-
-def _as_interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @app.command()

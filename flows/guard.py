@@ -9,11 +9,12 @@ Invariant: only a run that is shown as running is touched; of any other, somebod
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from uuid import UUID
+
+from flows import interrupts
 
 _GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 KILLED = "the process of this run was killed, as by a worker that stops; what was committed is kept, the next run goes on from there"
@@ -21,22 +22,21 @@ KILLED = "the process of this run was killed, as by a worker that stops; what wa
 
 def guard(run: str) -> None:
     """Has somebody watch over this process, which works at the flow run with that id."""
-    _GUARDS.append(
-        subprocess.Popen(
-            [sys.executable, "-m", "flows.guard", run],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # the worker reads that of the run until nobody holds it any more
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+    with interrupts.blocked():  # they may go to all processes at once
+        _GUARDS.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "flows.guard", run],
+                cwd=Path(__file__).parents[1],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # the worker reads that of the run until nobody holds it any more
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         )
-    )
 
 
 def main(run: str) -> None:
     """Waits for the end of standard input, and tells Prefect."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # which may go to all processes at once
-        signal.signal(number, signal.SIG_IGN)
     while os.read(0, 4096):
         continue
     from prefect.client.orchestration import get_client

@@ -24,6 +24,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows import interrupts
 from flows.guard import guard
 from flows.pages import ProgressBar, only_shown, publish_results, publish_run
 from flows.parameters import Override, RecipeFile, StageName, StoreUrl
@@ -171,6 +172,7 @@ def walk(session: Session) -> None:
     over: SimpleQueue[str] = SimpleQueue()
     try:
         while waiting or running:
+            interrupts.check()
             for name in [name for name in waiting if session.needs(name) & failed.keys()]:
                 waiting.remove(name)
                 failed[name] = f"not run, since {', '.join(sorted(session.needs(name) & failed.keys()))} did not finish"
@@ -194,7 +196,8 @@ def walk(session: Session) -> None:
             else:
                 failed[name] = _reason(state)
     except BaseException as error:
-        runner.stop(f"the run was stopped by {STOPPED_BY.get(type(error).__name__, repr(error))}")
+        told = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        runner.stop(f"the run was stopped by {told or STOPPED_BY.get(type(error).__name__, repr(error))}")
         for future in running.values():
             future.wait()
         raise
@@ -272,6 +275,7 @@ def pipeline(
     """
     if runtime.deployment.id is not None:
         guard(str(runtime.flow_run.id))
+    interrupts.listen_again()  # Prefect has taken SIGTERM; its own exception may come twice
     with _secrets_kept():
         recipe = load(spec, overrides or [])
         plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))

@@ -1,7 +1,8 @@
 """Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names one.
 
-Invariant: the temporary server never outlives the process, however that ends. Prefect stops it at exit, when its logs are delivered;
-a guard, which holds the other end of a pipe, kills it when this process was killed.
+Invariant: the temporary server lives as long as the process, however that ends. It has to be told how the
+run ended, so the signals that end a run do not end it. It is killed at exit, when its logs are delivered;
+when this process was killed, by a guard, which holds the other end of a pipe.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from flows import interrupts
 
 _GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 SETTINGS = {
@@ -43,21 +45,23 @@ def start_prefect() -> None:
 
     class Guarded(SubprocessASGIServer):  # from its first moment, and when `start` begins again
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-            process = super()._run_uvicorn_command()
-            _guard(process.pid)
+            with interrupts.blocked():
+                process = super()._run_uvicorn_command()
+                _guard(process.pid)
             return process
+
+        def stop(self) -> None:
+            if self.server_process:
+                self.server_process.kill()  # SIGTERM, which Prefect sends, is blocked
+            super().stop()
 
     server = Guarded()
     with _alone(get_current_settings().home):
-        # Ctrl-C goes to every process of the terminal. The server has to live on to be told how the run ended: it inherits this mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             server.start()
         except RuntimeError as error:
             fix = "run again; or start one and name it in PREFECT_API_URL"
             raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _guard(pid: int) -> None:

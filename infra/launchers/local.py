@@ -33,7 +33,7 @@ from specs.units import Duration
 STOP_SECONDS = 90.0  # that a stage has for its last checkpoint when it is told to stop; more where more is announced
 END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
-TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TORCHRUN_SAID = "torchrun.json"
 HUNG = "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 ROOT = str(Path(__file__).resolve().parents[2])

@@ -12,7 +12,7 @@ from apertus_model.stop import StopSignal, job_end
 from specs.errors import StageError
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
 def test_a_signal_asks_a_stage_to_stop(name: str) -> None:
     program = """
 from apertus_model.stop import StopSignal

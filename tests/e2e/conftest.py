@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -18,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = "specs/recipes/smoke.yaml"
 MARK = "APERTUS_TEST_MARK"
+INTERRUPTED = "interrupted; what was committed is kept, the same command goes on from there.\n"
 
 
 class Run:
@@ -113,6 +115,28 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except OSError:
         return ""
+
+
+def ended_as_interrupted(run: Run, tell: Callable[[], object], within: float = 30) -> None:
+    """Told to, the run ends with 130, says no more, and leaves no process: in 5 s on an idle machine."""
+    deadline = time.monotonic() + within
+    tell()
+    assert run.wait(within) == 130, run.text
+    assert run.errors.read_text() == INTERRUPTED
+    assert run.no_process_is_left(deadline - time.monotonic()), [command_line(pid) for pid in run.processes()]
+
+
+def group_twice(run: Run, number: signal.Signals) -> None:
+    """As `timeout` tells what it has started."""
+    os.kill(run.process.pid, number)
+    os.killpg(run.process.pid, number)
+
+
+def every_process(run: Run, number: signal.Signals) -> None:
+    """As a service manager tells a service."""
+    for pid in run.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def notices_interrupts() -> None:

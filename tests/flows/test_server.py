@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from flows.interrupts import NUMBERS
 from flows.server import SETTINGS
+from tests.e2e.conftest import command_line, notices_interrupts
 
 # Nothing is started: `start` says what it would wait, in a process of its own, since the settings stay.
 PROGRAM = """
@@ -49,3 +52,58 @@ def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_importe
     assert ended.returncode == 0, ended.stderr
     assert "another would wait" in ended.stdout
     assert f"waited {seconds} s, statistics False. Fix: run again" in ended.stdout
+
+
+# In place of the server another process, which only sleeps.
+SLEEPING = """
+import atexit, os, subprocess, sys, time
+from flows import interrupts, server
+from prefect.server.api.server import SubprocessASGIServer
+
+def run(self):
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "prefect.server"])
+
+def start(self):
+    self.server_process = self._run_uvicorn_command()
+    atexit.register(self.stop)
+    print("up", self.server_process.pid, server._GUARDS[0].pid, flush=True)
+
+SubprocessASGIServer._run_uvicorn_command, SubprocessASGIServer.start = run, start
+interrupts.listen()
+try:
+    server.start_prefect()
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)  # in which the server is told how the run ended
+    print(SubprocessASGIServer().server_process.poll(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["told", "killed"])
+def test_the_server_and_its_guard_end_after_the_run_and_not_before(tmp_path: Path, killed: bool) -> None:
+    """Every signal that ends a run is sent to all of them."""
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    environment.pop("PREFECT_API_URL", None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPING],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=notices_interrupts,
+    )
+    assert process.stdout is not None
+    up, *others = process.stdout.readline().split()
+    assert up == "up"
+    if killed:
+        process.kill()
+    else:
+        for number in NUMBERS:
+            for pid in (*map(int, others), process.pid):
+                os.kill(pid, number)
+        assert process.stdout.readline() == "None\n", "the server has ended before the run"
+    process.wait(20)
+    deadline = time.monotonic() + 5
+    while any(map(command_line, map(int, others))):
+        assert time.monotonic() < deadline, f"of the server and its guard, {others}, one is left"
+        time.sleep(0.02)

@@ -77,7 +77,7 @@ pathlib.Path("SCRATCH/error.json").write_text(json.dumps({"message": "no", "agai
     assert Script(tmp_path, program).go().error == {"message": "no", "again": False}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_stage_that_a_signal_ended_was_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     """Before it listened, that is; a stage that listens says so itself. What else ends a process is a crash."""
     told = {"message": number.name, "again": False, "interrupted": True}
