@@ -2,10 +2,11 @@
 
 Invariants:
 - A name appears with its whole content, which is on disk by then, or not at all.
-- `write_once` never replaces a file: a hard link of a synced temporary file fails where the name exists. On a filesystem without hard links
-  claim files make one writer at a time look and rename. They are numbered, each is created once (O_EXCL), and none is removed before the
-  name is there; one that is older than `CLAIM_SECONDS`, by the filesystem's own clock, belongs to a writer that died, and of those who wait
-  the one that creates the next goes on.
+- `write_once` never replaces a file: a hard link of a synced temporary file fails where the name exists. On a
+  filesystem without hard links claim files make one writer at a time look and rename. They are numbered, each
+  is created once (O_EXCL), and none is removed before the name is there; one that another writer has found
+  there for `CLAIM_LOOKS` looks belongs to a writer that died, and of those who wait the one that creates the
+  next goes on.
 - A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a second sync succeeds without them
   (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """
@@ -23,8 +24,9 @@ from pathlib import Path
 
 from infra.store.retry import StorageError
 
-NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-CLAIM_SECONDS = 30.0
+NO_LINKS = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+CLAIM_LOOKS = 1500  # with pauses, some 30 s
+CLAIM_PAUSE = 0.02
 
 
 def write_once(path: Path, data: bytes) -> bool:
@@ -59,10 +61,13 @@ def sync(number: int, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable. StorageError as `sync`."""
+    """Makes the names in a folder durable, where the filesystem can sync a folder. StorageError as `sync`."""
     number = os.open(folder, os.O_RDONLY)
     try:
         sync(number, folder)
+    except StorageError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(number)
 
@@ -85,7 +90,7 @@ def _claim_and_rename(temporary: Path, path: Path) -> bool:
     claims = []
     for number in itertools.count():
         claims.append(path.parent / f".tmp-claim-{number}-{path.name}")
-        if _claim(claims[-1], temporary, path):
+        if _claim(claims[-1], path):
             break
         if path.exists():
             return False
@@ -96,18 +101,14 @@ def _claim_and_rename(temporary: Path, path: Path) -> bool:
     return free
 
 
-def _claim(claim: Path, temporary: Path, path: Path) -> bool:
-    """Creates a claim; False when `path` is there, or the claim's writer has died. `temporary` tells the filesystem's time."""
-    while True:
+def _claim(claim: Path, path: Path) -> bool:
+    """Creates a claim; False when `path` is there, or the claim's writer has died."""
+    for _ in range(CLAIM_LOOKS):
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             return True
         except FileExistsError:
-            os.utime(temporary)
-        try:
-            dead = temporary.stat().st_mtime - claim.stat().st_mtime > CLAIM_SECONDS
-        except FileNotFoundError:  # its writer is done
-            continue
-        if dead or path.exists():
-            return False
-        time.sleep(0.02)
+            if path.exists():
+                return False
+        time.sleep(CLAIM_PAUSE)
+    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,3 +33,13 @@ def any_store(any_url: str) -> Store:
     store = Store.open(any_url)
     store.initialise()
     return store
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem without hard links."""
+
+    def refuse(source: object, target: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)

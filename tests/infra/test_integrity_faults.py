@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +15,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store import Artifact, StorageError, Store, local, sinks
+from infra.store import Artifact, StorageError, Store, sinks
 from infra.store.retry import is_transient
 from tests.infra.integrity import PART, PIECE, attempt, bucket, quick
 
@@ -268,67 +267,6 @@ def test_a_full_disk_is_told_at_once_and_damages_nothing(tmp_path: Path, monkeyp
         again.write_bytes("b", bytes(2 * 2**20))
     assert Artifact(store, "pretrain/f").bytes("a") == b"abc"
     assert [name for _, _, names in os.walk(tmp_path / "store" / "pretrain" / "g") for name in names] == []
-
-
-def test_without_hard_links_one_writer_wins_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(source: Any, target: Any) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no links here")
-
-    monkeypatch.setattr(os, "link", no_links)
-    store, wins, barrier = Store.open(str(tmp_path)), [], threading.Barrier(8)
-
-    def write(number: int) -> None:
-        barrier.wait()
-        if store.write_once("marker.json", str(number).encode()):
-            wins.append(number)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(wins) == 1
-    assert store.read_bytes("marker.json") == str(wins[0]).encode()
-    assert os.listdir(tmp_path) == ["marker.json"]
-
-
-def test_a_claim_of_a_writer_that_died_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(source: Any, target: Any) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", no_links)
-    claim = tmp_path / ".tmp-claim-0-marker.json"
-    claim.touch()
-    os.utime(claim, (1, 1))
-    assert Store.open(str(tmp_path)).write_once("marker.json", b"1")
-    assert os.listdir(tmp_path) == ["marker.json"]
-
-
-def test_of_several_that_take_over_a_claim_at_once_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All see that it is old before the first of them acts; then each works for as long as the others need."""
-
-    def no_links(source: Any, target: Any) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    status, rename, together = Path.stat, os.rename, threading.Barrier(4)
-
-    def looked(path: Path, **options: Any) -> os.stat_result:
-        found = status(path, **options)
-        if found.st_mtime == 1:
-            together.wait()
-        return found
-
-    monkeypatch.setattr(os, "link", no_links)
-    monkeypatch.setattr(os, "rename", lambda *names: (time.sleep(0.1), rename(*names)))
-    monkeypatch.setattr(Path, "stat", looked)
-    claim = tmp_path / ".tmp-claim-0-marker.json"
-    claim.touch()
-    os.utime(claim, (1, 1))
-    with ThreadPoolExecutor(4) as writers:
-        won = [*writers.map(lambda number: local.write_once(tmp_path / "marker.json", b"%d" % number), range(4))]
-    assert won.count(True) == 1
-    assert (tmp_path / "marker.json").read_bytes() == b"%d" % won.index(True)
-    assert os.listdir(tmp_path) == ["marker.json"]
 
 
 def test_what_another_client_wrote_or_removed_is_seen_at_once(s3: str, tmp_path: Path) -> None:

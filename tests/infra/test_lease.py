@@ -43,7 +43,7 @@ class Clock:
         self.now += seconds
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(params=["file", "file without links", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         endpoint = request.getfixturevalue("moto").endpoint
@@ -51,7 +51,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         bucket = f"bucket-{uuid.uuid4().hex}"
         fs.makedirs(bucket, exist_ok=True)
         return Store(fs, f"{bucket}/store")
-    return Store.open(str(tmp_path / "store") if request.param == "file" else f"memory://{tmp_path.name}")
+    if request.param == "memory":
+        return Store.open(f"memory://{tmp_path.name}")
+    if request.param == "file without links":
+        request.getfixturevalue("no_links")
+    return Store.open(str(tmp_path / "store"))
 
 
 def timing(clock: Clock | None = None, **values: Any) -> Timing:
