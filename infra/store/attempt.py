@@ -39,8 +39,9 @@ class Attempt:
         self._rows: list[dict[str, Any]] = []
         self._before = {"startup": 0.0, "compute": 0.0, "storage": 0.0}
         self._resumed_from: list[str] = []
-        self._begun = time.time()
-        self._startup = self._begun - job.launched_at if job.launched_at else 0.0
+        self._begun = time.monotonic()
+        # By the clocks of two machines, perhaps.
+        self._startup = max(0.0, time.time() - job.launched_at) if job.launched_at else 0.0
         if job.resume_step is not None:
             marker = self.artifact.checkpoint(job.resume_step).marker
             self.history = list(marker["history"])
@@ -170,7 +171,7 @@ class Attempt:
     def seconds(self) -> dict[str, float]:
         """Start-up, compute and storage time of this part so far, over the attempts that it continues."""
         storage = self.store.seconds
-        compute = max(0.0, time.time() - self._begun - storage)
+        compute = max(0.0, time.monotonic() - self._begun - storage)
         parts = {"startup": self._startup, "compute": compute, "storage": storage}
         return {name: round(self._before[name] + value, 3) for name, value in parts.items()}
 

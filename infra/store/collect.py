@@ -1,9 +1,12 @@
 """Collecting garbage: what no named run reaches.
 
-Reached is what the last record of a named run refers to, what a record younger than the grace period refers to, what may be running, and
-all that these were made from. May be running: an artifact with a file younger than the grace period, or with a lease that is not released.
-Of a reached trajectory everything up to the furthest step that is reached stays, as its own retention left it. In a reached artifact
-goes what no marker names: attempts that came to nothing, and the units of a part that is finished.
+Reached is what the last record of a named run refers to, what a record younger than the grace period refers
+to, what may be running, and all that these were made from. May be running: an artifact with a file younger
+than the grace period, with a lease that is not released, or whose holder is a process of this machine. Ages
+are differences between this machine's clock and the storage's, so nothing is removed while this machine's is
+ahead. Of a reached trajectory everything up to the furthest step that is reached stays, as its own retention
+left it. In a reached artifact goes what no marker names: attempts that came to nothing, and the units of a
+part that is finished.
 
 Invariants: removing follows a survey that was made after the wish to remove. Markers go first, of everything, and files after them: a crash
 in the middle leaves files without a marker, which the next collection finds, and never a marker without its files. Nothing is removed when
@@ -15,16 +18,28 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from infra.store import runs
-from infra.store.contents import ARTIFACT, Contents, Listed, Marker, list_files, open_contents, protected_mark
+from infra.store.contents import (
+    ARTIFACT,
+    Contents,
+    Listed,
+    Marker,
+    list_files,
+    open_contents,
+    protected_mark,
+    time_of,
+)
+from infra.store.lease import holder_of
 from infra.store.store import Store, StoreError
 
 GRACE = 86_400.0  # seconds
 LEASE_GRACE = 3_600.0  # seconds that a lease counts as held after its last change, whatever the grace period
+CLOCK_AHEAD = 600.0  # seconds that this machine's clock may be ahead of the storage's
 Why = Literal[
     "no run reaches it",
     "later than any run reaches",
@@ -116,9 +131,15 @@ def _records(store: Store) -> frozenset[str]:
     return frozenset(f"{name}/{stamp}" for name in runs.names(store) for stamp in runs.stamps(store, name))
 
 
-def remove(store: Store, found: Survey, on_item: Callable[[Item], None] = lambda item: None) -> int:
+def remove(
+    store: Store,
+    found: Survey,
+    on_item: Callable[[Item], None] = lambda item: None,
+    clock: Callable[[], float] = time.time,
+) -> int:
     """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are gone. StoreError, and nothing is
-    removed, when a run was recorded since."""
+    removed, when a run was recorded since, or this machine's clock is ahead of the storage's."""
+    _compare_clocks(store, clock)
     chosen = found.items
     if new := sorted(_records(store) - found.records):
         raise StoreError(
@@ -144,6 +165,21 @@ def remove(store: Store, found: Survey, on_item: Callable[[Item], None] = lambda
     return sum(item.bytes for item in chosen)
 
 
+def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
+    """StoreError when files look older to this machine than they are."""
+    probe = f".tmp-{uuid.uuid4().hex}"
+    store.replace(probe, b"clock")
+    try:
+        here, written = clock(), time_of(store, probe)
+    finally:
+        store.remove(probe)
+    if written is not None and (ahead := here - written) > CLOCK_AHEAD:
+        raise StoreError(
+            f"this machine's clock is {ahead:,.0f} s ahead of that of the store {store.url}, "
+            "so what is young looks old; nothing was removed. Fix: set the clock"
+        )
+
+
 def _artifacts(store: Store, listing: dict[str, Listed]) -> dict[str, Contents]:
     parts: dict[str, dict[str, Listed]] = {}
     for name, file in listing.items():
@@ -157,12 +193,13 @@ def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool
     """Whether somebody may be working at an artifact. A file without a time counts as old, a lease without one as held."""
     if any(file.modified is not None and now - file.modified < grace for file in contents.files.values()):
         return True
-    held = [
-        name
-        for name, file in contents.files.items()
-        if name.startswith(f"{contents.path}/leases/") and (file.modified is None or now - file.modified < max(grace, LEASE_GRACE))
-    ]
-    return bool(held) and not _released(store, contents, max(held))
+    folder, longest = f"{contents.path}/leases/", max(grace, LEASE_GRACE)
+    leases = {name: file.modified for name, file in contents.files.items() if name.startswith(folder)}
+    if held := [name for name, when in leases.items() if when is None or now - when < longest]:
+        return not _released(store, contents, max(held))
+    # This machine's clock dates the files of a local store, and may have jumped since the last change.
+    holder = holder_of(store, contents.path) if leases and store.is_local else None
+    return holder is not None and holder.on_this_machine
 
 
 def _released(store: Store, contents: Contents, lease: str) -> bool:

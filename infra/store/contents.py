@@ -131,6 +131,11 @@ def list_files(store: Store, path: str = "") -> dict[str, Listed]:
     return {name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry)) for name, entry in sorted(found.items())}
 
 
+def time_of(store: Store, path: str) -> float | None:
+    """When a file was written, by the storage's clock, where it says so."""
+    return _modified(store.call(f"looking for '{path}'", lambda: store.fs.info(store.full(path))))
+
+
 def _modified(entry: Mapping[str, Any]) -> float | None:
     for key in ("LastModified", "mtime", "last_modified", "created"):
         value = entry.get(key)
