@@ -32,6 +32,7 @@ def start_prefect() -> None:
     `PREFECT_API_URL` names does not answer, or the temporary one does not start."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    _reach_this_machine_directly()
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 
@@ -62,6 +63,14 @@ def start_prefect() -> None:
         except RuntimeError as error:
             fix = "run again; or start one and name it in PREFECT_API_URL"
             raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
+
+
+def _reach_this_machine_directly() -> None:
+    """Requests to this machine, from child processes too, bypass a proxy that the environment names."""
+    stated = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # in the order of Python's clients
+    if stated != "*":
+        direct = ",".join([*filter(None, [stated]), "127.0.0.1", "localhost"])
+        os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
 
 
 def _guard(pid: int) -> None:

@@ -20,6 +20,8 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 
+os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # servers of tests are here
+
 pytest.register_assert_rewrite("tests.infra.maker", "tests.specs.composing")  # they assert for several files
 
 settings.register_profile("fixed", derandomize=True)

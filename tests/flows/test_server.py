@@ -14,6 +14,8 @@ from flows.interrupts import NUMBERS
 from flows.server import SETTINGS
 from tests.e2e.conftest import command_line, notices_interrupts
 
+ROOT = Path(__file__).resolve().parents[2]
+
 # Nothing is started: `start` says what it would wait, in a process of its own, since the settings stay.
 PROGRAM = """
 import fcntl
@@ -107,3 +109,38 @@ def test_the_server_and_its_guard_end_after_the_run_and_not_before(tmp_path: Pat
     while any(map(command_line, map(int, others))):
         assert time.monotonic() < deadline, f"of the server and its guard, {others}, one is left"
         time.sleep(0.02)
+
+
+BEHIND_A_PROXY = """
+import http.server, threading, urllib.request
+import httpx
+from flows.server import start_prefect
+from prefect.server.api.server import SubprocessASGIServer
+
+SubprocessASGIServer.start = lambda server: None
+start_prefect()
+local = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=local.serve_forever, daemon=True).start()
+for host in ("127.0.0.1", "localhost"):
+    print(httpx.get(f"http://{host}:{local.server_port}/").status_code)
+    print(urllib.request.urlopen(f"http://{host}:{local.server_port}/").status)
+try:
+    httpx.get("http://elsewhere.example/")
+except httpx.TransportError as error:
+    print("by the proxy:", error)
+print("directly:", bool(urllib.request.proxy_bypass("storage.example")))
+"""
+
+
+@pytest.mark.parametrize("stated", [None, "no_proxy", "NO_PROXY"])
+def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
+    environment |= {"PREFECT_HOME": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nobody answers
+    environment |= {stated: "storage.example"} if stated else {}
+    program = [sys.executable, "-c", BEHIND_A_PROXY]
+    ended = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    *answers, elsewhere, others = ended.stdout.splitlines()
+    assert answers == ["200"] * 4
+    assert elsewhere == "by the proxy: [Errno 111] Connection refused"
+    assert others == f"directly: {stated is not None}"
