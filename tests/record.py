@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from datetime import UTC, datetime
 from importlib import metadata
+from shutil import which
 from xml.etree import ElementTree
 
 OUTCOMES = ("passed", "skipped", "failed")
@@ -39,7 +40,10 @@ def report(files: list[str]) -> str:
         for skip in case.findall("skipped"):
             reasons[skip.attrib.get("message", "").splitlines()[0]] += 1
     totals = {name: sum(row[name] for row in rows.values()) for name in (*OUTCOMES, "seconds")}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = "unknown"
+    if which("git"):
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or commit
     longest = sorted(cases.items(), key=lambda item: -float(item[1].attrib["time"]))[:SHOWN]
     lines = [
         "# The last run of all tests",
