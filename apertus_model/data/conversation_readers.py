@@ -95,6 +95,9 @@ def _reader(full: str) -> Callable[[BinaryIO], Iterator[Row | Rejection]]:
 
 def _json_rows(file: BinaryIO) -> Iterator[Row | Rejection]:
     for line in read_lines(file):
+        if isinstance(line, Rejection):
+            yield line
+            continue
         if not line.strip():
             continue
         try:

@@ -4,7 +4,7 @@ Invariants:
 - A parser sees bytes and yields documents in an order that the bytes decide. Python files are parsed (`ast`), never imported or executed.
 - What is left out is counted under a name (`Rejection`); what means that the source is not what the spec says (no such column, a file
   that cannot be read, or ends too early) is a SourceError that names the file and how far it was read.
-- Files are streamed (`tables`, `web`), but for the formats in which a file is one document.
+- Files are streamed (`tables`, `web`), but for the formats in which a file is one document, of DOCUMENT_BYTES at most.
 
 Nothing here but web archives needs datatrove: the tokenizer stage reads the same documents without it.
 """
@@ -24,7 +24,7 @@ import pyarrow
 from fsspec import AbstractFileSystem
 
 from apertus_model.data.compressed import decompressed
-from apertus_model.data.found import Damaged, FoundDocuments, NotAsStated, Parsed, Rejection, SourceDocument, encodable
+from apertus_model.data.found import Damaged, FoundDocuments, NotAsStated, Parsed, Rejection, SourceDocument, encodable, whole
 from apertus_model.data.tables import arrow, json_lines, parquet
 from apertus_model.data.web import warc
 from infra.store.inputs import SourceError
@@ -68,8 +68,12 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
 
 
 def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
+    content = whole(file)
+    if isinstance(content, Rejection):
+        yield content
+        return
     try:
-        text = file.read().decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         yield Rejection("not_utf8")
         return
@@ -103,10 +107,13 @@ def _literals(file: BinaryIO, source: SourceSpec) -> Parsed:
 
 def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
     """A Python file, parsed and not run."""
+    content = whole(file)
+    if isinstance(content, Rejection):
+        return content
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is wrong inside somebody else's strings
         try:
-            return ast.parse(file.read())
+            return ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return Rejection("not_python")
 
@@ -114,8 +121,12 @@ def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
 def _gettext_catalogue(file: BinaryIO, source: SourceSpec) -> Parsed:
     """Translated messages of a Jed catalogue, `{"": header, message: [translation, plural, ...]}`, joined by line breaks into documents of
     about CATALOGUE_DOCUMENT_BYTES."""
+    content = whole(file)
+    if isinstance(content, Rejection):
+        yield content
+        return
     try:
-        catalogue = json.loads(file.read())
+        catalogue = json.loads(content)
     except (ValueError, RecursionError):
         yield Rejection("not_json")
         return

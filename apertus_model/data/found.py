@@ -8,9 +8,12 @@ names the file: `apertus_model.data.documents` does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 Scalar = str | int | float | bool | None
+DOCUMENT_BYTES = 2**28
+"""Of a line of JSON, and of a file that is one document or is parsed whole: a longer one is a rejection, and is not held in
+memory, whatever it was compressed to."""
 
 
 class Rejection(NamedTuple):
@@ -29,6 +32,12 @@ class SourceDocument(NamedTuple):
 
 Parsed = Iterator[str | SourceDocument | Rejection]
 FoundDocuments = Iterator[SourceDocument | Rejection]
+
+
+def whole(file: BinaryIO) -> bytes | Rejection:
+    """All of a file, which may be longer than DOCUMENT_BYTES."""
+    content = file.read(DOCUMENT_BYTES + 1)
+    return content if len(content) <= DOCUMENT_BYTES else Rejection("too_large")
 
 
 class Damaged(Exception):

@@ -3,8 +3,8 @@
 Invariants:
 - The same rows give the same documents and the same rejections in every container: text is bytes that must be UTF-8, whatever type the
   container declares; only the columns that the spec names are read.
-- Memory is bounded by one line of JSON, by BATCH_BYTES of Parquet (or one row) and a page as its writer made it, by one record batch of
-  Arrow as its writer made it.
+- Memory is bounded by one line of JSON of DOCUMENT_BYTES at most, by BATCH_BYTES of Parquet (or one row) and a page as its
+  writer made it, by one record batch of Arrow as its writer made it.
 - No code comes out of a file: types that would need it (extensions) are refused, dataset scripts are never looked at.
 """
 
@@ -19,6 +19,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 from pyarrow import types
 
+from apertus_model.data import found
 from apertus_model.data.found import Damaged, FoundDocuments, NotAsStated, Rejection, Scalar, SourceDocument, encodable
 from specs.sources import SourceSpec
 
@@ -31,6 +32,9 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
     """A line is a row. datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only logs broken lines; here each one
     is counted."""
     for number, line in enumerate(read_lines(file), start=1):
+        if isinstance(line, Rejection):
+            yield line
+            continue
         if not line.strip():
             continue
         try:
@@ -55,18 +59,27 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
         yield _document(text if isinstance(text, str) else None, identifier, {name: row[name] for name in source.metadata})
 
 
-def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines without their ends, of any length. Not every decompressor can be iterated over; each can be read."""
+def read_lines(file: BinaryIO) -> Iterator[bytes | Rejection]:
+    """Lines without their ends. Not every decompressor can be iterated over; each can be read. What is read of a line that
+    is longer than DOCUMENT_BYTES is not kept."""
     pieces: list[bytes] = []
+    size = 0
+
+    def line() -> bytes | Rejection:
+        return b"".join(pieces) if size <= found.DOCUMENT_BYTES else Rejection("too_large")
+
     while chunk := file.read(READ_BYTES):
-        first, *others = chunk.split(b"\n")
-        pieces.append(first)
-        if others:
-            yield b"".join(pieces)
-            yield from others[:-1]
-            pieces = [others[-1]]
-    if rest := b"".join(pieces):
-        yield rest
+        for number, piece in enumerate(chunk.split(b"\n")):
+            if number:
+                yield line()
+                pieces, size = [], 0
+            size += len(piece)
+            if size <= found.DOCUMENT_BYTES:
+                pieces.append(piece)
+            else:
+                pieces.clear()
+    if size:
+        yield line()
 
 
 def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
@@ -182,7 +195,7 @@ def _values(column: pyarrow.Array) -> list[Any]:
 
 
 def _document(text: str | bytes | None, identifier: Any, metadata: dict[str, Any]) -> SourceDocument | Rejection:
-    found: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
     for name, value in (("", text), *metadata.items()):
         if isinstance(value, (bytes, str)):
             try:
@@ -191,11 +204,11 @@ def _document(text: str | bytes | None, identifier: Any, metadata: dict[str, Any
                 return Rejection("not_utf8")
             if isinstance(encodable(value), Rejection):
                 return Rejection("not_utf8")
-        found[name] = value
-    body = found.pop("")
+        values[name] = value
+    body = values.pop("")
     if not isinstance(body, str) or not body.strip():
         return Rejection("empty")
-    return SourceDocument(body, _identifier(identifier), found)
+    return SourceDocument(body, _identifier(identifier), values)
 
 
 def _identifier(value: Any) -> str | None:

@@ -9,6 +9,8 @@ import fsspec
 import pytest
 import zstandard
 
+from apertus_model.data import found, tables
+from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.documents import open_source, read_documents
 from apertus_model.data.found import Rejection, SourceDocument
 from infra.store.inputs import SourceError
@@ -94,6 +96,34 @@ def test_lines_of_json_are_documents_and_broken_ones_are_counted(tmp_path: Path)
 @pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)])
 def test_compressed_files_are_read_by_their_suffix(tmp_path: Path, suffix: str, compress: Any) -> None:
     assert _read(tmp_path / f"a.jsonl.{suffix}", compress(b'{"text": "one"}\n'), format="jsonl") == ["one"]
+
+
+@pytest.mark.parametrize("read_bytes", [3, 7, 2**20])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_lines_longer_than_the_limit_are_counted_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, read_bytes: int
+) -> None:
+    monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
+    monkeypatch.setattr(tables, "READ_BYTES", read_bytes)
+    fits, long = b'{"text": "' + b"x" * 8 + b'"}', b'{"text": "' + b"x" * 9 + b'"}'
+    content = b"\n".join([fits, long, fits, b"", long * 50, fits, long])
+    expected = ["x" * 8, Rejection("too_large"), "x" * 8, Rejection("too_large"), "x" * 8, Rejection("too_large")]
+    for end in (b"", b"\n"):
+        written = gzip.compress(content + end) if suffix else content + end
+        assert _read(tmp_path / f"a.jsonl{suffix}", written, format="jsonl") == expected
+    (tmp_path / "b.jsonl").write_bytes(long + b"\n")
+    talks = SourceSpec(url=str(tmp_path), format="chat")
+    assert list(read_conversations(talks, *open_source(talks), "b.jsonl")) == [Rejection("too_large")]
+
+
+@pytest.mark.parametrize("kind", ["text", "code", "docstrings", "literals", "gettext-json"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str) -> None:
+    monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
+    for size, rejections in ((20, []), (21, [Rejection("too_large")])):
+        content = b"#" * size
+        found_documents = _read(tmp_path / f"a{suffix}", gzip.compress(content) if suffix else content, format=kind)
+        assert [one for one in found_documents if one == Rejection("too_large")] == rejections
 
 
 def test_a_missing_column_names_file_line_and_columns(tmp_path: Path) -> None:

@@ -257,6 +257,24 @@ def test_a_file_that_is_cut_off_ends_the_stage_with_its_name(
     assert not Artifact(bench.store, "corpus/c").complete
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_an_archive_that_is_cut_off_in_a_record_ends_the_stage_with_its_name(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str], compressed: bool
+) -> None:
+    folder = tmp_path / "container"
+    folder.mkdir()
+    _warc(folder, texts)
+    path = folder / "a.warc.wet.gz"
+    content = path.read_bytes()
+    if not compressed:
+        content = gzip.decompress(content)
+        path = path.rename(folder / "a.warc.wet")
+    path.write_bytes(content[: len(content) // 2 + 1])
+    with pytest.raises(SourceError, match=rf"cannot read '.*{path.name}' behind document \d+, at about byte \d+: EOFError"):
+        bench.run("corpus", "c", _spec(folder, "warc"), {"tokenizer": tokenizer})
+    assert not Artifact(bench.store, "corpus/c").complete
+
+
 def test_rejections_of_rows_are_counted_in_the_manifest(bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str]) -> None:
     folder = tmp_path / "container"
     folder.mkdir()
