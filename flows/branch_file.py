@@ -185,7 +185,15 @@ def _item(path: FieldPath, item: Any, draft: Draft, depth: int) -> list[str]:
 
 
 def _key(key: Any) -> str:
-    return _inline(str(key)) if not isinstance(key, str) or scalar(key) == key else json.dumps(key)
+    return _inline(str(key)) if not isinstance(key, str) or _stays_text(key) else json.dumps(key)
+
+
+def _stays_text(text: str) -> bool:
+    """Whether a text that is written without quotes reads back as itself."""
+    try:
+        return bool(scalar(text) == text)
+    except ValueError:  # too large a number
+        return False
 
 
 def _inline(value: Any) -> str:
@@ -198,7 +206,8 @@ def _inline(value: Any) -> str:
         return "null"
     if isinstance(value, str):
         text = value.replace("${", "$${")
-        return text if _PLAIN.match(text) and scalar(text) == text and ": " not in text else json.dumps(text, ensure_ascii=False)
+        plain = _PLAIN.match(text) and _stays_text(text) and ": " not in text
+        return text if plain else json.dumps(text, ensure_ascii=False)
     return json.dumps(value) if not isinstance(value, float) else _number(value)
 
 

@@ -7,6 +7,7 @@ scalars; no tag makes an object. The origin of a value (file and line, or `--set
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 from collections.abc import Callable
@@ -15,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.foreign import HALF, MAX_DEPTH, is_text, read_local, shown
 
+MAX_BYTES = 4 * 2**20
 MAX_VALUES = 100_000
+MAX_BITS = 64  # of a whole number
+SHOWN = 200  # characters of an override, in messages
+TOO_MANY = f"more than {MAX_VALUES} values; do aliases repeat each other?"
+TOO_DEEP = f"brackets or blocks inside each other, more than {MAX_DEPTH}, too deep to read"
+TOO_DEEP += "; does an alias stand inside what it names?"
 _INT = re.compile(r"^[-+]?[0-9][0-9_]*$")
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}")
@@ -70,7 +79,7 @@ def read(path: str | Path) -> Document:
     if not os.path.exists(path):
         raise SpecError([Problem((), "there is no such file", nearest_file(Path(path)), str(path))])
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_local(path, MAX_BYTES).decode()
     except (OSError, ValueError) as error:
         raise SpecError([Problem((), f"cannot read the spec: {error}", where=str(path))]) from error
     return parse(text, str(path))
@@ -84,10 +93,11 @@ def nearest_file(path: Path, but: Path | None = None) -> str:
     return nearest(path.name, there) if there else "name one that is there."
 
 
-def parse(text: str, name: str) -> Document:
-    """The same for a text; `name` is what errors call it."""
+def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
+    """The same for a text; `name` is what errors call it. `or_nothing`: what is not a mapping is read as an empty
+    one."""
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        root = _compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}" if mark else name
@@ -99,8 +109,12 @@ def parse(text: str, name: str) -> Document:
     except YAMLError as error:
         raise SpecError([Problem((), f"not YAML: {error}", where=name)]) from error
     except RecursionError as error:
-        raise SpecError([Problem((), "brackets or blocks inside each other, too deep to read", where=name)]) from error
+        raise SpecError([Problem((), TOO_DEEP, where=name)]) from error
+    except OverflowError as error:
+        raise SpecError([Problem((), TOO_MANY, where=name)]) from error
     if root is None or not isinstance(root, MappingNode):
+        if or_nothing:
+            return Document(name, {})
         raise SpecError([Problem((), "a spec is a mapping with name, sources and stages", where=name)])
     builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}")
     data = builder.build(root, ())
@@ -109,13 +123,41 @@ def parse(text: str, name: str) -> Document:
     return Document(name, data, builder.origins)
 
 
+class _Composer(Composer):
+    """Stops at a file of very many values, which takes minutes to read."""
+
+    count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.count += 1
+        if self.count > 2 * MAX_VALUES:  # keys are nodes as well
+            raise OverflowError
+        return super().compose_node(parent, index)
+
+
+def _compose(text: str) -> Node | None:
+    """The nodes of a text. YAMLError, RecursionError, or OverflowError for more than `MAX_VALUES` values."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _Composer
+    root: Node | None = yaml.compose(text)
+    return root
+
+
 def scalar(text: str) -> Any:
-    """A plain YAML 1.2 scalar as bool, int, float, None or text. Integers may have `_` between digits."""
+    """A plain YAML 1.2 scalar as bool, int, float, None or text. Integers may have `_` between digits. ValueError
+    for a number that is too large."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
+    digits = text.replace("_", "")
     if _INT.match(text):
-        return int(text.replace("_", ""))
-    return float(text.replace("_", "")) if _FLOAT.match(text) else text
+        if len(digits) > MAX_BITS or (number := int(digits)).bit_length() > MAX_BITS:
+            raise ValueError(f"{shown(text)} is a whole number of more than {MAX_BITS} bits")
+        return number
+    if not _FLOAT.match(text):
+        return text
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{shown(text)} is more than a number can be")
+    return value
 
 
 class _Builder:
@@ -131,13 +173,21 @@ class _Builder:
         self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "")
         self.count += 1
         if self.count > MAX_VALUES:
-            raise SpecError([Problem((), f"more than {MAX_VALUES} values; do aliases repeat each other?", where=where)])
+            raise SpecError([Problem((), TOO_MANY, where=where)])
+        if len(path) > MAX_DEPTH:
+            raise SpecError([Problem(path[:3], TOO_DEEP, where=where)])
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
         assert isinstance(node, ScalarNode)
-        return scalar(node.value) if node.style is None else node.value
+        try:
+            if is_text(node.value):
+                return scalar(node.value) if node.style is None else node.value
+            self.problems.append(Problem(path, f"{shown(node.value)} {HALF}", "correct it.", where))
+        except ValueError as error:
+            self.problems.append(Problem(path, str(error), "write a smaller one.", where))
+        return None
 
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -147,6 +197,10 @@ class _Builder:
                 self.problems.append(Problem(path, "a key must be plain text", where=self.where(key_node)))
                 continue
             key = str(key_node.value)
+            if not is_text(key):
+                message = f"the key {shown(key)} {HALF}"
+                self.problems.append(Problem(path, message, "correct it.", self.where(key_node)))
+                continue
             if key in values:
                 message = f"this key stands on line {lines[key]} already"
                 self.problems.append(Problem((*path, key), message, "keep one of the two.", self.where(key_node)))
@@ -165,18 +219,18 @@ def override(document: Document, assignment: str, variables: Document | None = N
     Args:
         variables: the document that states the variables, where that is another one.
     """
-    where = f"--set {assignment}"
+    where = f"--set {assignment}" if len(assignment) <= SHOWN else f"--set {assignment[:SHOWN]}..."
     target, equals, text = assignment.partition("=")
     target = target.strip()
     stage = stage_of(document, target)
     keys = target.split(".") if stage is None else ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
     if not equals or not all(keys):
-        raise SpecError([Problem((), f"'{assignment}' is not an assignment", "write path=value.", where)])
+        raise SpecError([Problem((), f"{shown(assignment)} is not an assignment", "write path=value.", where)])
     builder = _Builder(lambda node: where)
     try:
-        node = YAML(typ="safe", pure=True).compose(text) if text.strip() else None
-    except (YAMLError, RecursionError) as error:
-        raise SpecError([Problem((), f"the value '{text}' is not YAML", "quote it.", where)]) from error
+        node = _compose(text) if text.strip() else None
+    except (YAMLError, RecursionError, OverflowError) as error:
+        raise SpecError([Problem((), f"the value {shown(text)} is not YAML", "quote it.", where)]) from error
     value = builder.build(node, ()) if node is not None else None
     if builder.problems:
         raise SpecError(builder.problems)

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from specs.compose import keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, nearest
+from specs.foreign import shown
 from specs.stages import STAGES
 
 
@@ -36,10 +37,10 @@ def explain(model: type[BaseModel], document: Document, details: Any) -> Problem
         choices = list(STAGES) if tag == "kind" else ["length", "alphabetic", "repeated-lines"]
         stated = value.get(tag) if isinstance(value, dict) else value
         fix = nearest(str(stated), choices) if stated is not None else f"state {tag}: {', '.join(choices)}."
-        return Problem((*path, tag), f"{stated!r} is not a {tag}", fix, document.where((*path, tag)))
+        return Problem((*path, tag), f"{shown(stated)} is not a {tag}", fix, document.where((*path, tag)))
     message = str(details["msg"]).removeprefix("Value error, ")
-    shown = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{value!r}: "
-    return Problem(path, f"{shown}{message[0].lower() + message[1:]}", "", document.where(path))
+    begin = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{shown(value)}: "
+    return Problem(path, f"{begin}{message[0].lower() + message[1:]}", "", document.where(path))
 
 
 def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:

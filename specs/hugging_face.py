@@ -7,10 +7,19 @@ long-context release; and a config that describes something else than this model
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
 
 from specs.errors import StageError
-from specs.model import ModelSpec, RopeScaling
+from specs.foreign import SHOWN, Foreign, ForeignError, checked, explained, shown
+from specs.model import ModelSpec
+
+MOST = 2**31
+Id = Annotated[int, Field(ge=-1, le=MOST)]
+Ids = Id | list[Id] | None
+Word = str | int | float | bool
+Words = Word | list[Word] | None
 
 FIXED: dict[str, Any] = {
     "hidden_act": "xielu",
@@ -32,12 +41,19 @@ DIMENSIONS = {
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
 }
+THEIRS = {ours: theirs for theirs, ours in DIMENSIONS.items()} | {
+    "n_kv_heads": "num_key_value_heads",
+    "norm_eps": "rms_norm_eps",
+    "init_std": "initializer_range",
+}
+"""What `config.json` calls a field of `ModelSpec`."""
 SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_max_position",
 }
+THEIRS |= {ours: theirs for theirs, ours in SCALING.items()}
 RELEASED_ROPE = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
     "original_max_position_embeddings": 8192
 }
@@ -46,6 +62,72 @@ RELEASED_ROPE = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_
 
 class HuggingFaceError(StageError):
     """A Hugging Face model that cannot be read, or is not one that this program can compute. The message names what and the value."""
+
+
+class _Kind(Foreign):
+    model_type: str | None = None
+    architectures: list[str] | None = None
+
+
+class Config(Foreign):
+    """What is read of `config.json`. Of the dimensions, `ModelSpec` has the bounds."""
+
+    vocab_size: int
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int | None = Field(None, gt=0)
+    head_dim: int | None = Field(None, gt=0)
+    rope_theta: float | None = None
+    rope_parameters: dict[str, str | float | None] | None = None
+    rope_scaling: dict[str, str | float | None] | None = None
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    max_position_embeddings: int = Field(65_536, gt=0, le=MOST)
+    eos_token_id: Ids = None
+
+
+class Generation(Foreign):
+    """What is read of `generation_config.json`."""
+
+    eos_token_id: Ids = None
+
+
+class AddedToken(Foreign):
+    id: Id
+    content: str
+
+
+class TokenizerFile(Foreign):
+    """What is read of `tokenizer.json` before the library reads it."""
+
+    added_tokens: list[AddedToken] = Field(default_factory=list)
+
+
+class SpecialToken(Foreign):
+    content: str
+
+
+class TokenizerConfig(Foreign):
+    """What is read of `tokenizer_config.json` and `special_tokens_map.json`."""
+
+    bos_token: str | SpecialToken | None = None
+    eos_token: str | SpecialToken | None = None
+    pad_token: str | SpecialToken | None = None
+
+
+class Index(Foreign):
+    """`model.safetensors.index.json`: the file of every weight."""
+
+    weight_map: dict[str, str] = Field(min_length=1)
+
+
+class Card(Foreign):
+    """The front matter of a model's `README.md`."""
+
+    license: Words = ""
+    language: Words = ""
 
 
 def not_representable(spec: ModelSpec) -> str | None:
@@ -121,65 +203,77 @@ def _rescaled(scaling: RopeScaling, original: int, ratio: float) -> RopeScaling:
     return RopeScaling(factor=scaling.factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original)
 
 
-def _scaling(rope: dict[str, Any]) -> RopeScaling:
-    """What a config states. A `low_freq_factor` below 1 is from `_below`, and undone."""
-    scaling = RopeScaling(**{ours: rope[theirs] for theirs, ours in SCALING.items()})
+def _original(scaling: RopeScaling) -> RopeScaling:
+    """What `_below` was given: a `low_freq_factor` below 1 is its doing."""
     ratio = 1 / min(scaling.low_freq_factor, 1.0)
     return _rescaled(scaling, round(scaling.original_max_position * ratio), ratio)
 
 
-def model_of(config: dict[str, Any]) -> ModelSpec:
+def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     """The model that a `config.json` describes, of this or an older release of transformers.
+
+    `name` is what errors call the file.
 
     Raises:
         HuggingFaceError: it is not an `ApertusForCausalLM`, or one that differs from this model; names every such field and its value.
     """
-    architectures = config.get("architectures") or ["ApertusForCausalLM"]
-    if config.get("model_type") != "apertus" or architectures != ["ApertusForCausalLM"]:
+    try:
+        kind = checked(_Kind, config)
+    except ForeignError as error:
+        raise HuggingFaceError(f"{name} cannot be represented: {error}") from error
+    architectures = kind.architectures or ["ApertusForCausalLM"]
+    if kind.model_type != "apertus" or architectures != ["ApertusForCausalLM"]:
         raise HuggingFaceError(
-            f"config.json describes {', '.join(map(str, architectures))} of model_type {config.get('model_type')!r}; only "
+            f"{name} describes {shown(', '.join(architectures))} of model_type {shown(kind.model_type)}; only "
             "ApertusForCausalLM of model_type 'apertus' can be read"
         )
     wrong = [
-        f"{name} is {config[name]!r}, this model computes with {value!r}"
-        for name, value in FIXED.items()
-        if config.get(name, value) != value
+        f"{field} is {shown(config[field])}, this model computes with {value!r}"
+        for field, value in FIXED.items()
+        if config.get(field, value) != value
     ]
     if config.get("auto_map"):
-        wrong.append(f"auto_map is {config['auto_map']!r}, and code that comes with a model is never run")
-    wrong += [f"{name} is missing" for name in DIMENSIONS if name not in config]
-    rope = _rope(config, wrong)
-    if wrong:
-        raise HuggingFaceError(f"config.json cannot be represented: {'; '.join(wrong)}")
-    heads = config["num_attention_heads"]
-    scaled = rope["rope_type"] == "llama3"
+        wrong.append(f"auto_map is {shown(config['auto_map'])}, and code that comes with a model is never run")
     try:
-        return ModelSpec(
-            **{ours: config[theirs] for theirs, ours in DIMENSIONS.items()},
-            n_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            rope_theta=rope["rope_theta"],
-            rope_scaling=_scaling(rope) if scaled else None,
-            norm_eps=config.get("rms_norm_eps", 1e-5),
-            init_std=config.get("initializer_range", 0.02),
-        )
-    except (ValueError, TypeError, KeyError) as error:
-        raise HuggingFaceError(f"config.json cannot be represented: {error}") from error
+        stated = checked(Config, config)
+        rope = _rope(stated, wrong)
+    except ForeignError as error:
+        wrong.append(str(error))
+    if wrong:
+        raise HuggingFaceError(f"{name} cannot be represented: {'; '.join(wrong)}")
+    scaling = {ours: rope.get(theirs) for theirs, ours in SCALING.items()}
+    values = {ours: getattr(stated, theirs) for theirs, ours in DIMENSIONS.items()} | {
+        "n_kv_heads": stated.num_key_value_heads or stated.num_attention_heads,
+        "head_dim": stated.head_dim or stated.hidden_size // stated.num_attention_heads,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": scaling if rope["rope_type"] == "llama3" else None,
+        "norm_eps": stated.rms_norm_eps,
+        "init_std": stated.initializer_range,
+    }
+    try:
+        model = ModelSpec.model_validate(values)
+    except ValidationError as error:
+        raise HuggingFaceError(f"{name} cannot be represented: {explained(error, values, THEIRS)}") from error
+    if model.rope_scaling is None:
+        return model
+    return model.model_copy(update={"rope_scaling": _original(model.rope_scaling)})
 
 
-def _rope(config: dict[str, Any], wrong: list[str]) -> dict[str, Any]:
+def _rope(config: Config, wrong: list[str]) -> dict[str, Any]:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds to `wrong` what does not fit."""
-    stated = config.get("rope_parameters") or config.get("rope_scaling")
-    if stated is None and "rope_theta" in config:
-        wrong.append(f"rope_theta is {config['rope_theta']!r} without rope_scaling, which releases of transformers read differently")
+    stated = config.rope_parameters or config.rope_scaling
+    if stated is None and config.rope_theta is not None:
+        wrong.append(f"rope_theta is {config.rope_theta!r} without rope_scaling, which releases of transformers read differently")
     rope: dict[str, Any] = dict(stated or RELEASED_ROPE)
     kind = rope.pop("type", None)
     rope.setdefault("rope_type", kind or "default")
-    rope.setdefault("rope_theta", config.get("rope_theta", RELEASED_ROPE["rope_theta"]))
+    rope.setdefault("rope_theta", RELEASED_ROPE["rope_theta"] if config.rope_theta is None else config.rope_theta)
     if rope["rope_type"] not in ("default", "llama3"):
-        wrong.append(f"rope_type is {rope['rope_type']!r}, this model computes with 'default' or 'llama3'")
+        wrong.append(f"rope_type is {shown(rope['rope_type'])}, this model computes with 'default' or 'llama3'")
         return rope
     needed = {"rope_type", "rope_theta"} | (set(SCALING) if rope["rope_type"] == "llama3" else set())
     wrong += [f"{name} of the rotary embedding is missing" for name in sorted(needed - rope.keys())]
-    wrong += [f"{name} of the rotary embedding is {rope[name]!r}, which this model does not have" for name in sorted(rope.keys() - needed)]
+    others = sorted(rope.keys() - needed)
+    for name in others[:SHOWN]:
+        wrong.append(f"{shown(name)} of the rotary embedding is {shown(rope[name])}, which this model does not have")
     return rope

@@ -12,6 +12,9 @@ from pydantic import model_validator
 
 from specs.base import Spec, execution, identity
 
+MOST = 2**24
+"""Of a width, of heads and of a vocabulary: thousands of times as many as any model has."""
+MOST_LAYERS = 10_000
 FLAVOURS: dict[str, dict[str, Any]] = {
     # For CPUs. Weights as small as the large models' would keep a narrow one on a plateau for most of a short run.
     "mini": {"dim": 96, "n_layers": 3, "n_heads": 3, "n_kv_heads": 1, "head_dim": 32, "ffn_dim": 480, "vocab_size": 2048, "init_std": 0.06},
@@ -36,7 +39,7 @@ class RopeScaling(Spec):
     factor: float = identity(8.0, ge=1)
     low_freq_factor: float = identity(1.0, gt=0)
     high_freq_factor: float = identity(4.0, gt=0)
-    original_max_position: int = identity(8192, gt=0)
+    original_max_position: int = identity(8192, gt=0, le=2**31)
 
     @model_validator(mode="after")
     def _interpolates(self) -> RopeScaling:
@@ -51,13 +54,13 @@ class ModelSpec(Spec):
     (arXiv 2002.05202, as in Llama); `ApertusForCausalLM` has none, so such a model is neither exported nor sampled from."""
 
     flavour: str | None = execution(None, description=f"fills in the dimensions that are not given: {', '.join(FLAVOURS)}")
-    dim: int = identity(gt=0, le=2**20)
-    n_layers: int = identity(gt=0, le=10_000)
-    n_heads: int = identity(gt=0, le=2**16)
-    n_kv_heads: int = identity(gt=0, le=2**16)
-    head_dim: int = identity(gt=0, le=2**16)
-    ffn_dim: int = identity(gt=0, le=2**24)
-    vocab_size: int = identity(gt=0, le=2**30, multiple_of=128)
+    dim: int = identity(gt=0, le=MOST)
+    n_layers: int = identity(gt=0, le=MOST_LAYERS)
+    n_heads: int = identity(gt=0, le=MOST)
+    n_kv_heads: int = identity(gt=0, le=MOST)
+    head_dim: int = identity(gt=0, le=MOST)
+    ffn_dim: int = identity(gt=0, le=MOST)
+    vocab_size: int = identity(gt=0, le=MOST, multiple_of=128)
     rope_theta: float = identity(500_000.0, gt=0)
     rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
     activation: Literal["xielu", "swiglu"] = identity(

@@ -14,11 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from specs.foreign import shown
+
 Unit = Literal["tokens", "samples", "steps"]
 HUGGING_FACE = "hf:"
 MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 LARGEST = 2**63 - 1  # of all integers of a recipe: they are indices, sizes and counts of 64 bits
-LONGEST = 3650 * 86_400  # seconds
+LONGEST_DURATION = 3650 * 86_400  # seconds
+MOST_CHARACTERS = 40  # of an amount
 HELD_OUT = r"val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?"  # a held-out loss that checkpoints are compared by
 _AMOUNT = re.compile(r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -26,6 +29,8 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 def _amount(text: str) -> tuple[int, str, str]:
     match = _AMOUNT.match(text)
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"{shown(text)} has more than {MOST_CHARACTERS} characters; write for example '15T tokens'")
     if not match:
         raise ValueError(f"'{text}' is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'")
     exact = Decimal(match["number"].replace("_", "")) * MAGNITUDES[match["magnitude"]]
@@ -101,9 +106,8 @@ class Duration(_FromText):
         match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$", value) if isinstance(value, str) else None
         if not match or match[2] not in _SECONDS:
             raise ValueError(f"{value!r} is not a duration; write for example '90s', '30m', '2h' or '1d'")
-        seconds = float(match[1]) * _SECONDS[match[2]]
-        if seconds > LONGEST:
-            raise ValueError(f"'{value}' is longer than {LONGEST // 86_400} days, the longest duration")
+        if (seconds := float(match[1]) * _SECONDS[match[2]]) > LONGEST_DURATION:
+            raise ValueError(f"{shown(value)} is longer than {LONGEST_DURATION // 86_400} days, the longest duration")
         return cls(seconds)
 
     def __str__(self) -> str:
@@ -151,7 +155,7 @@ class Reference(_FromText):
             return cls(value)
         target, _, selector = value.partition("@")
         stage, _, part = target.partition("/")
-        step = int(selector.removeprefix("step=").replace("_", "")) if selector.startswith("step=") else None
+        step = _amount(selector.removeprefix("step="))[0] if selector.startswith("step=") else None
         tokens = _amount(selector.removeprefix("tokens="))[0] if selector.startswith("tokens=") else None
         best = selector.removeprefix("best:") if selector.startswith("best:") else None
         return cls(stage, part or None, step, tokens, best)

@@ -22,10 +22,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from apertus_model.model.hf import constant, from_hugging_face, hugging_face_name, our_name
 from apertus_model.model.model import model_config
-from specs.hugging_face import HuggingFaceError
+from infra.store.hugging_face import INDEX, read_small
+from specs.foreign import MAX_BYTES, ForeignError, checked, parse_json
+from specs.hugging_face import HuggingFaceError, Index
 from specs.model import ModelSpec
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PATTERN = "model{suffix}.safetensors"
 CONSTANTS = (".mlp.act_fn.beta", ".mlp.act_fn.eps")
@@ -113,8 +114,11 @@ class FolderWeights:
     def _weight_map(self) -> dict[str, str]:
         """Name of every stored tensor, as it is stored -> the file that it is in."""
         if self._fs.exists(f"{self._root}/{INDEX}"):
-            index = json.loads(self._fs.cat_file(f"{self._root}/{INDEX}"))
-            return {str(name): _plain(str(file)) for name, file in index["weight_map"].items()}
+            try:
+                index = checked(Index, parse_json(read_small(self._fs, f"{self._root}/{INDEX}", MAX_BYTES)))
+            except ForeignError as error:
+                raise HuggingFaceError(f"{INDEX} of {self.url} cannot be read: {error}") from error
+            return {name: _plain(file) for name, file in index.weight_map.items()}
         if not self._fs.exists(f"{self._root}/{SINGLE}"):
             raise HuggingFaceError(f"{self.url} has neither {INDEX} nor {SINGLE}; only safetensors are read, never pickles (.bin)")
         return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)

@@ -26,6 +26,8 @@ from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from infra.store.hugging_face import TOKENIZER_FILES
 from infra.store.inputs import SourceError, list_source
+from specs.foreign import ForeignError, checked, parse_json, read_local
+from specs.hugging_face import TokenizerConfig
 from specs.job import Job
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.tokenizer import TokenizerPart
@@ -118,14 +120,13 @@ def _load(file: Path, url: str) -> Tokenizer:
 
 
 def _stated(file: Path, url: str = "") -> dict[str, Any]:
-    """A JSON object, {} without the file. SourceError when it is something else."""
+    """What one of the two files on special tokens states, {} without it. SourceError when it is damaged."""
     try:
-        stated = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
-        raise SourceError(f"{file.name} of the tokenizer folder {url} is no JSON: {error}") from error
-    if not isinstance(stated, dict):
-        raise SourceError(f"{file.name} of the tokenizer folder {url} holds a {type(stated).__name__}, not an object")
-    return stated
+        document = parse_json(read_local(file)) if file.exists() else {}
+        checked(TokenizerConfig, document)
+    except ForeignError as error:
+        raise SourceError(f"{file.name} of the tokenizer folder {url} cannot be read: {error}") from error
+    return dict(document)
 
 
 def _has_chat_template(folder: Path) -> bool:

@@ -47,7 +47,7 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
                 else:
                     found[str(ref)] = _absent(builder, ref, declared, str(error), path)
             except HuggingFaceError as error:
-                builder.problem(path, str(error), FIX)
+                builder.problem(path, str(error), f"correct its files, or {FIX}")
     return found
 
 

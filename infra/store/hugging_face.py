@@ -11,21 +11,39 @@ transformers is needed.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.inputs import SourceError
-from specs.hugging_face import HuggingFaceError, model_of
+from specs.document import parse
+from specs.errors import SpecError
+from specs.foreign import MAX_BYTES, ForeignError, M, check_length, checked, parse_json, read_local, shown
+from specs.hugging_face import (
+    Card,
+    Config,
+    Generation,
+    HuggingFaceError,
+    Index,
+    TokenizerConfig,
+    TokenizerFile,
+    Words,
+    model_of,
+)
 from specs.model import ModelSpec
 from specs.sources import resolve_url, without_credentials
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
+INDEX = "model.safetensors.index.json"
+MOST_BYTES = 2**20  # of a small file; a tokenizer and an index may be longer
 END_OF_TURN = "<|assistant_end|>"  # as in the chat template
 _HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
 
@@ -64,39 +82,70 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     url = locate(reference, download=download)
     fs, root = fsspec.core.url_to_fs(url)
 
-    def read(name: str) -> bytes | None:
+    def read(name: str, most: int = MOST_BYTES) -> bytes | None:
         try:
-            data: bytes = fs.cat_file(f"{root.rstrip('/')}/{name}")
+            with _what(f"{name} of {url}"):
+                return read_small(fs, f"{root.rstrip('/')}/{name}", most)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise SourceError(f"cannot read '{name}' of {url}: {error}") from error
-        return data
 
-    config, tokenizer = _json("config.json", read("config.json"), reference), read("tokenizer.json")
-    if not config:
+    def stated(model: type[M], name: str, most: int = MOST_BYTES) -> M:
+        """A JSON file; the defaults where there is none."""
+        data = read(name, most)
+        with _what(f"{name} of {url}"):
+            return checked(model, {} if data is None else parse_json(data, most))
+
+    if (config := read("config.json")) is None:
         raise SourceError(f"there is no config.json in {url}")
-    if tokenizer is None:
+    with _what(f"config.json of {url}"):
+        model = model_of(parse_json(config), f"config.json of {url}")
+    settings = stated(Config, "config.json")
+    if (tokenizer := read("tokenizer.json", MAX_BYTES)) is None:
         raise HuggingFaceError(
             f"{url} has no tokenizer.json, so nobody knows what its ids mean; put the tokenizer's files beside the weights"
         )
-    files = _weight_files(url, [entry.rsplit("/", 1)[-1] for entry in fs.ls(root, detail=False)], read)
-    generation = _json("generation_config.json", read("generation_config.json"), reference)
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
-    added = _json("tokenizer.json", tokenizer, reference).get("added_tokens", [])
-    turn = {token["id"] for token in added if token.get("content") == END_OF_TURN}
-    card = _front_matter((read("README.md") or b"").decode(errors="replace"))
+    with _what(f"tokenizer.json of {url}"):
+        added = checked(TokenizerFile, parse_json(tokenizer)).added_tokens
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        stated(TokenizerConfig, name)
+    names = [entry.rsplit("/", 1)[-1] for entry in fs.ls(root, detail=False)]
+    files = _weight_files(url, names, lambda: stated(Index, INDEX, MAX_BYTES))
+    generation = stated(Generation, "generation_config.json")
+    ends = (generation if "eos_token_id" in generation.model_fields_set else settings).eos_token_id
+    turn = {token.id for token in added if token.content == END_OF_TURN}
+    card = _card((read("README.md") or b"").decode(errors="replace"), f"{url}/README.md")
     return HubModel(
         reference=reference,
         url=url,
-        model=model_of(config),
+        model=model,
         files=("config.json", *files),
-        context=int(config.get("max_position_embeddings", 65_536)),
+        context=settings.max_position_embeddings,
         chat=bool(turn & set(ends if isinstance(ends, list) else [ends])),
-        license=card.get("license", ""),
-        language=card.get("language", ""),
+        license=_words(card.license),
+        language=_words(card.language),
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest(),
     )
+
+
+@contextmanager
+def _what(name: str) -> Iterator[None]:
+    """Names the file in what is wrong with it."""
+    try:
+        yield
+    except ForeignError as error:
+        raise HuggingFaceError(f"{name} cannot be read: {error}") from error
+
+
+def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
+    """Content of a file. ForeignError for one of more than `most` bytes, or that is no regular file; OSError as the
+    filesystem says."""
+    if isinstance(fs, LocalFileSystem):
+        return read_local(path, most)
+    check_length(int(fs.size(path) or 0), most)
+    data: bytes = fs.cat_file(path)
+    return data
 
 
 def locate(reference: str, *, download: bool = True) -> str:
@@ -139,14 +188,14 @@ def _snapshot(name: str, revision: str | None, download: bool) -> str:
         raise SourceError(f"{missing}; its download failed: {type(error).__name__}: {reason}") from error
 
 
-def _weight_files(url: str, names: list[str], read: Any) -> list[str]:
+def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -> list[str]:
     """Names of the files with weights, and of their index. HuggingFaceError when one is missing, or when there are only pickles."""
-    index = "model.safetensors.index.json"
-    if index in names:
-        files = sorted({str(file) for file in _json(index, read(index), url).get("weight_map", {}).values()})
+    if INDEX in names:
+        files = sorted(set(read_index().weight_map.values()))
         if lost := [file for file in files if file not in names]:
-            raise HuggingFaceError(f"{url} lacks {len(lost)} of {len(files)} files that its index names, the first '{lost[0]}'")
-        return [index, *files]
+            count = f"{len(lost)} of {len(files)} files"
+            raise HuggingFaceError(f"{url} lacks {count} that its index names, the first {shown(lost[0])}")
+        return [INDEX, *files]
     if "model.safetensors" in names:
         return ["model.safetensors"]
     pickles = [name for name in sorted(names) if name.endswith((".bin", ".pt", ".pth"))]
@@ -154,29 +203,18 @@ def _weight_files(url: str, names: list[str], read: Any) -> list[str]:
     raise HuggingFaceError(f"{url} has no model.safetensors: {found}; save the model with safetensors")
 
 
-def _json(name: str, data: bytes | None, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data or b"{}")
-    except ValueError as error:
-        raise SourceError(f"{name} of {where} is not JSON: {error}") from error
-    return document if isinstance(document, dict) else {}
-
-
-def _front_matter(card: str) -> dict[str, str]:
-    """License and language of a model card; empty where it states none."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    parts = card.split("---\n", 2)
+def _card(text: str, name: str) -> Card:
+    """What the front matter of a model card states. HuggingFaceError for one that cannot be read."""
+    parts = text.split("---\n", 2)
     if len(parts) < 3 or parts[0].strip():
-        return {}
+        return Card()
     try:
-        stated = YAML(typ="safe", pure=True).load(parts[1])
-    except YAMLError:
-        return {}
-    fields = stated if isinstance(stated, dict) else {}
-    return {
-        name: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in fields.items()
-        if name in ("license", "language") and value
-    }
+        stated = parse("\n" + parts[1], name, or_nothing=True).data  # its lines are numbered as in the file
+    except SpecError as error:
+        raise HuggingFaceError(f"{error.problems[0]}; correct the front matter, or remove it") from error
+    with _what(name):
+        return checked(Card, stated)
+
+
+def _words(stated: Words) -> str:
+    return ", ".join(map(str, stated if isinstance(stated, list) else [stated])) if stated else ""

@@ -25,6 +25,7 @@ from infra.store.listing import tree
 from infra.store.store import CHUNK, Store, StoreError, to_json
 from specs.base import canonical_json
 from specs.errors import StageError
+from specs.foreign import ForeignError, check_regular
 from specs.sources import SourceSpec, resolve_url
 
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
@@ -109,11 +110,20 @@ def list_source(source: SourceSpec) -> Listing:
     for name, entry in entries.items():
         relative = name[len(root.rstrip("/")) :].lstrip("/")
         if relative == "" or (_matches(relative, source.include) and not _matches(relative, source.exclude)):
+            if isinstance(fs, LocalFileSystem) and entry["type"] == "other":  # so it calls links, too
+                _check_regular(name, source.url)
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
             files.append(Listed(relative, int(entry["size"]), str(stamp)))
     if not files:
         raise SourceError(f"no file below {source.url} matches include {source.include} without exclude {source.exclude}")
     return Listing(url, tuple(sorted(files, key=lambda file: file.path)))
+
+
+def _check_regular(path: str, url: str) -> None:
+    try:
+        check_regular(path)
+    except (ForeignError, OSError) as error:
+        raise SourceError(f"cannot read '{path}' of {url}: {error}") from error
 
 
 def _entries(fs: AbstractFileSystem, root: str, include: list[str], exclude: list[str]) -> dict[str, Any]:

@@ -206,7 +206,8 @@ def test_data_of_a_tokenizer_with_the_same_file_are_accepted(planned: Planned, f
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "config.json").write_text("{}"), "there is no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "describes 'ApertusForCausalLM' of model_type None"),
+        (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json of"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json, so nobody knows what its ids mean"),
         (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "lacks 1 of 2 files that its index names"),

@@ -135,3 +135,13 @@ def test_a_dataset_of_the_hub_is_listed_like_any_folder_and_locked_by_its_blobs(
     blobs["data/train-1.parquet"] = "d" * 40
     assert listed()[1] != key
     HfFileSystem.clear_instance_cache()
+
+
+def test_a_pipe_among_the_files_of_a_source_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    tree(tmp_path)
+    (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
+    assert "link.py" in [file.path for file in list_source(source(tmp_path, include=["*.py"])).files]
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(SourceError, match=r"cannot read '.*/pipe\.py' of .*: it is a named pipe, not a regular file"):
+        list_source(source(tmp_path, include=["*.py"]))
+    assert len(list_source(source(tmp_path, include=["*.txt"])).files) == 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
-from specs.document import override, parse
+from specs import document
+from specs.document import MAX_BYTES, override, parse, read
 from specs.errors import SpecError, nearest
 
 
@@ -37,10 +42,66 @@ def test_aliases_that_multiply_are_refused() -> None:
         parse("\n".join(levels), "f")
 
 
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+DEEP = ["stages=&s {self: *s}", "stages=&s [[*s]]", "a=&a {b: [*a]}", f"a={nested(102)}", f"a={nested(5000)}"]
+
+
+@pytest.mark.parametrize("assignment", DEEP)
+def test_what_is_too_deep_is_refused(assignment: str) -> None:
+    with pytest.raises(SpecError, match=r"^f.*: brackets or blocks inside each other, more than 100, too deep to read"):
+        parse(assignment.replace("=", ": ", 1), "f")
+    with pytest.raises(SpecError, match=r"^--set .*(too deep to read|is not YAML)"):
+        override(parse("stages: {}\na: {}", "f"), assignment)
+
+
+def test_reading_stops_at_a_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_VALUES", 1000)
+    text, begun = "".join(f"{number}: 0\n" for number in range(400_000)), time.process_time()
+    with pytest.raises(SpecError, match="more than 100000 values"):
+        parse(text, "f")
+    assert time.process_time() - begun < 5  # all of them take a minute
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 400, r"^f:1: a\[0\]: '9+\.\.\.9+' is a whole number of more than 64 bits\. Fix: write a smaller one\.$"),
+        ("-" + "9" * 5000, "a whole number of more than 64 bits"),
+        ("1_" * 50 + "1", "a whole number of more than 64 bits"),
+        (str(2**64), "'18446744073709551616' is a whole number of more than 64 bits"),
+        ("1e999", r"^f:1: a\[0\]: '1e999' is more than a number can be"),
+        ("9" * 400 + ".0", "is more than a number can be"),
+        ('"\\ud800"', r"a\[0\]: '\\ud800' has half of a character"),
+        ('{"\\udfff": 1}', r"a\[0\]: the key '\\udfff' has half of a character"),
+    ],
+)
+def test_a_value_that_nothing_can_be_is_refused_at_its_field(value: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse(f"a: [{value}]", "f")
+
+
+def test_the_largest_number_is_one() -> None:
+    assert parse(f"a: {2**64 - 1}\nb: -{2**63}\nc: 1.7e308", "f").data == {"a": 2**64 - 1, "b": -(2**63), "c": 1.7e308}
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "long.yaml").write_bytes(b" " * (MAX_BYTES + 1))
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    for name, message in (("pipe", "a named pipe, not a regular file"), ("long", "4,194,305 bytes"), ("latin", "can't decode byte")):
+        with pytest.raises(SpecError, match=rf"{name}\.yaml: cannot read the spec: .*{message}"):
+            read(tmp_path / f"{name}.yaml")
+    with pytest.raises(SpecError, match="a folder, not a regular file"):
+        read(tmp_path)
+
+
 def test_lines_are_known_for_every_path() -> None:
-    document = parse("a:\n  b:\n    - x\n    - {c: 1}\n", "f.yaml")
-    assert document.where(("a", "b", 1, "c")) == "f.yaml:4"
-    assert document.where(("a", "unknown")) == "f.yaml:1"
+    found = parse("a:\n  b:\n    - x\n    - {c: 1}\n", "f.yaml")
+    assert found.where(("a", "b", 1, "c")) == "f.yaml:4"
+    assert found.where(("a", "unknown")) == "f.yaml:1"
 
 
 def test_a_second_document_is_refused_where_it_begins() -> None:
@@ -54,11 +115,11 @@ def test_suggestions_name_each_candidate_once() -> None:
 
 
 def test_an_override_sets_a_value_of_its_yaml_type() -> None:
-    document = parse("a: {b: 1}\nlist: [1, 2]\n", "f")
-    override(document, "a.b=2e-4")
-    override(document, "a.c.d=[x, 1]")
-    override(document, "list.1=7")
-    assert document.data == {"a": {"b": 2e-4, "c": {"d": ["x", 1]}}, "list": [1, 7]}
+    found = parse("a: {b: 1}\nlist: [1, 2]\n", "f")
+    override(found, "a.b=2e-4")
+    override(found, "a.c.d=[x, 1]")
+    override(found, "list.1=7")
+    assert found.data == {"a": {"b": 2e-4, "c": {"d": ["x", 1]}}, "list": [1, 7]}
 
 
 @pytest.mark.parametrize("assignment", ["nothing", "a..b=1", "=1", "a.b.c=1", "list.9=1", "a.b=[1"])

@@ -38,6 +38,8 @@ def test_a_budget_is_exact(text: str, amount: int, unit: str) -> None:
         (1.5, "not an amount"),
         ("1" + "0" * 20 + " steps", "is more than 9223372036854775807"),
         ("lots", "not an amount"),
+        ("9" * 400 + " steps", r"'9+\.\.\.9+ steps' has more than 40 characters"),
+        ("2000000T tokens", r"'2000000T tokens' is more than 1e\+18"),
     ],
 )
 def test_a_wrong_budget_says_what_to_write(value: object, message: str) -> None:
@@ -53,6 +55,18 @@ def test_durations(text: str, seconds: float) -> None:
 def test_a_duration_without_a_unit_is_refused() -> None:
     with pytest.raises(ValueError, match="not a duration"):
         Duration.parse("90")
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "s", "99999999999999999d"])
+def test_a_duration_has_a_limit(text: str) -> None:
+    with pytest.raises(ValueError, match="the longest duration"):
+        Duration.parse(text)
+
+
+@pytest.mark.parametrize("selector", ["step=", "tokens="])
+def test_a_reference_to_a_step_that_nothing_reaches_is_refused(selector: str) -> None:
+    with pytest.raises(ValueError, match="more than 40 characters"):
+        Reference.parse(f"pretrain@{selector}{'9' * 5000}")
 
 
 @pytest.mark.parametrize(

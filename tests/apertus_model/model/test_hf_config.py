@@ -99,7 +99,7 @@ def test_a_config_of_an_older_release_of_transformers_is_understood() -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "code that comes with a model is never run"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type is 'yarn'"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor of"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "'partial_rotary_factor' of"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor of the rotary embedding is missing"),
         ({"rope_parameters": None, "rope_theta": 5e5}, "rope_theta is 500000.0 without rope_scaling"),
         ({"model_type": "llama"}, "model_type 'llama'"),

@@ -1,0 +1,201 @@
+"""JSON that other programs wrote, or that was damaged: read within bounds, and checked against a model.
+
+Invariant: whatever the bytes are, the answer is a document or a `ForeignError` that says what is wrong and where, in a time and a memory
+that the size of the file bounds. No number, text or nesting comes out that other code cannot handle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import reprlib
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from specs.errors import FieldPath, dotted
+
+MAX_BYTES = 64 * 2**20
+MAX_VALUES = 5_000_000  # a tokenizer of 500,000 merges has half of it
+MAX_DEPTH = 100
+MAX_DIGITS = 40  # tokenizer_config.json has model_max_length 1000000000000000019884624838656
+SHOWN = 3  # problems of one file
+TOO_DEEP = f"it has more than {MAX_DEPTH} brackets inside each other"
+HALF = "has half of a character (a lone surrogate)"
+
+IRREGULAR = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_text = reprlib.Repr()
+_text.maxstring = _text.maxother = _text.maxlong = 80
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class ForeignError(ValueError):
+    """A file that cannot be read. The message says why; who knows the name of the file adds it."""
+
+
+class Foreign(BaseModel):
+    """The base of the models of such files: a value of another type is an error, and is never converted. Fields
+    that are not named are left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def shown(value: Any) -> str:
+    """A value for a message: at most a line of it."""
+    return _text.repr(value)
+
+
+def check_regular(path: str | Path) -> int:
+    """Size of a local file. ForeignError for a folder, and for a pipe, a socket or a device, which may never end; OSError as usual."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        what = next((name for is_one, name in IRREGULAR.items() if is_one(found.st_mode)), "no file")
+        raise ForeignError(f"it is {what}, not a regular file")
+    return found.st_size
+
+
+def check_length(size: int, most: int) -> None:
+    """ForeignError for a file of more than `most` bytes."""
+    if size > most:
+        raise ForeignError(f"it has {size:,} bytes, and {most:,} are read at most")
+
+
+def read_local(path: str | Path, most: int = MAX_BYTES) -> bytes:
+    """Content of a local file. ForeignError for one that is not regular or has more than `most` bytes; OSError as usual."""
+    check_length(check_regular(path), most)
+    return Path(path).read_bytes()
+
+
+def parse_json(data: bytes, most: int = MAX_BYTES) -> Any:
+    """The document in `data`. ForeignError for anything but JSON (RFC 8259) in UTF-8, within the bounds of this
+    module and `most` bytes; it names the field."""
+    check_length(len(data), most)
+    if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise ForeignError("it begins with a byte order mark; save it as UTF-8 without one")
+    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
+        raise ForeignError(f"it has more than {MAX_VALUES:,} values")
+    refused: list[_Refused] = []
+
+    def integer(text: str) -> Any:
+        if len(text) <= MAX_DIGITS:
+            return int(text)
+        refused.append(_Refused(f"{shown(text)}, a number of {len(text)} digits; {MAX_DIGITS} are read at most"))
+        return refused[-1]
+
+    def number(text: str) -> Any:
+        if math.isfinite(value := float(text)):
+            return value
+        refused.append(_Refused(f"{shown(text)}, which is no finite number"))
+        return refused[-1]
+
+    hooks: Any = {"parse_int": integer, "parse_float": number, "parse_constant": number}
+    try:
+        document = json.loads(data.decode(), **hooks, object_pairs_hook=_without_repetition)
+    except UnicodeDecodeError as error:
+        raise ForeignError(f"byte {error.start} is not UTF-8; save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ForeignError(f"it is not JSON: {error}") from None
+    except RecursionError:
+        raise ForeignError(TOO_DEEP) from None
+    _check_depth(document)
+    if refused or _SURROGATE.search(data):
+        _check_values(document, ())
+    return document
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Stands where a number was that is not taken, so that its field can be named."""
+
+    message: str
+
+
+def _check_values(value: Any, path: FieldPath) -> None:
+    if isinstance(value, _Refused):
+        raise ForeignError(f"{dotted(path)} is {value.message}")
+    if isinstance(value, str) and not is_text(value):
+        raise ForeignError(f"{dotted(path)} is {shown(value)}, which {HALF}")
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _check_values(key, path)
+        _check_values(item, (*path, key))
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written to a file: JSON and YAML can spell half of a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ForeignError(f"the key {shown(name)} is there twice; keep one of the two")
+    return found
+
+
+def _check_depth(document: Any) -> None:
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        values = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in values if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise ForeignError(TOO_DEEP)
+
+
+def checked(model: type[M], document: Any) -> M:
+    """The document as a model. ForeignError names the fields that are wrong, and their values."""
+    if not isinstance(document, dict):
+        raise ForeignError(f"it holds {shown(document)}, not an object {{...}}")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise ForeignError(explained(error, document)) from None
+
+
+def explained(error: ValidationError, document: Any, names: Mapping[str, str] | None = None) -> str:
+    """Pydantic's problems in a line: field, value and what is wrong with it. `names`: what fields are called in the
+    file, where a model of ours calls them otherwise."""
+    found: dict[str, list[str]] = {}
+    for details in error.errors(include_url=False, include_context=False):
+        place = dotted(tuple((names or {}).get(str(part), part) for part in _followed(document, details)))
+        message = str(details["msg"]).removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
+        if details["type"] == "missing":
+            found.setdefault(f"{place} is missing", [])
+        else:
+            found.setdefault(f"{place} is {shown(details['input'])}: " if place else "", []).append(message)
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(begin + ", or ".join(messages) for begin, messages in list(found.items())[:SHOWN]) + more
+
+
+def _followed(document: Any, details: Any) -> FieldPath:
+    """What of Pydantic's location stands in the document; it adds the members of unions."""
+    path: list[str | int] = []
+    for part in details["loc"]:
+        if isinstance(document, dict) and part in document or isinstance(document, list) and isinstance(part, int) and part < len(document):
+            document = document[part]
+        elif details["type"] != "missing" or part != details["loc"][-1]:
+            continue
+        path.append(part)
+    return tuple(path)
