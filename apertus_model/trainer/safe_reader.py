@@ -19,6 +19,7 @@ import importlib
 import io
 import math
 import pickle
+import pickletools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -160,13 +161,26 @@ class _IndexUnpickler(pickle.Unpickler):
         return found
 
 
+def _check_memo(program: bytes) -> None:
+    """CheckpointError for a pickle that numbers what it remembers higher than it has bytes: the table for it is
+    allocated at once, gigabytes for five bytes. `genops` refuses lengths that are longer than the rest."""
+    for opcode, argument, place in pickletools.genops(program):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(program):
+            raise CheckpointError(
+                f"byte {place} of the index of the checkpoint numbers an object {argument}, and the index has "
+                f"{len(program)} bytes: it was made to do harm; do not use it"
+            )
+
+
 def read_index(stream: IO[bytes]) -> Metadata:
     """The content of a `.metadata` file.
 
     Raises:
         CheckpointError: it names a class that does not belong there, or an entry that is not a tensor.
     """
-    unpickler = _IndexUnpickler(stream)
+    program = stream.read()
+    _check_memo(program)
+    unpickler = _IndexUnpickler(io.BytesIO(program))
     try:
         metadata = unpickler.load()
     finally:

@@ -9,6 +9,9 @@ import json
 import os
 import pickle
 import re
+import resource
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,36 @@ def test_the_index_of_a_checkpoint_calls_nothing(tmp_path: Path, planted: Path, 
 def test_names_are_looked_up_as_they_stand(stream: bytes) -> None:
     with pytest.raises((CheckpointError, ValueError)):
         read_index(io.BytesIO(stream))
+
+
+MANY = (2**32 - 1).to_bytes(4, "little"), (2**62).to_bytes(8, "little")
+ALLOCATING = [
+    b"\x80\x02Nr" + MANY[0] + b".",  # LONG_BINPUT: a memo of as many entries
+    b"\x80\x02Nr\xff\xff\xff\x0f.",
+    b"Np268435455\n.",  # PUT
+    b"Np-1\n.",
+    b"\x80\x05\x96" + MANY[1] + b".",  # BYTEARRAY8
+    b"\x80\x04\x8e" + MANY[1] + b".",  # BINBYTES8
+    b"\x80\x04\x8d" + MANY[1] + b".",  # BINUNICODE8
+    b"\x80\x02T\xff\xff\xff\x7f.",  # BINSTRING
+    b"\x80\x02\x8b\xff\xff\xff\x7f.",  # LONG4
+    b"\x80\x04\x95" + MANY[1] + b"N.",  # FRAME
+    b"L" + b"9" * 100_000 + b"L\n.",  # LONG, of as many digits
+]
+
+
+@pytest.mark.parametrize("stream", ALLOCATING)
+def test_the_index_asks_for_no_more_memory_than_it_has_bytes(stream: bytes) -> None:
+    tracemalloc.start()
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    try:
+        with pytest.raises((CheckpointError, ValueError, pickle.UnpicklingError)):
+            read_index(io.BytesIO(stream))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # in KiB
+    assert time.process_time() - begun < 1
 
 
 def test_the_index_changes_no_class_that_it_names() -> None:
