@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from specs.errors import StageError
 from specs.foreign import SHOWN, Foreign, ForeignError, checked, explained, shown
-from specs.model import ModelSpec
+from specs.model import ModelSpec, RopeScaling
 
 MOST = 2**31
 Id = Annotated[int, Field(ge=-1, le=MOST)]
