@@ -10,6 +10,7 @@ at hand, is counted as declared.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ def problems(found: list[Demand]) -> list[Problem]:
             )
             fix = "lower the budget or the source's weight, add data" + (
                 f" ({demand.passes / demand.allowed:.2f} times as much), or raise max_repetition to {_above(demand.passes):g}."
-                if demand.sequences
+                if math.isfinite(demand.passes)
                 else ", or shorten the sequences."
             )
             refused.append(Problem(("stages", demand.stage, "budget"), message, fix))

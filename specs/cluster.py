@@ -55,15 +55,19 @@ class Cluster(Spec):
         description="model FLOPs utilisation that is expected, as a fraction of the GPU's dense bfloat16 peak (no recomputation counted); "
         "measured: that of what is stored of the same stage, else of the other stages. `launch.mfu` of a stage wins over it",
     )
-    price_per_gpu_hour: float | None = execution(None, ge=0)
-    power_per_gpu: float | None = execution(None, gt=0, description="watts, with its share of the node; the GPU's design power by default")
-    pue: float = execution(1.0, ge=1, description="power usage effectiveness: what the whole centre takes for a watt of the machines")
-    storage_price: float | None = execution(None, ge=0, description="per terabyte (10^12 bytes) and month of 30 days")
+    price_per_gpu_hour: float | None = execution(None, ge=0, le=1e9)
+    power_per_gpu: float | None = execution(
+        None, gt=0, le=1e6, description="watts, with its share of the node; the GPU's design power by default"
+    )
+    pue: float = execution(
+        1.0, ge=1, le=100, description="power usage effectiveness: what the whole centre takes for a watt of the machines"
+    )
+    storage_price: float | None = execution(None, ge=0, le=1e9, description="per terabyte (10^12 bytes) and month of 30 days")
     storage_bandwidth: float | None = execution(
-        None, gt=0, description="gigabytes (10^9 bytes) per second that a checkpoint is written with, all processes together"
+        None, gt=0, le=1e9, description="gigabytes (10^9 bytes) per second that a checkpoint is written with, all processes together"
     )
     host_bandwidth: float | None = execution(
-        None, gt=0, description="gigabytes (10^9 bytes) per second that a GPU copies its part of a checkpoint to host memory with"
+        None, gt=0, le=1e9, description="gigabytes (10^9 bytes) per second that a GPU copies its part of a checkpoint to host memory with"
     )
     mean_time_between_failures: PositiveDuration | None = execution(None, description="of one node")
 

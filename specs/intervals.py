@@ -18,8 +18,11 @@ def expected_time(interval: float, write_seconds: float, mean_time_between_failu
 
 
 def longest_interval(more: float, best: float, write_seconds: float, mean_time_between_failures: float) -> float:
-    """The longest interval whose expected time per second of work is at most `more` seconds above that of the interval `best`."""
+    """The longest interval whose expected time per second of work is at most `more` seconds above that of the interval `best`; infinite
+    where that is."""
     limit = expected_time(best, write_seconds, mean_time_between_failures) + more
+    if limit == math.inf:
+        return math.inf
     low = high = best
     while expected_time(high, write_seconds, mean_time_between_failures) <= limit:
         low, high = high, 2 * high

@@ -132,6 +132,7 @@ class OptimizerSpec(Spec):
         None,
         neutral=None,
         gt=0,
+        le=1000,
         description="peak learning rate; left out in a later stage with the same optimizer: the parent's rate at the branch point",
     )
     betas: tuple[Beta, Beta, Beta] | tuple[Beta, Beta] | None = identity(None, neutral=None, description="three for ademamix, else two")

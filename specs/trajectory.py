@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from specs.pipeline import Pipeline
 
 
+MOST_STEPS = 10**8  # of a leg
+MOST_CHECKPOINTS = 10**6
+
+
 @dataclass(frozen=True)
 class Cut:
     """A segment: constant mixture and batch. Samples and steps count within the leg; `[start, end)` in samples. A piece of an annealed
@@ -250,6 +254,23 @@ def _check_imported(leg: Leg, stage: Training) -> None:
         raise SpecError(problems)
 
 
+def _check_steps(at: FieldPath, stage: Training, steps: int) -> None:
+    """More than can be listed, or ever be run, is a slip of the pen. SpecError for it."""
+    if steps > MOST_STEPS:
+        message = f"{stage.budget} are {steps:,} steps; the limit is {MOST_STEPS:,}"
+        raise SpecError([Problem((*at, "budget"), message, "lower it, or raise the batch.")])
+    rollback = stage.anomalies.rollback_interval if stage.anomalies.rolls_back else None
+    intervals = {
+        ("checkpoint", "interval"): stage.checkpoint.interval,
+        ("checkpoint", "keep_every"): stage.checkpoint.keep_every,
+        ("anomalies", "rollback_interval"): rollback,
+    }
+    for field, every in intervals.items():
+        if isinstance(every, int) and steps // every > MOST_CHECKPOINTS:
+            message = f"{steps // every:,} checkpoints in {steps:,} steps; the limit is {MOST_CHECKPOINTS:,}"
+            raise SpecError([Problem((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")])
+
+
 def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]) -> Trajectory:
     at, stage = leg.path, leg.settings
     start: Branch | None = None
@@ -303,6 +324,7 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Ma
         mixture = next(value for border, value in reversed(mixtures) if border <= begin)
         cut_schedule = seen_within(full, begin * length, end * length)
         cuts.append(Cut(mixture, batch, begin, end, cuts[-1].end_step if cuts else 0, cut_schedule))
+    _check_steps(at, stage, cuts[-1].end_step)
     return Trajectory(
         stage=leg.stage,
         model=model,

@@ -30,7 +30,7 @@ class Goldfish(Spec):
     """Goldfish loss (arXiv 2406.10209): a label is dropped when the hash of the `h` labels up to it falls into 1/k of the table."""
 
     k: int = identity(50, ge=2, le=2**24)
-    h: int = identity(50, ge=1)
+    h: int = identity(50, ge=1, le=2**16)
     within_documents: bool = identity(
         False,
         neutral=False,

@@ -145,6 +145,16 @@ REFUSED = [
     ("stages.probes.sources.notes.repeats.buckets=[0, 2, 2]", "repeats.buckets: 2 stands here twice; state it once"),
     ("stages.pretrain.checkpoint.milestones=[-3]", "milestones[0]: -3: input should be greater than or equal to 1"),
     ("stages.pretrain.checkpoint.milestones=[5, 0]", "milestones[1]: 0: input should be greater than or equal to 1"),
+    ("stages.pretrain.budget=100000001 steps", "stages.pretrain.budget: 100000001 steps are 100,000,001 steps; the limit is"),
+    (
+        "stages.sft.budget=10000000 steps stages.sft.checkpoint.interval=2",
+        "stages.sft.checkpoint.interval: 5,000,000 checkpoints in 10,000,000 steps; the limit is 1,000,000. Fix: state 10 or more.",
+    ),
+    (
+        "stages.pretrain.sequence_length=1000000 stages.pretrain.budget=16 steps",
+        "(0 sequences of 1000000): with what was drawn before inf passes, 100 are allowed. "
+        "Fix: lower the budget or the source's weight, add data, or shorten the sequences.",
+    ),
     ("launch.threads=99999999999999999999", "launch.threads: 99999999999999999999: input should be less than or equal to 4096"),
     ("launch.parallel.dp_shard=0", "launch.parallel.dp_shard: 0 processes hold no weights"),
     ("launch.time_limit=0s", "launch.time_limit: a duration of 0s leaves no time"),

@@ -46,6 +46,11 @@ def test_the_longest_interval_takes_that_much_more_time(write: float, mean: floa
     assert expected_time(longest, write, mean) - expected_time(best, write, mean) == pytest.approx(0.01, rel=1e-6)
 
 
+def test_where_no_interval_ends_the_longest_is_infinite() -> None:
+    best = young_daly(1e6, 1.0)
+    assert expected_time(best, 1e6, 1.0) == math.inf == longest_interval(0.01, best, 1e6, 1.0)
+
+
 def test_times_that_are_not_positive_are_refused() -> None:
     with pytest.raises(ValueError, match="both have to be positive"):
         young_daly(0.0, 100.0)
