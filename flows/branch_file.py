@@ -14,6 +14,7 @@ from typing import Any
 from specs.document import parse, scalar, stage_of
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.pipeline import Pipeline
+from specs.redaction import mask_url
 
 WIDTH = 118  # of a line; longer mappings are written as blocks
 _PLAIN = re.compile(r"^[A-Za-z0-9_./$][A-Za-z0-9_./@=:+-]*( [A-Za-z0-9_./@=+-]+)*$")
@@ -41,13 +42,14 @@ class Draft:
 
     def override(self, assignment: str) -> None:
         """One `path=value` of `--set`. SpecError for one that is malformed; the fields are checked with the whole recipe."""
-        where = f"--set {assignment}"
+        where = f"--set {mask_url(assignment)}"
         target, equals, text = assignment.partition("=")
         target = target.strip()
         stage = self.name if f"{target}.".startswith(f"stages.{self.name}.") else stage_of(self.document, target)
         keys = target.split(".") if stage is None else ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
         if not equals or not all(keys):
-            raise SpecError([Problem((), f"'{assignment}' is not an assignment", "write path=value.", where)])
+            message = f"'{mask_url(assignment)}' is not an assignment"
+            raise SpecError([Problem((), message, "write path=value.", where)])
         if keys[0] in ("extends", "name"):
             raise SpecError([Problem((), f"a branch states its own {keys[0]}", "leave it out.", where)])
         there = [*self.document.data["stages"], *self.data["stages"]]
@@ -57,7 +59,8 @@ class Draft:
         try:
             value = parse(f"value: {text}" if "\n" not in text else f"value:\n{text}", where).data["value"]
         except SpecError:
-            raise SpecError([Problem((), f"the value '{text}' is not YAML", "quote it.", where)]) from None
+            message = f"the value '{mask_url(text)}' is not YAML"
+            raise SpecError([Problem((), message, "quote it.", where)]) from None
         path = self._written(tuple(keys), value)
         for place in [place for place in self.comments if place[: len(path)] == path]:
             del self.comments[place]

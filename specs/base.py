@@ -6,6 +6,7 @@ Invariants:
   the planner replaces it by the fingerprint of what it names. A field without a role is an error when the class is made.
 - An identity field whose value is its declared `neutral` one is left out, so adding an option invalidates nobody's store.
 - The encoder refuses a value that has no stable form. There is no `str()` fallback.
+- No field holds a URL with credentials: specs are stored, shown and handed to other processes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from specs.units import Budget
+from specs.redaction import without_credentials
+from specs.units import Budget, Reference
 
 Role = Literal["identity", "execution", "reference"]
 FINGERPRINT_FORMAT = 1
@@ -70,6 +73,13 @@ class Spec(BaseModel):
         for name in cls.model_fields:
             role_of(cls, name)
 
+    @field_validator("*")
+    @classmethod
+    def _without_credentials(cls, value: Any) -> Any:
+        for text in _texts(value):
+            without_credentials(text)
+        return value
+
     def identity_fields(self) -> dict[str, Any]:
         """The identity-bearing fields as plain JSON values, neutral ones left out."""
         values: dict[str, Any] = {}
@@ -81,6 +91,17 @@ class Spec(BaseModel):
                 continue
             values[name] = encode(value)
         return values
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """What a field holds as text; a spec in it has fields of its own."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, (str, Reference)):
+        yield str(value)
 
 
 def role_of(cls: type[BaseModel], name: str) -> Role:

@@ -22,6 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.foreign import HALF, MAX_DEPTH, is_text, read_local, shown
+from specs.redaction import mask_url
 
 MAX_BYTES = 4 * 2**20
 MAX_VALUES = 100_000
@@ -76,6 +77,9 @@ class Document:
 
 def read(path: str | Path) -> Document:
     """Reads a YAML file. SpecError for one that cannot be read, is not YAML, repeats a key or is not a mapping."""
+    if "://" in str(path):
+        fix = "copy it here, and name the copy."
+        raise SpecError([Problem((), "this is a URL, not a file", fix, mask_url(str(path)))])
     if not os.path.exists(path):
         raise SpecError([Problem((), "there is no such file", nearest_file(Path(path)), str(path))])
     try:
@@ -219,7 +223,8 @@ def override(document: Document, assignment: str, variables: Document | None = N
     Args:
         variables: the document that states the variables, where that is another one.
     """
-    where = f"--set {assignment}" if len(assignment) <= SHOWN else f"--set {assignment[:SHOWN]}..."
+    stated = mask_url(assignment)
+    where = f"--set {stated}" if len(stated) <= SHOWN else f"--set {stated[:SHOWN]}..."
     target, equals, text = assignment.partition("=")
     target = target.strip()
     stage = stage_of(document, target)

@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from specs.redaction import redacted
+
 FieldPath = tuple[str | int, ...]
 
 
@@ -23,7 +25,8 @@ def dotted(path: FieldPath) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: `message` says what is wrong with the value at `path`, `fix` what to do about it."""
+    """One mistake: `message` says what is wrong with the value at `path`, `fix` what to do about it. As text
+    it holds no secret."""
 
     path: FieldPath
     message: str
@@ -35,7 +38,7 @@ class Problem:
         if self.path:
             text += f"{dotted(self.path)}: "
         text += self.message
-        return f"{text.rstrip('.')}. Fix: {self.fix}" if self.fix else text
+        return redacted(f"{text.rstrip('.')}. Fix: {self.fix}" if self.fix else text)
 
 
 class SpecError(ValueError):

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity
-from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url, without_credentials
+from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 
 # The crawlers of AI companies, and everybody (swiss-ai/pretrain-data, robots_filter.py).
 ROBOTS_AGENTS = [
@@ -107,7 +107,7 @@ class RobotsFilter(Filter):
     @classmethod
     def _readable(cls, url: str) -> str:
         resolve_url(url)
-        return without_credentials(url)
+        return url
 
     def files(self) -> list[SourceSpec]:
         return [_outside(self.domains)]
@@ -150,7 +150,7 @@ class LanguageFilter(Filter):
     @classmethod
     def _readable(cls, url: str) -> str:
         resolve_url(url)
-        return without_credentials(url)
+        return url
 
     def files(self) -> list[SourceSpec]:
         return [_outside(self.model)]

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specs.errors import FieldPath, dotted
+from specs.redaction import mask_url
 
 MAX_BYTES = 64 * 2**20
 MAX_VALUES = 5_000_000  # a tokenizer of 500,000 merges has half of it
@@ -57,8 +58,8 @@ class Foreign(BaseModel):
 
 
 def shown(value: Any) -> str:
-    """A value for a message: at most a line of it."""
-    return _text.repr(value)
+    """A value for a message: at most a line of it, without the credentials of a URL."""
+    return _text.repr(mask_url(value) if isinstance(value, str) else value)
 
 
 def check_regular(path: str | Path) -> int:

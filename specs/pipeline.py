@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError, field_validator
+from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag, TypeAdapter, ValidationError
 
 from specs.advice import Silenced
 from specs.base import Spec, execution, reference
@@ -25,7 +25,7 @@ from specs.figures import FigureSpec, misnamed
 from specs.launch import Launch, Parallel, Retries
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_layout, refused_objective
-from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec, without_credentials
+from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages import STAGES
 from specs.stages.base import FromCheckpoint, Stage
 from specs.stages.conversations import ConversationsStage
@@ -75,11 +75,6 @@ class Pipeline(Spec):
     elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")
     stages: dict[Name, AnyStage] = reference(min_length=1)
     figures: dict[Name, FigureSpec] = execution(default_factory=dict, description="what the report draws of the results")
-
-    @field_validator("store")
-    @classmethod
-    def _no_credentials(cls, url: str) -> str:
-        return without_credentials(url)
 
     _document: Document | None = PrivateAttr(None)
 

@@ -14,9 +14,9 @@ from pydantic import StringConstraints, ValidationError, field_validator, model_
 from specs.base import Spec, execution
 from specs.document import Document, read
 from specs.errors import Problem, SpecError, nearest
+from specs.redaction import is_secret
 from specs.units import Duration
 
-SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 OUR_SBATCH_OPTIONS = frozenset(
     [
         *("array", "chdir", "cpus-per-task", "error", "exclude", "export", "job-name", "mem", "nodes", "no-requeue", "ntasks"),
@@ -113,7 +113,7 @@ class Profile(Spec):
     @classmethod
     def _no_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
         for name in environment:
-            if SECRET.search(name):
+            if is_secret(name):
                 raise ValueError(f"'{name}' looks like a secret; a profile is a file to share: set it in the environment, or in a Secret")
         return environment
 

@@ -1,63 +1,199 @@
-"""Secrets stay out of what is said and written: messages of other libraries pass through here before they reach a log, a terminal, an
-error or Prefect.
+"""Secrets stay out of what is said and written: messages of other libraries pass through here before they
+reach a log, a terminal, an error or Prefect, and a URL that carries credentials is refused before it is
+used.
 
-Invariant: in redacted text there is no value of an environment variable that is named like a secret or of the credentials file of S3, no
-password of a URL, no signature of a signed one, and no authorisation header. What is not secret stays readable.
+Invariant: redacted text holds no value of an environment variable that is named like a secret or of the
+credentials file of S3, no password of a URL, no signature of a signed one, no value that is assigned to
+the name of a secret, and no authorisation header, be they escaped for JSON, Python, HTML or a URL. What
+is not secret stays readable.
 """
 
 from __future__ import annotations
 
 import functools
+import html
+import json
 import os
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-SECRET_NAMES = re.compile(
-    r"SECRET|TOKEN(?!IZ)|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CONNECTION_STRING", re.IGNORECASE
-)
-NOT_SECRET = re.compile(r"_FILE$|_PATH$|_DIR$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
 SHORTEST = 6
-"""Characters from which a value is taken for a secret: `test` and `1` stand in too many texts."""
+"""Characters from which a value of the environment counts as a secret: `test` and `1` are in too many
+texts."""
 
-SIGNED = r"X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|AWSAccessKeyId|GoogleAccessId|Signature|sig|token"
-SIGNED += r"|access_token|api_?key|password"
-_PATTERNS = (
-    (re.compile(r"(\w://)[^/\s'\"@]+@"), r"\1***@"),
-    (re.compile(rf"([?&](?:{SIGNED})=)[^&\s'\"<>]+", re.IGNORECASE), r"\1***"),
-    (re.compile(r"(AWS4-HMAC-SHA256\s+)?Credential=\S+?,\s*SignedHeaders=\S+?,\s*Signature=\w+"), "***"),
-    (re.compile(r"((?:proxy-)?authorization['\"]?\s*[:=]\s*(?:b?['\"])?(?:(?:Bearer|Basic|AWS)\s+)?)[^\s'\",}]+", re.IGNORECASE), r"\1***"),
-    (re.compile(r"(x-amz-security-token['\"]?\s*[:=]\s*(?:b?['\"])?)[^\s'\",}<]+", re.IGNORECASE), r"\1***"),
-    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), "***"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), "***"),
+# What secrets are called
+
+_NAME = r"secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|shared[_-]?access[_-]?signature"
+_NAME += r"|(?:access|account|api|auth|encryption|master|private|shared|signing)[_-]?keys?"
+_NAME += r"|(?:access|api|auth|bearer|bot|csrf|gitlab|hf|hub|(?<![a-z])id|oauth|personal|private|refresh"
+_NAME += r"|security|session|subject|vault)[_-]?tokens?"
+_PARAMETER_NAME = rf"[\w.-]*(?:{_NAME})|auth|jwt|key|pass|pat|pwd?|sas|sig|signature|token"
+_PARAMETER_NAME += r"|X-(?:Amz|Goog)-(?:Credential|Signature)|AWSAccessKeyId|GoogleAccessId"
+_CONSTANT_NAME = r"(?<=[A-Z0-9]_)(?:AUTH|KEY|PASS|PAT|PWD?|TOKEN)"
+_VARIABLE = rf"{_NAME}|TOKEN(?!IZ|S(?:_|$))|(?:^|_)(?:(?:SSH)?PASS|PWD?|PAT|CREDS?)(?:_|$)"
+_VARIABLE += r"|(?:^|_)(?:KEY|AUTH)(?:_?\d+)?$"
+_NOT_SECRET = r"_(?:FILE|PATH|DIR|SOCK)$|^(?:OLD)?PWD$|^GOOGLE_APPLICATION_CREDENTIALS$"
+
+# How their values end
+
+_LAST_QUOTE = r"\\*[\"'][)\]},;:.>]*(?:\s|$)"
+_NEXT_PARAMETER = r"[&;](?:amp;)?[\w.%-]+=|\#[\w.%-]+="
+_QUOTE = r"(?:b?(?P<quote>\\*[\"']))?+"
+_QUOTED = r".*?(?=(?<!\\)(?P=quote)|$)"
+_WORD = rf"(?!\s)(?:(?!{_LAST_QUOTE})(?![&;,](?:amp;)?\s?[\w.%-]+=)\S)+"
+_LINE = rf"(?!\s)(?:(?!{_LAST_QUOTE}).)+"
+_NOTHING = r"(?i:none|null|true|false)\b(?![\w-])"
+
+# Both: a pattern's last group is the secret, the group `shown` is what stands before it
+
+_PARAMETER = re.compile(
+    rf"(?P<shown>[?&\#;](?:{_PARAMETER_NAME})=)(?P<secret>\S(?:(?!{_LAST_QUOTE}|{_NEXT_PARAMETER})\S)*)",
+    re.IGNORECASE,
 )
+_HEADER = re.compile(
+    r"(?P<shown>\b(?:(?:proxy-)?authorization|(?:set-)?cookie)\\*[\"']?[ \t]*(?:=>|[:=]|(?<=[\"']),)[ \t]*"
+    rf"{_QUOTE}(?:(?:ApiKey|AWS|AWS4-HMAC-SHA256|Basic|Bearer|Digest|Negotiate|SharedKey|Token)\b[ \t]*)?)"
+    rf"(?P<secret>(?(quote){_QUOTED}|{_LINE}))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ASSIGNMENT = re.compile(
+    rf"(?P<shown>(?:(?i:{_NAME})|{_CONSTANT_NAME})\\*[\"']?[ \t]*(?:=>|==?|:)[ \t]*{_QUOTE})"
+    rf"(?!{_NOTHING})(?P<secret>(?(quote){_QUOTED}|{_WORD}))",
+    re.MULTILINE,
+)
+_SIGNED = re.compile(r"(?P<shown>)(?P<secret>\bCredential=\S+?,\s*SignedHeaders=\S+?,\s*Signature=\w+)")
+_PREFIXED = r"(?:AKIA|ASIA)[0-9A-Z]{16}\b|(?:hf|gh[opsu])_[A-Za-z0-9]{20,}"
+_PREFIXED += r"|github_pat_\w{20,}|glpat-[\w-]{20,}"
+_ISSUED = re.compile(rf"(?P<shown>\b)(?P<secret>{_PREFIXED})")
+_PATTERNS = (_HEADER, _PARAMETER, _ASSIGNMENT, _SIGNED, _ISSUED)
+
+# URLs
+
+USERINFO = r"(?!\\*/)(?:[^/?#]*|[^:]*:.*)@"
+"""Begins what follows the `://` of a URL with a user or a password. A password may hold any character: so
+an `@` in the authority ends one, and any `@` behind a `:` may. Where the authority is empty (`file:///`)
+there is none."""
+_URL = re.compile(r"(?P<scheme>:(?:(?:\\*/){2}|\\*/(?=[^\s/?#:@]+:\S*@)))(?P<rest>\S+)")
+"""With one slash too, as `Path` writes it, where a password follows."""
 
 
 class Redacted(RuntimeError):
     """Stands for an error whose text, or that of one behind it, held a secret."""
 
 
+def credentials(rest: str) -> list[tuple[int, int]]:
+    """Where credentials stand in a URL, of which this is what follows `://`: begins and ends, in order,
+    apart. Whatever checks, refuses or masks URLs asks here."""
+    spans = [(0, rest.rindex("@"))] if re.match(USERINFO, rest, re.DOTALL) else []
+    for found in _PARAMETER.finditer(rest):
+        begin, end = found.span("secret")
+        if spans and begin < spans[-1][1]:
+            begin, before = spans.pop()
+            end = max(end, before)
+        spans.append((begin, end))
+    return spans
+
+
+def without_credentials(url: str) -> str:
+    """The url. ValueError, which does not repeat it, when it carries a user, a password or a signature."""
+    _, scheme, rest = url.partition("://")
+    if scheme and credentials("".join(rest.split())):
+        raise ValueError(
+            "a URL with credentials in it; leave them out, the storage client reads them from the environment"
+            " (an '@' behind a ':' counts as the end of a password, and 'key=' as one: where there is none, "
+            "write %40 for the '@', or name a copy elsewhere)"
+        )
+    return url
+
+
+def mask_url(text: str) -> str:
+    """A value that is a URL, or states one, as a message may repeat it: without what follows the scheme,
+    if that has credentials. White space ends a URL for `redacted`; here a password may hold it."""
+    try:
+        return without_credentials(text)
+    except ValueError:
+        return text.partition("://")[0] + "://***"
+
+
+def is_secret(name: str) -> bool:
+    """Whether an environment variable of that name holds a secret."""
+    return bool(re.search(_VARIABLE, name, re.IGNORECASE)) and not re.search(_NOT_SECRET, name, re.IGNORECASE)
+
+
 def redacted(text: str) -> str:
-    """The text with `***` where secrets stood, and with `<NAME>` for values of the environment and of the credentials file."""
-    for name, value in _secrets():
-        for form in (value, quote(value, safe="")):
-            text = text.replace(form, f"<{name}>")
+    """The text with `***` where secrets stood, and with `<NAME>` for values of the environment and of the
+    credentials file."""
+    names, spellings = _spellings((*os.environ.items(), *_in_file()))
+    if names:
+        text = spellings.sub(lambda found: f"<{names[(found.lastindex or 0) - 1]}>", text)
     return masked(text)
 
 
 def masked(text: str) -> str:
     """The text with `***` where it has the form of a secret, whatever the environment holds."""
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
+    text = _URL.sub(_masked_url, text)
+    for pattern in _PATTERNS:
+        text = pattern.sub(r"\g<shown>***", text)
     return text
 
 
-def _secrets() -> list[tuple[str, str]]:
-    """Name and value of what the environment and the credentials file keep secret, the longest first: one may be part of another."""
-    named = [*os.environ.items(), *_in_file()]
-    secret = ((name, value) for name, value in named if SECRET_NAMES.search(name) and not NOT_SECRET.search(name))
-    return sorted((pair for pair in secret if len(pair[1]) >= SHORTEST), key=lambda pair: -len(pair[1]))
+def _masked_url(found: re.Match[str]) -> str:
+    rest = found["rest"]
+    for begin, end in reversed(credentials(rest)):
+        rest = f"{rest[:begin]}***{rest[end:]}"
+    return found["scheme"] + rest
+
+
+@functools.lru_cache(1)
+def _spellings(variables: tuple[tuple[str, str], ...]) -> tuple[list[str], re.Pattern[str]]:
+    """Names of what is secret among them, and a pattern with a group for each. The longest comes first:
+    one may be part of another."""
+    secrets = {secret: name for name, value in variables for secret in _secrets_of(name, value)}
+    ordered = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
+    pattern = "|".join(f"({_spelled(secret)})" for secret in ordered)
+    return [secrets[secret] for secret in ordered], re.compile(pattern)
+
+
+def _secrets_of(name: str, value: str) -> Iterator[str]:
+    """The value of a variable that is named like a secret, whole and, since logs come in lines, by lines;
+    and what any value states as one: the password of a URL, a field of a connection string or of JSON
+    (`FSSPEC_S3`)."""
+    if is_secret(name):
+        yield value
+        yield from map(str.strip, value.splitlines())
+    for url in _URL.finditer(value):
+        for begin, end in credentials(url["rest"]):
+            found = url["rest"][begin:end]
+            yield found if begin else found.partition(":")[2]
+    for assigned in _ASSIGNMENT.finditer(value):
+        yield assigned["secret"]
+
+
+def _spelled(secret: str) -> str:
+    """A pattern of a secret as it is, and as JSON, Python, HTML and URLs escape it, one inside another
+    too."""
+    return "".join(map(_spelled_character, re.sub(r"\\+", r"\\", secret)))
+
+
+def _spelled_character(character: str) -> str:
+    if character.isascii() and (character.isalnum() or character == "_"):
+        return character
+    if character == "\\":
+        return r"(?:\\++|%5C)"
+    data = character.encode(errors="surrogateescape")
+    forms = {character, json.dumps(character)[1:-1], repr(character)[1:-1], repr(data)[2:-1]}
+    forms |= {
+        quote(data, safe=""),
+        html.escape(character),
+        f"&#{ord(character)};",
+        f"\\u{ord(character):04x}",
+    }
+    forms |= {"+"} if character == " " else set()
+    pieces = ([re.escape(piece) for piece in form.split("\\") if piece] for form in sorted(forms))
+    return "(?i:" + "|".join(r"\\*+" + r"\\*+".join(some) for some in pieces) + ")"
 
 
 def _in_file() -> tuple[tuple[str, str], ...]:
@@ -77,8 +213,8 @@ def _settings(path: Path, changed: int) -> tuple[tuple[str, str], ...]:
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error itself, when neither it nor an error behind it says anything secret; otherwise one that can be shown, an OSError for an
-    OSError, since what is worth another try is told by that."""
+    """The error itself, when neither it nor an error behind it says anything secret; otherwise one that
+    can be shown, an OSError for an OSError, since what is worth another try is told by that."""
     told = "".join(traceback.format_exception(error))
     if redacted(told) == told:
         return error

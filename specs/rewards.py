@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity
-from specs.sources import resolve_url, without_credentials
+from specs.sources import resolve_url
 
 REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
@@ -38,7 +38,7 @@ class RewardSpec(Spec):
         if (self.function is None) == (self.model is None):
             raise ValueError("a reward is either a function or a model; state one of them")
         if self.model is not None:
-            resolve_url(without_credentials(self.model))
+            resolve_url(self.model)
             return self
         assert self.function is not None
         if self.function in REWARDS:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
-from specs.redaction import masked
 from specs.units import Budget
 
 CONVERSATIONAL = ("chat", "function-questions")
@@ -136,7 +135,7 @@ class SourceSpec(Spec):
         repository = re.match(r"hf://(?!buckets/)(?:datasets/|spaces/|models/)?+[^/]+/([^/]+)", url)
         if repository and "@" not in repository[1]:
             raise ValueError("a repository of the hub without a revision, which may change at any time: write <owner>/<name>@<revision>")
-        return without_credentials(url)
+        return url
 
 
 def resolve_url(url: str) -> str:
@@ -156,10 +155,3 @@ def resolve_url(url: str) -> str:
     if ".." in Path(rest).parts:
         raise ValueError(f"'{url}' leaves the package")
     return str(root / rest) if rest else str(root)
-
-
-def without_credentials(url: str) -> str:
-    """The url. ValueError, which does not repeat it, when it carries a user name or password, or is signed."""
-    if masked(url) != url:
-        raise ValueError("a URL with credentials in it; leave them out, the storage client reads them from the environment")
-    return url

@@ -38,7 +38,8 @@ from specs.hugging_face import (
     model_of,
 )
 from specs.model import ModelSpec
-from specs.sources import resolve_url, without_credentials
+from specs.redaction import without_credentials
+from specs.sources import resolve_url
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]

@@ -53,7 +53,7 @@ from infra.store.records import PIECE_BYTES, DamagedError, StoreError, inside
 from infra.store.retry import Retry, WrongLength
 from infra.store.sinks import PART_BYTES
 from infra.store.writer import Writer
-from specs.sources import without_credentials
+from specs.redaction import without_credentials
 
 FORMAT = 2
 CHUNK = 4 * 2**20

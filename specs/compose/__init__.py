@@ -20,6 +20,7 @@ from specs.compose.values import merge, plain_document, texts_of, tree
 from specs.compose.variables import Variables
 from specs.document import Document, nearest_file, override, parse, read, stage_of
 from specs.errors import FieldPath, Problem, SpecError
+from specs.redaction import mask_url
 
 
 def compose(path: str | Path, overrides: Iterable[str] = ()) -> Document:
@@ -58,6 +59,9 @@ def extended(path: str | Path, text: str | None = None) -> Document:
         stated, where = document.data.pop("extends"), document.where(at)
         if not isinstance(stated, str) or not stated:
             raise SpecError([Problem(at, f"{stated!r} is not a file", "name one file, relative to this one.", where)])
+        if "://" in stated:
+            fix = "copy it here, and name the copy."
+            raise SpecError([Problem(at, f"'{mask_url(stated)}' is a URL, not a file", fix, where)])
         base = file.parent / stated
         if not os.path.isfile(base):
             raise SpecError([Problem(at, f"there is no file '{base}'", nearest_file(base, file), where)])

@@ -82,7 +82,7 @@ def test_no_secret_is_written_anywhere(
     endpoint, storage = telling
     secrets = {name: f"planted/{name.lower()}+{uuid.uuid4().hex}" for name in NAMES}
     secrets["AWS_ACCESS_KEY_ID"] = f"PLANTED{uuid.uuid4().hex.upper()}"
-    secrets["the URL"] = f"urlpassword{uuid.uuid4().hex}"
+    secrets["the URL"] = f"url/password@{uuid.uuid4().hex}"
     for name in NAMES:
         monkeypatch.setenv(name, secrets[name])
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -105,10 +105,13 @@ def test_no_secret_is_written_anywhere(
     assert "<AWS_SESSION_TOKEN>" in run.text  # and the message came through, without it
 
     with_password = f"s3://user:{secrets['the URL']}@bucket/store"
-    for arguments in (("--store", with_password), ("--set", f"store={with_password}"), ("--set", f"sources.code.url={with_password}")):
+    with_key = f"https://host/x?key={quote(secrets['the URL'], safe='')}"
+    urls = [f"sources.code.url={with_password}", f"sources.code.url={with_key}", f"stages.tokenizer.from=hf:{with_password}"]
+    for arguments in (("--store", with_password), ("--store", with_key), *(("--set", x) for x in [f"store={with_password}", *urls])):
         refused = Run(home, "run", str(recipe), *arguments)
         assert refused.wait(60) == 2, refused.text
         assert "a URL with credentials in it" in refused.text
+        assert not [form for form in forms(secrets["the URL"]) if form in refused.text.encode()]
     written = tmp_path / "written.yaml"
     written.write_text(f"store: {with_password}\n{RECIPE}")
     refused = Run(home, "plan", str(written))

@@ -43,6 +43,9 @@ def test_an_option_of_sbatch_that_would_break_the_job_is_refused(name: str, reas
     ("content", "message"),
     [
         ({"environment": {"AWS_SECRET_ACCESS_KEY": "x"}}, "looks like a secret"),
+        ({"environment": {"DB_PASS": "x"}}, "looks like a secret"),
+        ({"environment": {"HTTPS_PROXY": "http://me:a/b@proxy:8080"}}, "a URL with credentials in it"),
+        ({"scratch": "s3://me:a/b@bucket"}, "a URL with credentials in it"),
         ({"launcher": "kubernetes"}, "needs kubernetes"),
         ({"launcher": "kubernetes", "kubernetes": {"image": "apertus"}, "modules": ["cuda"]}, "are of Slurm"),
         ({"slurm": {"memory": "lots"}}, "string_pattern_mismatch"),
@@ -51,6 +54,11 @@ def test_an_option_of_sbatch_that_would_break_the_job_is_refused(name: str, reas
 def test_what_cannot_be_meant_is_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Profile.model_validate(content)
+
+
+def test_a_variable_that_only_looks_like_a_secret_is_taken() -> None:
+    environment = {"TOKENIZERS_PARALLELISM": "true", "MAX_TOKENS": "5", "HTTPS_PROXY": "http://proxy:8080"}
+    assert Profile.model_validate({"environment": environment}).environment == environment
 
 
 def test_a_mistake_names_file_line_field_and_fix(tmp_path: Path) -> None:
