@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +29,7 @@ from infra.store.inputs import Listing
 from specs.errors import SpecError, StageError
 from specs.pipeline import load
 from specs.profile import load_profile
-from specs.redaction import redacted
+from specs.redaction import RedactedRecord, redacted
 from specs.schema import json_schema
 
 app = typer.Typer(
@@ -55,7 +57,7 @@ def _mistakes_are_messages() -> Iterator[None]:
         yield
     except SpecError as error:
         for problem in error.problems:
-            errors.print(f"[red]error:[/] {escape(redacted(str(problem)))}", soft_wrap=True)
+            errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
         raise typer.Exit(2) from None
     except (StoreError, StageError, OSError) as error:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
@@ -246,10 +248,13 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    logging.setLogRecordFactory(RedactedRecord)
     try:
         app()
     except BrokenPipeError:
         sys.exit(1)
+    except Exception:
+        sys.exit(redacted(traceback.format_exc().rstrip("\n")))
 
 
 from flows.commands import keeping, metrics, trace, verify  # noqa: E402, F401  # they register their commands on `app`

@@ -11,6 +11,7 @@ it and nothing else. Whatever ends the flow, its stages are told to stop, and it
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from flows.terminal import describe
 from infra.store import Store
 from specs.pipeline import load
 from specs.profile import load_profile
-from specs.redaction import without_secrets
+from specs.redaction import RedactedRecord, redacted, without_secrets
 
 STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
 ENDLESS = 10**6  # threads of the task runner, which the walk limits, and retries of a part, which the runner limits
@@ -88,6 +89,7 @@ class _Logged:
         self.inner.line(name, text)
 
     def note(self, name: str, text: str) -> None:
+        text = redacted(text)
         if name in self.loggers:
             self.loggers[name].warning(text)
         self.inner.note(name, text)
@@ -98,7 +100,7 @@ class _Logged:
         self.inner.progress(name, row)
 
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
-        self.inner.end(step, outcome, seconds, metrics)
+        self.inner.end(step, redacted(outcome), seconds, metrics)
 
 
 class Session:
@@ -273,6 +275,7 @@ def pipeline(
         only: run this stage alone; what it reads must be finished.
         store: folder or fsspec URL, without credentials; that of the recipe by default.
     """
+    logging.setLogRecordFactory(RedactedRecord)
     if runtime.deployment.id is not None:
         guard(str(runtime.flow_run.id))
     interrupts.listen_again()  # Prefect has taken SIGTERM; its own exception may come twice

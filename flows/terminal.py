@@ -309,14 +309,14 @@ def outro(console: Console, plan: Plan, spec: str, store: str | None, overrides:
         if leg == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
     ]
     chosen = [*(["--store", store] if store else []), *(x for override in overrides for x in ("--set", override))]
-    recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(option)}" for option in chosen)
+    recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(redacted(option))}" for option in chosen)
     console.print("Next:")
     for command in (f"status {recipe}", f"lineage {recipe} {last}"):
-        console.print(escape(redacted(f"  {program} {command}{options}")), soft_wrap=True)
+        console.print(escape(f"  {program} {command}{options}"), soft_wrap=True)
     if training:
         lr = plan.graph.trajectories[training[-1]].optimizer.lr or 0.0
         halved = f"--set stages.{training[-1]}.optimizer.lr={lr / 2:g}"
-        console.print(escape(redacted(f"  {program} plan {recipe}{options} {halved}")), soft_wrap=True)
+        console.print(escape(f"  {program} plan {recipe}{options} {halved}"), soft_wrap=True)
 
 
 def _short(path: str) -> str:

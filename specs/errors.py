@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specs.redaction import redacted
+from specs.redaction import SaysNoSecret, redacted
 
 FieldPath = tuple[str | int, ...]
 
@@ -49,7 +49,7 @@ class SpecError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class StageError(ValueError):
+class StageError(SaysNoSecret, ValueError):
     """A stage that cannot succeed as it is described: another attempt would end the same way, so none is made. The message says why."""
 
 

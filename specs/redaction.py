@@ -13,11 +13,13 @@ from __future__ import annotations
 import functools
 import html
 import json
+import logging
 import os
 import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 SHORTEST = 6
@@ -82,6 +84,25 @@ _URL = re.compile(r"(?P<scheme>:(?:(?:\\*/){2}|\\*/(?=[^\s/?#:@]+:\S*@)))(?P<res
 
 class Redacted(RuntimeError):
     """Stands for an error whose text, or that of one behind it, held a secret."""
+
+
+class SaysNoSecret(Exception):
+    """An error that may repeat what a library said, and says no secret wherever it is shown."""
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
+
+
+class RedactedRecord(logging.LogRecord):
+    """A line of a log without secrets; `logging.setLogRecordFactory` makes all of a process such."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.exc_info and self.exc_info[0] is not None:
+            self.exc_text = redacted("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+
+    def getMessage(self) -> str:
+        return redacted(super().getMessage())
 
 
 def credentials(rest: str) -> list[tuple[int, int]]:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from specs.redaction import SaysNoSecret
+
 PIECE_BYTES = 2**20
 """1 MiB: a window of 4,096 tokens costs 0.6 ms of hashing when its piece is first touched, or a request of 1 MiB from elsewhere."""
 WHOLE_BYTES = 64 * 2**20
@@ -29,7 +31,7 @@ DIGEST_BYTES = 32
 HEX = re.compile("[0-9a-f]{64}")
 
 
-class StoreError(RuntimeError):
+class StoreError(SaysNoSecret, RuntimeError):
     """The store holds something else than it should, or refuses an operation. The message says what and what to do."""
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from specs.errors import StageError
+from specs.redaction import SaysNoSecret
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ NETWORK_ERRORS = {  # of botocore and aiohttp, which are no OSErrors; by name, s
 }
 
 
-class StorageError(OSError):
+class StorageError(SaysNoSecret, OSError):
     """The storage did not do what was asked for, for as long as it was asked. The message says what and what to do."""
 
 

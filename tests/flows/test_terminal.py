@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.testing import CliRunner
 
-from flows import plan_tables
+from flows import cli, plan_tables
 from flows.cli import app
 from flows.plan import Plan
 from flows.terminal import Plain, headline, in_full, make_console, quantity, status_rows, status_table, table
@@ -36,6 +37,24 @@ def test_numbers_are_written_in_full(value: float, text: str) -> None:
 def test_counts_in_a_headline_are_whole_and_a_sum_of_nothing_is_zero() -> None:
     assert headline({"conversations": 25_120, "loss": 2.17654}) == "loss 2.177, conversations 25,120"
     assert (quantity(0), quantity(25_120)) == ("0", "25.1k")
+
+
+def test_what_is_printed_of_an_error_that_nobody_foresaw_and_of_a_warning_holds_no_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        logging.getLogger("infra.store.retry").warning("%s failed", "https://h/x?sig=abc")
+        raise RuntimeError("https://user:a/b@h/x")
+
+    monkeypatch.setattr(cli, "app", fail)
+    before = logging.getLogRecordFactory()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        logging.setLogRecordFactory(before)
+    assert str(ended.value).startswith("Traceback") and str(ended.value).endswith("\nRuntimeError: https://***@h/x")
+    assert caplog.messages == ["https://h/x?sig=*** failed"]
 
 
 def test_lines_of_progress_come_every_few_seconds_and_the_last_one_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
-from specs.redaction import Redacted, redacted, shown, without_credentials, without_secrets
+from infra.store import StoreError
+from infra.store.retry import StorageError
+from specs.errors import StageError
+from specs.redaction import Redacted, RedactedRecord, redacted, shown, without_credentials, without_secrets
 
 SIGNED = "https://b.s3.amazonaws.com/x?X-Amz-Credential=AKIDEXAMPLE%2F20260101&X-Amz-Expires=60&X-Amz-Signature=0123abcd"
 
@@ -166,6 +172,24 @@ def test_an_error_behind_an_error_is_looked_at_too(kind: type[Exception]) -> Non
 def test_an_error_without_secrets_stays_itself() -> None:
     error = ValueError("no space left")
     assert without_secrets(error) is error
+
+
+@pytest.mark.parametrize("kind", [StageError, StoreError, StorageError])
+def test_an_error_of_ours_shows_no_secret_of_what_it_repeats(kind: type[Exception]) -> None:
+    error = kind("the storage failed: cannot open s3://me:hunter/2@bucket")
+    assert str(error) == "the storage failed: cannot open s3://***@bucket"
+    assert "hunter" not in "".join(traceback.format_exception(error))
+
+
+def test_lines_and_tracebacks_of_a_log_show_no_secret() -> None:
+    record = RedactedRecord("x", logging.WARNING, "x.py", 1, "again: %s", ("https://h/x?key=hunter2",), None)
+    assert logging.Formatter().format(record) == "again: https://h/x?key=***"
+    try:
+        raise OSError("https://h/x?key=hunter2")
+    except OSError:
+        record = RedactedRecord("x", logging.ERROR, "x.py", 1, "it failed", (), sys.exc_info())
+    text = logging.Formatter().format(record)
+    assert text.startswith("it failed\nTraceback") and text.endswith("OSError: https://h/x?key=***")
 
 
 REFUSED = """
