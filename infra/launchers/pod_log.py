@@ -34,9 +34,9 @@ class LogReader:
         self.error: dict[str, Any] | None = None
 
     def line(self, text: str) -> None:
-        text = redacted(text)
         report = _report(text)
         if report is None:
+            text = redacted(text)
             with open(self._log, "a", encoding="utf-8") as log:
                 log.write(text + "\n")
             self.tail.append(text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import shlex
 import sys
 import threading
@@ -181,7 +182,16 @@ class SlurmJob(ClusterJob):
             over.set()
             for helper in helpers:
                 helper.join()
+            self._redact()
         return self._ended(state, tuple(tail))
+
+    def _redact(self) -> None:
+        """Takes secrets out of what Slurm itself wrote: the log is stored next."""
+        log, clean = self.scratch / "log.txt", self.scratch / "log.redacted.txt"
+        log.touch()
+        with open(log, encoding="utf-8", errors="replace") as raw, open(clean, "w", encoding="utf-8") as file:
+            file.writelines(map(redacted, raw))
+        os.replace(clean, log)
 
     def _submit(self, on_line: Callable[[str], None]) -> str:
         """The number of the job. Where nothing is left without the nodes that failed before, they are asked for again."""

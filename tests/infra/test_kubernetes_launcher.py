@@ -16,6 +16,7 @@ from apertus_model.progress import Progress
 from infra.launchers import kubernetes as launcher
 from infra.launchers import launch_job
 from infra.launchers.kubernetes import KubernetesError, KubernetesJob, object_name
+from infra.launchers.pod_log import LogReader
 from specs.errors import StageError
 from specs.job import REPORT, Job
 from specs.launch import Launch
@@ -220,6 +221,17 @@ def test_lines_rows_and_errors_come_out_of_the_log(cluster: Pretended, tmp_path:
     assert [call.split()[1] for call in cluster.calls if call.startswith("delete")] == ["job", "service", "configmap"]
     applied = json.loads((cluster.folder / "applied.json").read_text())
     assert [item["kind"] for item in applied["items"]] == ["ConfigMap", "Service", "Job"]
+
+
+def test_lines_hold_no_secret_and_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = {"error": {"message": 'refused: {"Authorization": "Token ***', "again": True}}
+    reader = LogReader(lines.append, print, tmp_path / "log.txt")
+    reader.line(f"{REPORT}{json.dumps(report)}")
+    reader.line("GET https://h/x?sig=abc failed")
+    assert reader.error == report["error"]
+    assert lines == list(reader.tail) == ["GET https://h/x?sig=*** failed"]
+    assert (tmp_path / "log.txt").read_text() == "GET https://h/x?sig=*** failed\n"
 
 
 def test_a_pod_that_the_cluster_evicts_is_no_failure_of_the_stage(cluster: Pretended, tmp_path: Path) -> None:

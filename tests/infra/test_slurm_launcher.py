@@ -186,6 +186,15 @@ def test_a_step_that_failed_by_itself_is_a_failure_of_the_stage(answers: Callabl
     assert (ended.code, ended.requeue, ended.dead_nodes) == (1, "", ())
 
 
+def test_the_log_that_is_stored_holds_no_secret(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("COMPLETED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("0\n")
+    (job.scratch / "log.txt").write_text("one\nGET https://h/x?sig=abc failed\ntwo")
+    job.go()
+    assert (job.scratch / "log.txt").read_text() == "one\nGET https://h/x?sig=*** failed\ntwo"
+
+
 def test_an_exit_code_that_cannot_be_read_is_a_failure(answers: Callable[..., None], tmp_path: Path) -> None:
     answers("FAILED")
     job = Script(tmp_path / "job", "")
