@@ -9,6 +9,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from specs.redaction import USERINFO
+
+WITHOUT_CREDENTIALS = {"not": {"pattern": f"://{USERINFO}"}}
+"""For the server, which refuses what does not fit. Not for the flow: when one is refused there, Prefect logs
+all parameters."""
 RecipeFile = Annotated[
     str,
     Field(
@@ -18,14 +23,22 @@ RecipeFile = Annotated[
     ),
 ]
 Override = Annotated[
-    str, Field(title="PATH=VALUE", pattern=r"^[^=.]+(\.[^=.]+)*=", examples=["stages.sft.optimizer.lr=2e-6"], description="like --set")
+    str,
+    Field(
+        title="PATH=VALUE",
+        pattern=r"^[^=.]+(\.[^=.]+)*=",
+        examples=["stages.sft.optimizer.lr=2e-6"],
+        description="like --set",
+        json_schema_extra=WITHOUT_CREDENTIALS,
+    ),
 ]
 StageName = Annotated[str, Field(title="Stage", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 StoreUrl = Annotated[
     str,
     Field(
         title="Store",
-        pattern=r"^([A-Za-z0-9+.:-]+://[^/@]*(/.*)?|[^:]+|/.*)$",
+        pattern=r"^([A-Za-z0-9+.:-]+://.*|[^:]+|/.*)$",
         description="folder or fsspec URL, without credentials: the client of the storage reads them from the worker's environment",
+        json_schema_extra=WITHOUT_CREDENTIALS,
     ),
 ]

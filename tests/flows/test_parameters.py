@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter, ValidationError
 
-from flows.parameters import Override
+from flows.parameters import Override, StoreUrl
 from specs.document import Document, override
 from specs.errors import SpecError
 
@@ -31,3 +32,15 @@ def test_what_is_no_assignment_is_refused_by_both(assignment: str) -> None:
         override(Document("a.yaml", {"stages": {}}, {}), assignment)
     with pytest.raises(ValidationError):
         TypeAdapter(Override).validate_python(assignment)
+
+
+@pytest.mark.parametrize("url", ["s3://k:s@h/b", "s3://k:a/s@h/b", "s3://k:a@s@h/b", "https://token@h/b"])
+def test_the_form_refuses_credentials_in_a_url(url: str) -> None:
+    assert not Draft202012Validator(TypeAdapter(StoreUrl).json_schema()).is_valid(url)
+    assert not Draft202012Validator(TypeAdapter(Override).json_schema()).is_valid(f"store={url}")
+
+
+@pytest.mark.parametrize("url", ["/data/a@b", "s3://bucket/user@host/x", "folder", "http://host:9000/x", "file:///a:b@c"])
+def test_the_form_takes_a_folder_or_url_without(url: str) -> None:
+    assert Draft202012Validator(TypeAdapter(StoreUrl).json_schema()).is_valid(url)
+    assert Draft202012Validator(TypeAdapter(Override).json_schema()).is_valid(f"store={url}")
