@@ -13,13 +13,13 @@ import pytest
 from infra.store import StoreError
 from infra.store.retry import StorageError
 from specs.errors import StageError
-from specs.redaction import Redacted, RedactedRecord, redacted, shown, without_credentials, without_secrets
+from specs.redaction import Redacted, RedactedRecord, mask_url, redacted, without_credentials, without_secrets
 
 SIGNED = "https://b.s3.amazonaws.com/x?X-Amz-Credential=AKIDEXAMPLE%2F20260101&X-Amz-Expires=60&X-Amz-Signature=0123abcd"
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "mask_url"),
     [
         ("cannot open s3://user:pass@bucket/x", "cannot open s3://***@bucket/x"),
         ("http://user@host/a and http://other:p@host/b", "http://***@host/a and http://***@host/b"),
@@ -63,8 +63,8 @@ SIGNED = "https://b.s3.amazonaws.com/x?X-Amz-Credential=AKIDEXAMPLE%2F20260101&X
         ),
     ],
 )
-def test_forms_in_which_secrets_appear(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+def test_forms_in_which_secrets_appear(text: str, mask_url: str) -> None:
+    assert redacted(text) == mask_url
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_an_error_behind_an_error_is_looked_at_too(kind: type[Exception]) -> Non
         except Exception as error:
             raise kind("the stage failed") from error
     except Exception as error:
-        shown = without_secrets(error)
-    assert type(shown) is (OSError if kind is PermissionError else Redacted)
-    assert str(shown) == f"{kind.__name__}: the stage failed"
-    assert (shown.__cause__, shown.__context__) == (None, None)
+        mask_url = without_secrets(error)
+    assert type(mask_url) is (OSError if kind is PermissionError else Redacted)
+    assert str(mask_url) == f"{kind.__name__}: the stage failed"
+    assert (mask_url.__cause__, mask_url.__context__) == (None, None)
 
 
 def test_an_error_without_secrets_stays_itself() -> None:
@@ -219,7 +219,7 @@ https://host/monkey=1?keyboard=1 s3://bucket/password/token=5/key=7
 
 @pytest.mark.parametrize("url", TAKEN.split())
 def test_a_url_or_name_without_credentials_is_taken(url: str) -> None:
-    assert without_credentials(url) == shown(url) == url
+    assert without_credentials(url) == mask_url(url) == url
 
 
 def test_values_of_the_credentials_file_are_named_in_place_of_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
