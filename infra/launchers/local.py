@@ -20,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.launchers.warm import ForkedStage, ServerLost, server_for
 from specs.job import Job
 from specs.launch import Launch
 from specs.redaction import redacted
@@ -33,6 +34,7 @@ from specs.units import Duration
 STOP_SECONDS = 90.0  # that a stage has for its last checkpoint when it is told to stop; more where more is announced
 END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
+STAGES = "apertus_model.stages"
 TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TORCHRUN_SAID = "torchrun.json"
 HUNG = "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
@@ -61,7 +63,7 @@ class Process:
         self.launch = launch
         self.distributed = distributed
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedStage | None = None
         self._stopped = ""
 
     @property
@@ -69,8 +71,19 @@ class Process:
         """Seconds until a stage that was told to stop is killed."""
         return stop_seconds(self.launch) + END_SECONDS
 
+    def start(self, job_file: Path) -> subprocess.Popen[bytes] | ForkedStage:
+        """Forks the stage from a process that has imported torch, or starts Python anew where that cannot be."""
+        environment = self.environment()
+        server = server_for(environment)
+        if server is not None:
+            ranks = self.launch.world_size if self.distributed and self.launch.world_size > 1 else 0
+            with contextlib.suppress(ServerLost):
+                return server.start(STAGES, [str(job_file)], environment, ranks)
+        return start_process(self.command(job_file), environment)
+
     def command(self, job_file: Path) -> list[str]:
-        module = ["-m", "apertus_model.stages", str(job_file)]
+        """The stage as a command of its own."""
+        module = ["-m", STAGES, str(job_file)]
         if not self.distributed:
             return [sys.executable, *module]
         return [
@@ -100,14 +113,7 @@ class Process:
         with self._lock:
             if self._stopped:
                 return Ended(-signal.SIGTERM, self._stopped, (), None)
-            process = self._process = subprocess.Popen(
-                self.command(job_file),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=self.environment(),
-                start_new_session=True,
-            )
+            process = self._process = self.start(job_file)
             assert process.stdin is not None
             pipe = os.fstat(process.stdin.fileno()).st_ino  # before `stop` can close it
         on_start(pipe)
@@ -136,7 +142,9 @@ class Process:
         finally:
             over.set()
             follower.join()
-        return Ended(process.returncode, self._stopped, tuple(tail), error_of(scratch, process.returncode))
+        code = process.returncode
+        assert code is not None, "the loop above ended"
+        return Ended(code, self._stopped, tuple(tail), error_of(scratch, code))
 
     def stop(self, reason: str) -> None:
         """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not within the grace period."""
@@ -166,7 +174,7 @@ class Process:
                 pass
 
     @staticmethod
-    def _read(process: subprocess.Popen[bytes], log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
+    def _read(process: subprocess.Popen[bytes] | ForkedStage, log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
         assert process.stdout is not None
         with open(log, "a", encoding="utf-8") as file:
             for raw in process.stdout:
@@ -175,6 +183,18 @@ class Process:
                 file.flush()
                 tail.append(line)
                 on_line(line)
+
+
+def start_process(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process of its own session, with pipes for its standard input and output."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**environment},
+        start_new_session=True,
+    )
 
 
 def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:

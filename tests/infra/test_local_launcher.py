@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.launchers.local import Ended, Process
+from infra.launchers.local import Ended, Process, start_process
 from specs.job import Job
 from specs.launch import Launch
 from specs.units import Duration
@@ -43,8 +44,8 @@ class Script(Process):
         self.lines: list[str] = []
         self.rows: list[dict[str, Any]] = []
 
-    def command(self, job_file: Path) -> list[str]:
-        return [sys.executable, "-c", self.program, str(job_file)]
+    def start(self, job_file: Path) -> subprocess.Popen[bytes]:
+        return start_process([sys.executable, "-c", self.program, str(job_file)], self.environment())
 
     def go(self) -> Ended:
         return self.run(self.lines.append, self.rows.append)
@@ -151,8 +152,6 @@ child = subprocess.Popen([sys.executable, "-c", {stage!r}], stdin=subprocess.PIP
 print(child.stdout.readline().decode(), flush=True)
 time.sleep(60)
 """
-    import subprocess
-
     process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline().split()[1])

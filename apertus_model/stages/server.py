@@ -1,0 +1,165 @@
+"""Forks stages from a process that has imported what they need: `python -m apertus_model.stages.server`.
+
+Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings three file descriptors:
+standard input and output of a stage, and a channel. The fork reads what to run from the
+channel; the server answers with the stage's process id and, at its end, with its exit code.
+
+Invariants: signals that tell a run to end do not end the server, which must say how its stages ended; nothing is
+computed here, so no thread of a library runs when it forks; the server holds no end of a
+stage's pipes after the fork; it ends when the launcher closes the socket or dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shlex
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from setproctitle import getproctitle, setproctitle
+
+STAGES = "apertus_model.stages"
+PRELOADED = (  # one between two looks at the socket, so that a request waits for one import at most
+    *(f"{STAGES}.{name}" for name in ("tokenizer", "corpus", "mixture", "conversations")),
+    *("torch", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "datasets"),
+    *("apertus_model.trainer.device", f"{STAGES}.train", f"{STAGES}.evaluate", f"{STAGES}.completions", f"{STAGES}.export"),
+)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+LAUNCHER = 0  # the file descriptor of the launcher's socket
+
+
+@dataclass
+class Server:
+    """Waits for requests and for the ends of its children."""
+
+    handlers: dict[signal.Signals, Any]  # of the signals that only the children hear
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    imports: deque[str] = field(default_factory=lambda: deque(PRELOADED))
+    channels: dict[int, tuple[int, socket.socket]] = field(
+        default_factory=dict
+    )  # by the descriptor of the child's process: its id, its channel
+
+    def serve(self) -> socket.socket | None:
+        """Returns None when the launcher is gone; in a child, the channel on which its request comes."""
+        control = socket.socket(fileno=os.dup(LAUNCHER))
+        self.selector.register(control, selectors.EVENT_READ)
+        while True:
+            ready = self.selector.select(0 if self.imports else None)
+            if not ready:
+                self._import_next()
+            for key, _ in ready:
+                if key.fileobj is not control:
+                    self._report(key.fd)
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(control, 16, 3)
+                if not message:
+                    return None
+                if (channel := self._fork(*descriptors)) is not None:
+                    control.close()
+                    return channel
+
+    def _import_next(self) -> None:
+        with contextlib.suppress(Exception):  # the stage that needs the module says what is wrong
+            importlib.import_module(self.imports.popleft())
+        if not self.imports:
+            gc.collect()
+            gc.freeze()  # the collector of a child would copy the pages of all objects
+
+    def _fork(self, stdin: int, stdout: int, channel: int) -> socket.socket | None:
+        """The channel in the child, None in the server."""
+        pid = os.fork()
+        if pid:
+            os.close(stdin)
+            os.close(stdout)
+            process = os.pidfd_open(pid)
+            self.channels[process] = (pid, socket.socket(fileno=channel))
+            self.selector.register(process, selectors.EVENT_READ)
+            self._answer(process, pid)
+            return None
+        os.setsid()
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.selector.close()
+        for process, (_, other) in self.channels.items():
+            os.close(process)
+            other.close()
+        for target in (1, 2):
+            os.dup2(stdout, target)
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.close(stdout)
+        return socket.socket(fileno=channel)
+
+    def _report(self, process: int) -> None:
+        """A child has ended."""
+        pid, channel = self.channels[process]
+        _, status = os.waitpid(pid, 0)
+        self._answer(process, os.waitstatus_to_exitcode(status))
+        self.selector.unregister(process)
+        del self.channels[process]
+        os.close(process)
+        channel.close()
+
+    def _answer(self, process: int, number: int) -> None:
+        with contextlib.suppress(OSError):  # a launcher that does not listen any more
+            self.channels[process][1].sendall(f"{number}\n".encode())
+
+
+def run(module: str, arguments: list[str], environment: dict[str, str], ranks: int) -> None:
+    """Does what `python -m MODULE ARGUMENTS` does, in this process or in ranks below it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    if ranks:
+        run_ranks(ranks, module, arguments)
+    else:
+        run_module(module, arguments)
+
+
+def run_module(module: str, arguments: list[str]) -> None:
+    """Runs a module as the program of this process, which `ps` shows."""
+    setproctitle(shlex.join([sys.executable, "-m", module, *arguments]))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_ranks(ranks: int, module: str, arguments: list[str]) -> None:
+    """Does what `torchrun --nproc-per-node RANKS -m MODULE ARGUMENTS` does, with ranks that are forked."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    setproctitle(shlex.join([sys.executable, "-m", "torch.distributed.run", "-m", module, *arguments]))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        run_id="apertus",
+        start_method="fork",
+        signals_to_handle=os.environ.get("PET_SIGNALS_TO_HANDLE", LaunchConfig.signals_to_handle),
+    )
+    sys.stdin = None  # or multiprocessing would close the launcher's pipe in the ranks
+    record(elastic_launch(config, run_module))(module, arguments)
+
+
+if __name__ == "__main__":
+    getproctitle()  # finds the memory that the title is written to, which has to come before any change of the environment
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    request_channel = Server(handlers).serve()
+    if request_channel is not None:
+        with request_channel, request_channel.makefile() as lines:
+            request = json.loads(lines.readline())
+        run(**request)

@@ -1,0 +1,142 @@
+"""Stages forked from a process that has already imported what they need.
+
+Importing torch and torchtitan takes several seconds, a fork milliseconds. The launcher keeps one stage server
+(`apertus_model.stages.server`) for each value of the variables that libraries read while they are imported. A
+forked stage is like any other: it has a session and a process group of its own, the launcher's pipe as its standard
+input, and the environment of its own job.
+
+Invariants: the server ends when this process does, however it ends, and not by a signal that tells a run to end. It
+holds no end of a stage's pipes, so a stage notices the end of its launcher, and the launcher that of its stage. A
+stage whose server died is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # CUDA and ROCm do not survive a fork
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # may go to every process of a run
+READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", "TMPDIR")
+
+
+class ServerLost(RuntimeError):
+    """The stage server ended before it started the stage."""
+
+
+class ForkedStage:
+    """A stage that the server forked, with the part of the interface of `subprocess.Popen` that the launcher uses."""
+
+    def __init__(self, channel: socket.socket, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.stdin, self.stdout = stdin, stdout
+        self.returncode: int | None = None
+        self._channel = channel
+        self._answers = channel.makefile("r")
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
+        if self.returncode is None:
+            self._channel.setblocking(False)
+            try:
+                self._channel.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return None
+            finally:
+                self._channel.setblocking(True)
+            try:
+                self.returncode = self._number()
+            except ServerLost:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self.returncode = -signal.SIGKILL
+            self._channel.close()
+        return self.returncode
+
+    def _number(self) -> int:
+        """The next line from the server."""
+        line = self._answers.readline()
+        if not line:
+            raise ServerLost("the stage server ended")
+        return int(line)
+
+
+class StageServer:
+    """The process that stages are forked from."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the server ignores them
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "apertus_model.stages.server"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**environment},
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+
+    def close(self) -> None:
+        """Ends the server; stages that run go on."""
+        self._control.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], ranks: int = 0) -> ForkedStage:
+        """Forks a process that runs `python -m MODULE ARGUMENTS`.
+
+        Args:
+            environment: all variables of its processes.
+            ranks: processes, started by torch's elastic agent; 0 for one process without the agent.
+
+        Raises:
+            ServerLost: the server ended before it forked the stage.
+        """
+        request = {"module": module, "arguments": [*arguments], "environment": {**environment}, "ranks": ranks}
+        stdin_of_stage, stdin = os.pipe()
+        stdout, stdout_of_stage = os.pipe()
+        ours, theirs = socket.socketpair()
+        try:
+            socket.send_fds(self._control, [b"fork"], [stdin_of_stage, stdout_of_stage, theirs.fileno()])
+            theirs.close()
+            ours.sendall(json.dumps(request).encode() + b"\n")
+            return ForkedStage(ours, open(stdin, "wb", buffering=0), open(stdout, "rb"))
+        except (OSError, ServerLost) as error:
+            ours.close()
+            os.close(stdin)
+            os.close(stdout)
+            raise ServerLost(str(error)) from error
+        finally:
+            theirs.close()
+            os.close(stdin_of_stage)
+            os.close(stdout_of_stage)
+
+
+_servers: dict[tuple[str | None, ...], StageServer] = {}
+_lock = threading.Lock()
+
+
+def server_for(environment: Mapping[str, str]) -> StageServer | None:
+    """The stage server of this process for stages with such an environment, started if there is none; None where there is a GPU."""
+    if any(Path(device).exists() for device in GPU_DEVICES):
+        return None
+    key = tuple(environment.get(name) for name in READ_AT_IMPORT)
+    with _lock:
+        if key not in _servers or not _servers[key].alive:
+            _servers[key] = StageServer(environment)
+        return _servers[key]
