@@ -1,7 +1,8 @@
 """The `apertus` command line.
 
 Invariants: planning, status, lineage and report import neither torch nor Prefect. A user's mistake is printed as a message with exit
-code 2, never as a traceback; a run that fails ends with 1, one that is interrupted with 130.
+code 2; a run that fails, or an error that nobody expected, ends with 1, a run that is interrupted with 130. Tracebacks are printed with
+`--debug` only.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from flows import interrupts, plan_tables, terminal
 from flows.nearest import Records
@@ -27,13 +27,34 @@ from flows.selection import select
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
 from specs.errors import SpecError, StageError
+from specs.foreign import trail
 from specs.pipeline import load
 from specs.profile import load_profile
 from specs.redaction import RedactedRecord, redacted
 from specs.schema import json_schema
 
+
+class Commands(TyperGroup):
+    """All commands, and the one place where what goes wrong in any of them becomes a message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # what the library of the command line says by itself
+                raise
+            if ctx.params["debug"]:
+                errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
+            for message in _messages(error):
+                errors.print(f"[red]error:[/] {escape(redacted(message))}", soft_wrap=True)
+            raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
+
+
 app = typer.Typer(
     name="apertus",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,21 +69,27 @@ StoreOption = Annotated[str | None, typer.Option("--store", envvar="APERTUS_STOR
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4")
 ]
+DebugOption = Annotated[bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")]
+MISTAKES = (SpecError, StoreError, StageError, OSError)
+LONGEST = 500  # characters of an error that nobody expected
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
-@contextmanager
-def _mistakes_are_messages() -> Iterator[None]:
-    try:
-        yield
-    except SpecError as error:
-        for problem in error.problems:
-            errors.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
-        raise typer.Exit(2) from None
-    except (StoreError, StageError, OSError) as error:
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        errors.print(f"[red]error:[/] {escape(redacted(text))}", soft_wrap=True)
-        raise typer.Exit(2) from None
+@app.callback()
+def _options(debug: DebugOption = False) -> None:
+    """Read by `Commands`."""
+
+
+def _messages(error: Exception) -> list[str]:
+    if isinstance(error, SpecError):
+        return [str(problem) for problem in error.problems]
+    if isinstance(error, OSError) and error.filename:
+        return [f"{error.filename}: {error.strerror}"]
+    if isinstance(error, MISTAKES):
+        return [str(error)]
+    what = f"{type(error).__name__}: {error}"[:LONGEST]
+    read = f"; the file that was read last is {trail[-1]}" if trail else ""
+    return [f"unexpected {what}{read}. `apertus --debug` before the same command prints where it happened"]
 
 
 def _plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
@@ -87,26 +114,25 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a run would do with every stage, why, and what it takes. Changes nothing."""
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides, check_sources)
-        from flows.estimate import tables
-        from flows.estimate.against import compare
+    made = _plan(spec, store, overrides, check_sources)
+    from flows.estimate import tables
+    from flows.estimate.against import compare
 
-        if against is not None:
-            other = _plan(against, store, None, check_sources)
-            comparison = compare(made, other)
-            if as_json:
-                _print_json(comparison.to_json())
-            else:
-                names = (made.pipeline.name, other.pipeline.name)
-                tables.show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
-            return
+    if against is not None:
+        other = _plan(against, store, None, check_sources)
+        comparison = compare(made, other)
         if as_json:
-            from flows.estimate.goldfish import masked_by_hash
+            _print_json(comparison.to_json())
+        else:
+            names = (made.pipeline.name, other.pipeline.name)
+            tables.show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
+        return
+    if as_json:
+        from flows.estimate.goldfish import masked_by_hash
 
-            _print_json(made.to_json(masked_by_hash))
-            return
-        plan_tables.show_plan(console, made, details)
+        _print_json(made.to_json(masked_by_hash))
+        return
+    plan_tables.show_plan(console, made, details)
 
 
 @app.command()
@@ -125,27 +151,26 @@ def run(
     ] = None,
 ) -> None:
     """Run what is not finished, in order. Run it again after any interruption: it goes on from what is stored."""
-    with _mistakes_are_messages():
-        load_profile(profile)
-        os.environ["APERTUS_PROFILE"] = profile or ""
-        overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
-        made = _plan(spec, store, overrides)
-        chosen = select(made, until, only)
-        pending = [step for step in made.pending if step.node.stage in chosen]
-        parts = sum(step.node.stage in chosen for step in made.steps.values())
-        if not pending:
-            records = Records(made.store, made.pipeline.name)
-            records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
-            for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
-                records.protect(node)
-            all_of_it = until is None and only is None
-            which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(made.steps)})"
-            console.print(f"{which} of {made.pipeline.name} are finished; nothing to run.")
-            terminal.outro(console, made, spec, store, overrides)
-            return
-        console.print(plan_tables.plan_table(made, chosen=chosen, width=console.width))
-        _run(made, spec, overrides, until, only, parts)
-        terminal.outro(console, make(made.pipeline, made.store), spec, store, overrides)
+    load_profile(profile)
+    os.environ["APERTUS_PROFILE"] = profile or ""
+    overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
+    made = _plan(spec, store, overrides)
+    chosen = select(made, until, only)
+    pending = [step for step in made.pending if step.node.stage in chosen]
+    parts = sum(step.node.stage in chosen for step in made.steps.values())
+    if not pending:
+        records = Records(made.store, made.pipeline.name)
+        records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
+        for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
+            records.protect(node)
+        all_of_it = until is None and only is None
+        which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(made.steps)})"
+        console.print(f"{which} of {made.pipeline.name} are finished; nothing to run.")
+        terminal.outro(console, made, spec, store, overrides)
+        return
+    console.print(plan_tables.plan_table(made, chosen=chosen, width=console.width))
+    _run(made, spec, overrides, until, only, parts)
+    terminal.outro(console, make(made.pipeline, made.store), spec, store, overrides)
 
 
 def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
@@ -173,12 +198,11 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
 @app.command()
 def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Show what is stored of every part: state, results, seconds of start-up, compute and storage."""
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
-        if as_json:
-            _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
-        else:
-            console.print(terminal.status_table(made, console.width))
+    made = _plan(spec, store, overrides)
+    if as_json:
+        _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
+    else:
+        console.print(terminal.status_table(made, console.width))
 
 
 @app.command()
@@ -191,11 +215,10 @@ def report(
     """Write one HTML file that shows the whole run: stages, training, data, evaluations, lineage. Reads the store only."""
     from flows.report import render
 
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
-        target = output or Path(f"{made.pipeline.name}-report.html")
-        target.write_text(render(made), encoding="utf-8")
-        console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+    made = _plan(spec, store, overrides)
+    target = output or Path(f"{made.pipeline.name}-report.html")
+    target.write_text(render(made), encoding="utf-8")
+    console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
 @app.command()
@@ -216,31 +239,29 @@ def inspect(
     from flows.inspect import inspector_of
     from flows.inspection import Options
 
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
-        options = Options(step, sample, limit, samples, reason)
-        inspector, node = inspector_of(made, name, options)
-        found = inspector.collect(made, node, options)
-        if as_json:
-            _print_json(found)
-        elif html is not None:
-            page = terminal.make_console(record=True, width=140, file=io.StringIO())
-            inspector.show(page, found)
-            page.save_html(str(html))
-            console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)
-        else:
-            inspector.show(console, found)
+    made = _plan(spec, store, overrides)
+    options = Options(step, sample, limit, samples, reason)
+    inspector, node = inspector_of(made, name, options)
+    found = inspector.collect(made, node, options)
+    if as_json:
+        _print_json(found)
+    elif html is not None:
+        page = terminal.make_console(record=True, width=140, file=io.StringIO())
+        inspector.show(page, found)
+        page.save_html(str(html))
+        console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)
+    else:
+        inspector.show(console, found)
 
 
 @app.command()
 def schema(output: Annotated[Path | None, typer.Option("--output", "-o", help="write here instead of printing")] = None) -> None:
     """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
     text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
-    with _mistakes_are_messages():
-        if output is None:
-            sys.stdout.write(text)
-        else:
-            output.write_text(text)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text)
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -253,8 +274,6 @@ def main() -> None:
         app()
     except BrokenPipeError:
         sys.exit(1)
-    except Exception:
-        sys.exit(redacted(traceback.format_exc().rstrip("\n")))
 
 
 from flows.commands import keeping, metrics, trace, verify  # noqa: E402, F401  # they register their commands on `app`

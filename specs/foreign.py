@@ -12,7 +12,7 @@ import os
 import re
 import reprlib
 import stat
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,9 @@ IRREGULAR = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
+
+trail: deque[str] = deque(maxlen=1)
+"""The file that was read last, for the message about an error that nobody expected."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _text = reprlib.Repr()

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from flows import collect, copy
-from flows.cli import JsonOption, SetOption, StoreOption, _mistakes_are_messages, _print_json, app, console
+from flows.cli import JsonOption, SetOption, StoreOption, _print_json, app, console
 from infra.store import Store, StoreError, runs
 from infra.store.collect import survey
 from specs.pipeline import DEFAULT_STORE
@@ -26,22 +26,20 @@ def _existing(store: str | None) -> Store:
 @app.command("runs")
 def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the named runs of a store: what `gc` keeps."""
-    with _mistakes_are_messages():
-        opened = _existing(store)
-        rows = collect.run_rows(opened)
-        if as_json:
-            _print_json({"store": opened.url, "runs": rows})
-        else:
-            console.print(collect.runs_table(opened, rows))
+    opened = _existing(store)
+    rows = collect.run_rows(opened)
+    if as_json:
+        _print_json({"store": opened.url, "runs": rows})
+    else:
+        console.print(collect.runs_table(opened, rows))
 
 
 @app.command()
 def forget(name: Annotated[str, typer.Argument(metavar="RUN", help="one of `apertus runs`")], store: StoreOption = None) -> None:
     """Drop the name of a run. Nothing of it is removed before the next `gc`, and nothing then that another run reaches."""
-    with _mistakes_are_messages():
-        opened = _existing(store)
-        records = runs.forget(opened, name)
-        console.print(f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run reaches")
+    opened = _existing(store)
+    records = runs.forget(opened, name)
+    console.print(f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run reaches")
 
 
 @app.command()
@@ -53,16 +51,15 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Show what no named run reaches; remove it with --yes."""
-    with _mistakes_are_messages():
-        opened = _existing(store)
-        seconds = collect.seconds_of(Duration, grace)
-        found = survey(opened, grace=seconds)
-        removing = yes and not dry_run and bool(found.items)
-        if not as_json:
-            collect.show(console, opened, found, grace, removing=removing)
-        freed = collect.remove(console, opened, seconds, quiet=as_json) if removing else 0
-        if as_json:
-            _print_json(collect.to_json(opened, found) | {"removed_bytes": freed})
+    opened = _existing(store)
+    seconds = collect.seconds_of(Duration, grace)
+    found = survey(opened, grace=seconds)
+    removing = yes and not dry_run and bool(found.items)
+    if not as_json:
+        collect.show(console, opened, found, grace, removing=removing)
+    freed = collect.remove(console, opened, seconds, quiet=as_json) if removing else 0
+    if as_json:
+        _print_json(collect.to_json(opened, found) | {"removed_bytes": freed})
 
 
 @app.command()
@@ -74,5 +71,4 @@ def cp(
     overrides: SetOption = None,
 ) -> None:
     """Copy a run with its lineage to another store, every file compared with its digest. The same command goes on after an interruption."""
-    with _mistakes_are_messages():
-        copy.run(console, what, target, stages or [], store, overrides or [])
+    copy.run(console, what, target, stages or [], store, overrides or [])

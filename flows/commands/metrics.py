@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows.cli import SetOption, SpecArgument, StoreOption, _mistakes_are_messages, _plan, app, console
+from flows.cli import SetOption, SpecArgument, StoreOption, _plan, app, console
 from flows.plan import Plan
 from infra.store import Artifact, StoreError
 from infra.store.rows import decode, encode
@@ -24,21 +24,20 @@ def metrics_command(
     overrides: SetOption = None,
 ) -> None:
     """Write the rows of training that are stored as a table: run, stage, part, attempt, step, and a column per metric."""
-    with _mistakes_are_messages():
-        made = _plan(spec, store, overrides)
-        for stage in stages or []:
-            if stage not in made.pipeline.stages:
-                raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, made.pipeline.stages), spec)])
-        rows = collect(made, stages or list(made.pipeline.stages))
-        if not rows:
-            training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
-            if chosen := [name for name in stages or training if name in training]:
-                raise StoreError(f"nothing is trained yet of {', '.join(chosen)} in {made.store.url}, so there are no rows to write")
-            fix = f"name some of {', '.join(training)}." if training else ""
-            raise SpecError([Problem((), "only stages that train have rows", fix, spec)])
-        target = output or Path(f"{made.pipeline.name}-metrics.parquet")
-        target.write_bytes(encode(rows))
-        console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
+    made = _plan(spec, store, overrides)
+    for stage in stages or []:
+        if stage not in made.pipeline.stages:
+            raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, made.pipeline.stages), spec)])
+    rows = collect(made, stages or list(made.pipeline.stages))
+    if not rows:
+        training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
+        if chosen := [name for name in stages or training if name in training]:
+            raise StoreError(f"nothing is trained yet of {', '.join(chosen)} in {made.store.url}, so there are no rows to write")
+        fix = f"name some of {', '.join(training)}." if training else ""
+        raise SpecError([Problem((), "only stages that train have rows", fix, spec)])
+    target = output or Path(f"{made.pipeline.name}-metrics.parquet")
+    target.write_bytes(encode(rows))
+    console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
 
 
 def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:

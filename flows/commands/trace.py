@@ -11,7 +11,7 @@ from rich.markup import escape
 from flows import diff as differences
 from flows import lineage as lineages
 from flows.branch import branch as make_branch
-from flows.cli import JsonOption, SetOption, SpecArgument, StoreOption, _mistakes_are_messages, _plan, _print_json, app, console
+from flows.cli import JsonOption, SetOption, SpecArgument, StoreOption, _plan, _print_json, app, console
 from flows.lineage import Lineage
 from flows.picture import svg
 from flows.stored import find
@@ -30,14 +30,13 @@ def branch(
     overrides: SetOption = None,
 ) -> None:
     """Write a small recipe that extends SPEC and trains on from one of its checkpoints; everything before it is shared."""
-    with _mistakes_are_messages():
-        made = make_branch(spec, point, name, overrides or [], output, store)
-        console.print(f"{'written to' if made.written else 'stands already in'} {escape(str(made.path))}:", soft_wrap=True)
-        console.print(escape(made.text), highlight=False, soft_wrap=True)
-        counts = f"{len(made.shared)} parts are shared with {escape(spec)}, {made.stored} of them stored; {len(made.new)} are new: "
-        console.print(counts + escape(", ".join(made.new)), soft_wrap=True)
-        for note in made.notes:
-            console.print(f"note: {escape(note)}", soft_wrap=True)
+    made = make_branch(spec, point, name, overrides or [], output, store)
+    console.print(f"{'written to' if made.written else 'stands already in'} {escape(str(made.path))}:", soft_wrap=True)
+    console.print(escape(made.text), highlight=False, soft_wrap=True)
+    counts = f"{len(made.shared)} parts are shared with {escape(spec)}, {made.stored} of them stored; {len(made.new)} are new: "
+    console.print(counts + escape(", ".join(made.new)), soft_wrap=True)
+    for note in made.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
 
 
 @app.command()
@@ -48,13 +47,12 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two recipes, stages, runs or artifacts: fields, inputs and, where they are stored, results side by side."""
-    with _mistakes_are_messages():
-        one, other = differences.side(a, store), differences.side(b, store, a)
-        found = differences.compare(one, other)
-        if as_json:
-            _print_json(differences.to_json(one, other, found))
-        else:
-            differences.show(console, one, other, found)
+    one, other = differences.side(a, store), differences.side(b, store, a)
+    found = differences.compare(one, other)
+    if as_json:
+        _print_json(differences.to_json(one, other, found))
+    else:
+        differences.show(console, one, other, found)
 
 
 @app.command()
@@ -68,23 +66,22 @@ def lineage(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a stage or a model was made from, down to the source files, with licences, filters and counts."""
-    with _mistakes_are_messages():
-        if picture is not None and picture.suffix != ".svg":
-            raise StoreError(f"a picture is written as SVG; name it {picture.with_suffix('.svg')}")
-        found = _of_recipe(spec, stage, store, overrides) if stage is not None else _of_stored(spec, store)
-        if picture is not None:
-            picture.write_text(svg(found[0], f"{stage or spec}: what it was made from"), encoding="utf-8")
-        if as_json:
-            _print_json(_json(found, stage or spec, files))
-            return
-        for one in found:
-            for root in one.roots:
-                console.print(lineages.tree(one, root))
-        console.print(lineages.sources_table(found[0]))
-        if files:
-            _print_files(found[0])
-        if picture is not None:
-            console.print(f"drawn in {escape(str(picture))}", soft_wrap=True)
+    if picture is not None and picture.suffix != ".svg":
+        raise StoreError(f"a picture is written as SVG; name it {picture.with_suffix('.svg')}")
+    found = _of_recipe(spec, stage, store, overrides) if stage is not None else _of_stored(spec, store)
+    if picture is not None:
+        picture.write_text(svg(found[0], f"{stage or spec}: what it was made from"), encoding="utf-8")
+    if as_json:
+        _print_json(_json(found, stage or spec, files))
+        return
+    for one in found:
+        for root in one.roots:
+            console.print(lineages.tree(one, root))
+    console.print(lineages.sources_table(found[0]))
+    if files:
+        _print_files(found[0])
+    if picture is not None:
+        console.print(f"drawn in {escape(str(picture))}", soft_wrap=True)
 
 
 def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> list[Lineage]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from flows.cli import JsonOption, SetOption, StoreOption, _mistakes_are_messages, _print_json, app, console, errors
+from flows.cli import JsonOption, SetOption, StoreOption, _print_json, app, console, errors
 from flows.parts import build
 from infra.store import Store, StoreError
 from infra.store.migrate import migrate as migrate_store
@@ -28,31 +28,30 @@ def verify_command(
     as_json: JsonOption = False,
 ) -> None:
     """Read everything that is stored and compare it with its digests. Ends with 1 when something is damaged."""
-    with _mistakes_are_messages():
-        if (spec is None) == (not everything):
-            raise SpecError([Problem((), "verify checks a recipe or all of a store", "name a SPEC, or give --all and --store")])
-        chosen = None
-        if spec is None:
-            opened = Store.open(store or DEFAULT_STORE)
-        else:
-            pipeline = load(spec, overrides or [])
-            opened = Store.open(store or pipeline.store)
-            try:
-                graph = build(pipeline, opened, lambda name, listing: None)
-                chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
-            except StoreError as error:
-                errors.print(f"the recipe cannot be resolved, so all of the store is checked: {escape(str(error))}", soft_wrap=True)
-        if opened.format() is None:
-            raise StoreError(f"there is no store at '{opened.url}'")
-        columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=errors, transient=True, disable=as_json or not errors.is_terminal) as progress:
-            bar = progress.add_task("verifying", total=None)
-            found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
-        withdrawn = withdraw(opened, found.damages) if fix else []
-        if as_json:
-            _print_json(to_json(opened, found, withdrawn))
-        else:
-            show(console, opened, found, withdrawn)
+    if (spec is None) == (not everything):
+        raise SpecError([Problem((), "verify checks a recipe or all of a store", "name a SPEC, or give --all and --store")])
+    chosen = None
+    if spec is None:
+        opened = Store.open(store or DEFAULT_STORE)
+    else:
+        pipeline = load(spec, overrides or [])
+        opened = Store.open(store or pipeline.store)
+        try:
+            graph = build(pipeline, opened, lambda name, listing: None)
+            chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
+        except StoreError as error:
+            errors.print(f"the recipe cannot be resolved, so all of the store is checked: {escape(str(error))}", soft_wrap=True)
+    if opened.format() is None:
+        raise StoreError(f"there is no store at '{opened.url}'")
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True, disable=as_json or not errors.is_terminal) as progress:
+        bar = progress.add_task("verifying", total=None)
+        found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
+    withdrawn = withdraw(opened, found.damages) if fix else []
+    if as_json:
+        _print_json(to_json(opened, found, withdrawn))
+    else:
+        show(console, opened, found, withdrawn)
     if found.damages:
         raise typer.Exit(1)
 
@@ -95,10 +94,9 @@ def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) 
 @app.command()
 def migrate(store: StoreOption = None) -> None:
     """Bring a store of an older format to this one. Interrupted, it goes on when run again. Nothing else may use the store meanwhile."""
-    with _mistakes_are_messages():
-        opened = Store.open(store or DEFAULT_STORE, any_format=True)
-        with errors.status("migrating") as status:
-            done = migrate_store(opened, lambda path: status.update(f"migrating {escape(path)}"))
+    opened = Store.open(store or DEFAULT_STORE, any_format=True)
+    with errors.status("migrating") as status:
+        done = migrate_store(opened, lambda path: status.update(f"migrating {escape(path)}"))
     for path, why in done.damaged.items():
         errors.print(f"[red]damaged:[/] {escape(why)} ({escape(path)} is withdrawn; the next run makes it again)", soft_wrap=True)
     for why in done.lost:
