@@ -44,17 +44,17 @@ class Records:
         self.folder = f"runs/{pipeline}"
 
     @cached_property
-    def _last(self) -> dict[str, Any]:
-        names = self.store.names(self.folder)
+    def _last(self) -> dict[str, tuple[str, int | None]]:
+        stamps = runs.stamps(self.store, self.pipeline)
         try:
-            return self.store.read_json(f"{self.folder}/{names[-1]}")["parts"] if names else {}
-        except (StoreError, KeyError, TypeError):
+            return runs.read(self.store, self.pipeline, stamps[-1]).parts if stamps else {}
+        except StoreError:
             return {}
 
     def last(self, name: str) -> Record | None:
         """The part of that name in the last run."""
         entry = self._last.get(name)
-        return Record(self.store, entry["path"], entry["step"]) if entry else None
+        return Record(self.store, *entry) if entry else None
 
     def protect(self, node: Node) -> None:
         """Notes, outside the artifact, that a part of a protected stage has finished, so that its loss is noticed."""
@@ -67,7 +67,8 @@ class Records:
 
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
         """Records that a run refers to these parts; `spec` is the recipe as resolved."""
-        document = {"parts": _parts(graph), "spec": spec}
+        parts = {name: {"path": path, "step": step} for name, (path, step) in _parts(graph).items()}
+        document = {"parts": parts, "spec": spec}
         self.store.write_once(f"{self.folder}/{runs.next_stamp(self.store, self.pipeline)}.json", to_json(document))
 
     def keep(self, graph: Graph, spec: dict[str, Any]) -> None:
@@ -76,8 +77,8 @@ class Records:
             self.write(graph, spec)
 
 
-def _parts(graph: Graph) -> dict[str, dict[str, Any]]:
-    return {node.name: {"path": node.path, "step": node.end_step} for node in graph.nodes.values()}
+def _parts(graph: Graph) -> dict[str, tuple[str, int | None]]:
+    return {node.name: (node.path, node.end_step) for node in graph.nodes.values()}
 
 
 def difference(node: Node, records: Records) -> str:
@@ -102,12 +103,9 @@ def _candidates(node: Node, records: Records) -> list[str]:
 
 def _identity(store: Store, path: str) -> dict[str, Any] | None:
     try:
-        identity = Artifact(store, path).identity
+        return Artifact(store, path).identity
     except StoreError:
         return None
-    return (
-        identity if isinstance(identity, dict) and {"kind", "version", "spec", "inputs", "name", "fingerprint"} <= identity.keys() else None
-    )
 
 
 def _changes(node: Node, identity: dict[str, Any]) -> list[str]:
@@ -121,7 +119,7 @@ def _changes(node: Node, identity: dict[str, Any]) -> list[str]:
     for role in [*node.inputs, *(role for role in identity["inputs"] if role not in node.inputs)]:
         before, now = identity["inputs"].get(role), node.inputs.get(role)
         if before is None or now is None:
-            changes.append(f"input {role}: {before['name'] if before else 'none'} -> {now.name if now else 'none'}")
+            changes.append(f"input {role}: {before.get('name') or role if before else 'none'} -> {now.name if now else 'none'}")
         elif before["fingerprint"] != now.fingerprint:
             what = f"documents of {now.name} changed" if now.node is None else f"{now.name} changed"
             changes.append(f"{what} ({before['fingerprint'][:8]} -> {now.fingerprint[:8]})")

@@ -215,7 +215,8 @@ def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ..
     stage = pipeline.stages[node.stage]
     if not isinstance(stage, EvaluateStage) or node.kind != stage.kind or not stage.gates:
         return ()
-    metrics = Artifact(store, node.path).manifest["metrics"]
+    stored = Artifact(store, node.path).manifest["metrics"]
+    metrics = {name: value for name, value in stored.items() if isinstance(value, (int, float))}
     return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
 
 
@@ -225,11 +226,12 @@ def _packing_notes(plan: Plan) -> list[str]:
     for step in plan.steps.values():
         node = step.node
         if node.kind == "packing" and step.action == "reuse" and plan.graph.twin(node) is None:
-            metrics = Artifact(plan.store, node.path).manifest["metrics"]
-            padding, cropped, windows = (metrics[f"share/{name}"] for name in ("padding", "cropped", "cropped_by_windows"))
+            artifact = Artifact(plan.store, node.path)
+            names = ("padding", "cropped", "cropped_by_windows")
+            padding, cropped, windows = (artifact.metric(f"share/{name}") for name in names)
             notes.append(
-                f"{node.name}: {metrics['rows']:,} rows with {padding:.2%} padding; {cropped:.1%} of the tokens are in documents that are "
-                f"cut, {windows:.1%} would be if they were concatenated"
+                f"{node.name}: {artifact.metric('rows'):,} rows with {padding:.2%} padding; {cropped:.1%} of the tokens "
+                f"are in documents that are cut, {windows:.1%} would be if they were concatenated"
             )
     return notes
 

@@ -137,7 +137,7 @@ class _Supply:
             if role.startswith("packed:") and rows.inputs["corpus"].fingerprint == corpus:
                 artifact = Artifact(self._store, rows.path)
                 if artifact.complete:
-                    return int(artifact.manifest["metrics"]["rows"])
+                    return int(artifact.metric("rows"))
         node = next(
             self._graph.nodes[read.name] for read in corpora(self._graph, segment.inputs["mixture"].name) if read.fingerprint == corpus
         )
@@ -178,7 +178,7 @@ def available(graph: Graph, store: Store, node: Node) -> tuple[int, bool]:
         return int(size.tokens.amount * (1 - node.part.process.holdout)), False
     artifact = Artifact(store, node.path)
     if artifact.complete:
-        return int(artifact.manifest["metrics"]["train"]["tokens"]), True
+        return int(artifact.metric("train", "tokens")), True
     assert isinstance(node.part, CorpusPart)
     repeats = node.part.process.repeats
     repeated = repeats.per_bucket * repeats.length * sum(repeats.buckets) if repeats else 0

@@ -244,7 +244,7 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
     selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
     for node, part in selections:
         if (choice := Artifact(store, node.path)).complete:
-            found[node.name] = int(choice.manifest["metrics"]["chosen"])
+            found[node.name] = int(choice.metric("chosen"))
         elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
             graph.notes.append(f"'{node.name}' is chosen when its candidates have finished; until then {part.names[0]} stands for it")
     seen: set[str] = set()

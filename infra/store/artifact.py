@@ -7,7 +7,6 @@ What a marker says is itself checked before it is used: no name in it leads out 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 import tempfile
@@ -20,10 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from infra.store.markers import FIX, CheckpointMarker, Identity, Manifest, check, check_marker
 from infra.store.reader import FETCHES, CheckedFile
-from infra.store.records import DamagedCheckpoint, DamagedError, StoreError, check_files, check_record, inside, one_name
+from infra.store.records import DamagedCheckpoint, DamagedError, StoreError, inside
 from infra.store.rows import decode
 from infra.store.store import Store
+from specs.foreign import ForeignError, parse_json, shown
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,30 @@ class Artifact:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """The committed manifest. StoreError when there is none, or it is not one."""
-        return check_marker(self.store.read_json(self.manifest_path), f"'{self.manifest_path}' in the store {self.store.url}")
+        what = f"'{self.manifest_path}' in the store {self.store.url}"
+        marker = check_marker(self.store.read_json(self.manifest_path), what, Manifest)
+        if marker.get("step") != self.step:
+            raise DamagedError(f"{what} is damaged: it is of step {shown(marker.get('step'))}; {FIX}")
+        return marker
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What was hashed into the fingerprint: kind, version, spec, inputs."""
-        return self.store.read_json(f"{self.path}/identity.json")
+        """What was hashed into the fingerprint: kind, version, spec, inputs. StoreError when it cannot be read."""
+        path = f"{self.path}/identity.json"
+        document = self.store.read_json(path)
+        check(Identity, document, f"'{path}' in the store {self.store.url}")
+        return dict(document)
+
+    def metric(self, *path: str) -> float:
+        """A number among the metrics of the manifest. DamagedError, which names it, where there is none."""
+        value: Any = self.manifest["metrics"]
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            where = f"'{self.manifest_path}' in the store {self.store.url}"
+            what = f"metrics.{'.'.join(path)} is {shown(value)}, not a number"
+            raise DamagedError(f"{where} is damaged: {what}; {FIX}")
+        return value
 
     def stored_name(self, name: str) -> str:
         """Where a file of the manifest lies in the store."""
@@ -128,7 +147,12 @@ class Artifact:
         return self.open(name).bytes()
 
     def json(self, name: str) -> Any:
-        return json.loads(self.bytes(name))
+        """A JSON file of the manifest. DamagedError when it is none."""
+        try:
+            return parse_json(self.bytes(name))
+        except ForeignError as error:
+            where = f"'{self.stored_name(name)}' in the store {self.store.url}"
+            raise DamagedError(f"{where} is damaged: {error}") from error
 
     def local(self, name: str) -> Path:
         """A local file with the checked content: the stored file itself, or a copy in the cache. All of it is compared with its digests,
@@ -147,10 +171,10 @@ class Artifact:
     def checkpoint(self, step: int) -> Checkpoint:
         path = self.marker_path(step)
         what = f"'{path}' in the store {self.store.url}"
-        marker = check_marker(self.store.read_json(path), what)
-        folder = inside(marker.get("folder"), what)
-        if marker.get("step") != step:
-            raise DamagedError(f"{what} is damaged: it is of step {marker.get('step')}")
+        marker = check_marker(self.store.read_json(path), what, CheckpointMarker)
+        folder = inside(marker["folder"], what)
+        if marker["step"] != step:
+            raise DamagedError(f"{what} is damaged: it is of step {marker['step']}; {FIX}")
         return Checkpoint(self, step, f"{self.path}/attempts/{marker['attempt']}/{folder}", marker)
 
     def withdraw(self, step: int) -> None:
@@ -172,31 +196,12 @@ def put_away(store: Store, markers: Iterable[str]) -> None:
     """Moves markers, in this order, to `damaged/<time>/`; those that are not there are left out."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     for path in markers:
-        data = store.read_if_there(path)
-        if data is not None:
-            store.write_once(f"damaged/{stamp}/{path}", data)
+        kept = f"damaged/{stamp}/{path}"
+        if store.is_local:  # where a folder, a pipe or a terabyte may stand in its place
+            store.move_aside(path, kept)
+        elif (data := store.read_if_there(path)) is not None:
+            store.write_once(kept, data)
             store.remove(path)
-
-
-def check_marker(marker: Any, what: str) -> dict[str, Any]:
-    """A manifest, checkpoint marker or unit whose names and records are what they should be. StoreError for anything else."""
-    if not isinstance(marker, dict) or "files" not in marker or "attempt" not in marker:
-        raise DamagedError(f"{what} is damaged: not a marker; `apertus verify --fix` withdraws it, so that it is made again")
-    one_name(marker["attempt"], what)
-    check_files(marker["files"], what)
-    for entry in marker.get("history", []):
-        check_record(entry, f"{what}, its history,")
-        inside(entry.get("path"), what)
-    return marker
-
-
-def check_unit(unit: Any, path: str, what: str) -> dict[str, Any]:
-    """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's attempts."""
-    marker = check_marker(unit, what)
-    for name, record in marker["files"].items():
-        if not inside(record.get("path"), what).startswith(f"{path}/attempts/"):
-            raise StoreError(f"{what} names '{record['path']}' as its file '{name}': that is not a path inside the artifact {path}")
-    return marker
 
 
 def local_file(file: CheckedFile) -> Path:

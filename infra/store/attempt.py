@@ -14,8 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from infra.store.artifact import Artifact, Checkpoint, check_unit, local_file
+from infra.store.artifact import Artifact, Checkpoint, local_file
 from infra.store.lease import require
+from infra.store.markers import check_unit
 from infra.store.records import DamagedError, StoreError, check_files, inside
 from infra.store.retention import hold
 from infra.store.rows import SUFFIX, encode

@@ -16,7 +16,6 @@ from, every artifact stays.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -35,7 +34,9 @@ from infra.store.contents import (
     time_of,
 )
 from infra.store.lease import holder_of
+from infra.store.markers import Lock, check
 from infra.store.store import Store, StoreError
+from specs.foreign import ForeignError, parse_json
 
 GRACE = 86_400.0  # seconds
 LEASE_GRACE = 3_600.0  # seconds that a lease counts as held after its last change, whatever the grace period
@@ -208,8 +209,8 @@ def _released(store: Store, contents: Contents, lease: str) -> bool:
     for name in contents.files:
         if name.startswith(f"{contents.path}/leases/{generation}"):
             try:
-                document = json.loads(store.read_bytes(name))
-            except (StoreError, ValueError):
+                document = parse_json(store.read_bytes(name))
+            except (StoreError, ForeignError):
                 continue
             if isinstance(document, dict) and document.get("released"):
                 return True
@@ -289,8 +290,8 @@ def _inputs(store: Store, listing: dict[str, Listed], documents: set[str], grace
         digest = name.removeprefix("inputs/").removesuffix(".files.jsonl")
         if name.endswith(".json"):
             try:
-                digest = str(store.read_json(name)["digest"])
-            except (StoreError, KeyError, TypeError):
+                digest = check(Lock, store.read_json(name), name).digest
+            except StoreError:
                 continue
         elif not name.endswith(".files.jsonl"):
             continue

@@ -8,14 +8,16 @@ as anything's.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from infra.store.artifact import Artifact
 from infra.store.listing import tree
+from infra.store.markers import CheckpointMarker, Manifest, Reference, check, check_marker, check_unit
+from infra.store.records import DamagedError
 from infra.store.store import Store, StoreError
 
 MarkerKind = Literal["unit", "checkpoint", "manifest"]
@@ -153,18 +155,16 @@ def open_contents(store: Store, path: str, files: dict[str, Listed] | None = Non
         inner = name[len(path) + 1 :]
         try:
             if inner == "identity.json":
-                document = store.read_json(name)
-                if not isinstance(document, dict):
-                    raise StoreError(f"'{name}' names no inputs")
-                contents.identity = document
+                contents.identity = Artifact(store, path).identity
                 continue
             if inner.startswith("references/"):
-                contents.references[name] = str(store.read_json(name)["referrer"])
+                reference = check(Reference, store.read_json(name), f"'{name}' in the store {store.url}")
+                contents.references[name] = reference.referrer
                 continue
             found = next(((kind, match) for kind, pattern in _MARKERS if (match := pattern.match(inner))), None)
             if found is not None:
                 contents.markers.append(_marker(store, path, name, *found))
-        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+        except StoreError:
             contents.damaged.append(name)
     return contents
 
@@ -176,17 +176,20 @@ def _beside(file: str) -> str:
 
 
 def _marker(store: Store, path: str, name: str, kind: MarkerKind, match: re.Match[str]) -> Marker:
-    data = store.read_whole(name)
-    document = json.loads(data)
+    what, found = f"'{name}' in the store {store.url}", store.read_document(name)
+    if found is None:
+        raise DamagedError(f"{what} is gone")
+    data, document = found
     attempts = f"{path}/attempts"
-    own = f"{attempts}/{document['attempt']}"
     if kind == "unit":
+        check_unit(document, path, what)
         files = {str(record["path"]): dict(record) for record in document["files"].values()}
     else:
+        check_marker(document, what, CheckpointMarker if kind == "checkpoint" else Manifest)
+        own = f"{attempts}/{document['attempt']}"
         inside = f"{own}/{document['folder']}" if kind == "checkpoint" else own
         files = {f"{inside}/{file}": dict(record) for file, record in document["files"].items()}
-        for chunk in document.get("history", []):
-            files |= {f"{attempts}/{chunk}": {}} if isinstance(chunk, str) else {f"{attempts}/{chunk['path']}": dict(chunk)}
+        files |= {f"{attempts}/{chunk['path']}": dict(chunk) for chunk in document.get("history", [])}
     files |= {_beside(file): {"sha256": record["pieces"]} for file, record in files.items() if isinstance(record.get("pieces"), str)}
     outside = [file for file in files if not file.startswith(f"{path}/") or ".." in file.split("/")]
     if outside:

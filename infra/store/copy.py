@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.store.contents import Contents, Marker, open_contents
+from infra.store.markers import FIX, Lock, check
 from infra.store.records import DamagedError, StoreError
 from infra.store.store import Store
 
@@ -44,8 +45,7 @@ def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple
             return
         contents = opened[path] = open_contents(store, path)
         if contents.damaged:
-            fix = "`apertus verify --fix` withdraws it, so that it is made again"
-            raise StoreError(f"'{contents.damaged[0]}' in the store {store.url} is damaged; {fix}")
+            raise StoreError(f"'{contents.damaged[0]}' in the store {store.url} is damaged; {FIX}")
         for parent, at in contents.inputs:
             visit(parent, at)
         order.append(path)
@@ -147,5 +147,7 @@ def _records(source: Store, documents: set[str]) -> Iterator[str]:
         if name.endswith(".files.jsonl"):
             if name.removesuffix(".files.jsonl") in documents:
                 yield path
-        elif name.endswith(".json") and source.read_json(path).get("digest") in documents:
-            yield path
+        elif name.endswith(".json"):
+            lock = check(Lock, source.read_json(path), f"'{path}' in the store {source.url}")
+            if lock.digest in documents:
+                yield path

@@ -25,7 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 from infra.store.inputs import SourceError
 from specs.document import parse
 from specs.errors import SpecError
-from specs.foreign import MAX_BYTES, ForeignError, M, check_length, checked, parse_json, read_local, shown
+from specs.foreign import MAX_BYTES, ForeignError, M, check_length, checked, parse_json, read_local, shown, trail
 from specs.hugging_face import (
     Card,
     Config,
@@ -133,6 +133,7 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
 @contextmanager
 def _what(name: str) -> Iterator[None]:
     """Names the file in what is wrong with it."""
+    trail.append(name)
     try:
         yield
     except ForeignError as error:

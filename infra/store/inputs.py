@@ -22,6 +22,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.listing import tree
+from infra.store.markers import Lock, check
 from infra.store.store import CHUNK, Store, StoreError, to_json
 from specs.base import canonical_json
 from specs.errors import StageError
@@ -169,7 +170,9 @@ def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 def locked_digest(store: Store, listing: Listing) -> str | None:
     """The digest that the store recorded for this listing, or None."""
     path = f"inputs/{listing.key}.json"
-    return str(store.read_json(path)["digest"]) if store.exists(path) else None
+    if (document := store.read_json_if_there(path)) is None:
+        return None
+    return check(Lock, document, f"'{path}' in the store {store.url}").digest
 
 
 def lock(store: Store, listing: Listing, digest: str) -> None:
@@ -190,8 +193,9 @@ def recorded_files(store: Store, digest: str) -> list[dict[str, Any]] | None:
         return None
     try:
         rows = [json.loads(line) for line in store.read_bytes(path).splitlines()]
-        if digest_of((row["path"], row["sha256"]) for row in rows) == digest:
+        numbered = all(isinstance(row["size"], int) for row in rows)
+        if numbered and digest_of((row["path"], row["sha256"]) for row in rows) == digest:
             return rows
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise StoreError(f"'{path}' in the store {store.url} is damaged: its files do not make the digest {digest}; delete it")

@@ -10,6 +10,8 @@ from typing import Any
 
 from infra.store.artifact import Artifact
 from infra.store.contents import input_path
+from infra.store.markers import FIX
+from infra.store.records import DamagedError
 from infra.store.store import Store, StoreError
 
 
@@ -72,10 +74,13 @@ class Ancestor:
 def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
     """An artifact and all that it was made from, inputs first. `step`: of a checkpoint. StoreError when a part of it is gone."""
     found: dict[tuple[str, int | None], Ancestor] = {}
+    begun: set[tuple[str, int | None]] = set()
 
     def visit(path: str, step: int | None) -> None:
         if (path, step) in found:
             return
+        _once(store, path, (path, step) in begun)
+        begun.add((path, step))
         identity = Artifact(store, path).identity
         for read in identity["inputs"].values():
             if (place := input_path(read)) is not None:
@@ -90,9 +95,16 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
     return list(found.values())
 
 
-def tokens_before(store: Store, path: str) -> int:
+def _once(store: Store, path: str, again: bool) -> None:
+    if again:
+        what = f"'{path}/identity.json' in the store {store.url}"
+        raise DamagedError(f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}")
+
+
+def tokens_before(store: Store, path: str, below: frozenset[str] = frozenset()) -> int:
     """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made from, the most. StoreError
-    when a part of it is gone."""
+    when a part of it is gone. `below`: what is made from it, on the way from where the question was asked."""
+    _once(store, path, path in below)
     found = 0
     for role, read in Artifact(store, path).identity["inputs"].items():
         place = input_path(read)
@@ -101,5 +113,5 @@ def tokens_before(store: Store, path: str) -> int:
             own = 0
             if "global_batch_size" in spec:
                 own = (int(read["step"]) - int(spec.get("start_step", 0))) * spec["global_batch_size"] * spec["sequence_length"]
-            found = max(found, tokens_before(store, place) + own)
+            found = max(found, tokens_before(store, place, below | {path}) + own)
     return found

@@ -109,7 +109,7 @@ class CheckedFile:
         start, stop = pieces[0] * self.piece_bytes, min((pieces[0] + 1) * self.piece_bytes, self.size)
         return DamagedError(
             f"'{self.name}' is damaged: piece {shown} of {self.pieces} (bytes {start} to {stop}) differs from the digest that the manifest "
-            "states; apertus verify --fix withdraws what is damaged, and the next run makes it again"
+            "states; apertus verify --all --fix withdraws what is damaged, and the next run makes it again"
         )
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -140,8 +140,8 @@ class CheckedFile:
             raise DamagedError(f"'{self.name}' is missing from the store {self._store.url}")
         if found != self.size:
             raise DamagedError(
-                f"'{self.name}' is damaged: it has {found} bytes, the manifest states {self.size}; apertus verify --fix withdraws what "
-                "is damaged, and the next run makes it again"
+                f"'{self.name}' is damaged: it has {found} bytes, the manifest states {self.size}; apertus verify --all "
+                "--fix withdraws what is damaged, and the next run makes it again"
             )
 
     def spans(self) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from infra.store.records import DamagedError
+
 SUFFIX = ".parquet"
 
 
@@ -26,9 +28,16 @@ def encode(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def decode(data: bytes, name: str) -> list[dict[str, Any]]:
-    """The rows of a file by that name."""
-    if not name.endswith(SUFFIX):
-        return [json.loads(line) for line in data.splitlines()]
+    """The rows of a file by that name. DamagedError when it has none."""
+    try:
+        if name.endswith(SUFFIX):
+            return _parquet(data)
+        return [dict(json.loads(line)) for line in data.splitlines()]
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        raise DamagedError(f"'{name}' is damaged: its rows cannot be read ({error})") from error
+
+
+def _parquet(data: bytes) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     return [_without_nulls(row) for row in pq.read_table(io.BytesIO(data)).to_pylist()]

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from infra.store import markers as marked
 from infra.store.store import Store, StoreError
+from specs.foreign import ForeignError, checked
 
 FOLDER = "runs"
 TIME = "%Y%m%dT%H%M%S.%fZ"
@@ -69,12 +71,13 @@ def stamps(store: Store, run: str) -> list[str]:
 def read(store: Store, run: str, stamp: str) -> Record:
     """A record. StoreError for one that is damaged."""
     path = f"{FOLDER}/{run}/{stamp}.json"
-    document = store.read_json(path)
     try:
-        parts = {str(name): (str(part["path"]), part.get("step")) for name, part in document["parts"].items()}
-        return Record(run, stamp, parts, dict(document.get("spec") or {}))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"'{path}' in the store {store.url} is not the record of a run; remove it, or forget the run '{run}'") from error
+        found = checked(marked.Run, store.read_json(path))
+    except ForeignError as error:
+        fix = f"remove it, or forget the run '{run}'"
+        raise StoreError(f"'{path}' in the store {store.url} is not the record of a run: {error}; {fix}") from error
+    parts = {name: (part.path, part.step) for name, part in found.parts.items()}
+    return Record(run, stamp, parts, found.spec or {})
 
 
 def last(store: Store, run: str) -> Record:

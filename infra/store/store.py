@@ -37,6 +37,7 @@ finding the newest one a listing of `checkpoints/`, whose length retention bound
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,11 +49,13 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store import local
+from infra.store.markers import FIX, Format
 from infra.store.reader import CheckedFile
-from infra.store.records import PIECE_BYTES, DamagedError, StoreError, inside
+from infra.store.records import PIECE_BYTES, DamagedError, StoreError, inside, one_name
 from infra.store.retry import Retry, WrongLength
 from infra.store.sinks import PART_BYTES
 from infra.store.writer import Writer
+from specs.foreign import MAX_BYTES, ForeignError, check_length, check_regular, checked, parse_json, shown, trail
 from specs.redaction import without_credentials
 
 FORMAT = 2
@@ -90,18 +93,28 @@ class Store:
         except (ValueError, ImportError, OSError) as error:
             raise StoreError(f"cannot open the store '{url}': {error}") from error
         if isinstance(fs, LocalFileSystem):
-            root = str(Path(root).expanduser().resolve())
+            try:
+                root = str(Path(root).expanduser().resolve())
+            except (RuntimeError, OSError, ValueError) as error:  # no such user, a loop of links, a NUL
+                raise StoreError(f"cannot open the store {shown(url)}: {error}") from error
         if hasattr(fs, "call_s3"):
             fs.retries = 1  # of s3fs; ours are around it, and say so
+            if not root:
+                raise StoreError(f"cannot open the store '{url}': it names no bucket")
         store = cls(fs, root)
         if not any_format:
             store.check_format(url)
         return store
 
     def format(self) -> dict[str, Any] | None:
-        """The content of `format.json`; None for a new store."""
+        """The content of `format.json`; None for a new store. DamagedError when it is not what was written."""
         document = self.read_json_if_there("format.json")
-        return document if isinstance(document, dict) or document is None else {"format": document}
+        if document is not None:
+            try:
+                checked(Format, document)
+            except ForeignError as error:
+                raise self._damaged("format.json", error) from error
+        return document
 
     def check_format(self, name: str) -> None:
         """StoreError for a store of another format than this program's; `name` is its URL for the message."""
@@ -210,9 +223,25 @@ class Store:
         """Content of a small file, or None where there is none: one request."""
         full = self.full(path)
         try:
-            return self.call(f"reading '{path}'", lambda: bytes(self.fs.cat_file(full)))
+            return self.call(f"reading '{path}'", lambda: self._content(path, full))
         except FileNotFoundError:
             return None
+
+    def _content(self, path: str, full: str, **span: int) -> bytes:
+        if self.is_local:  # a pipe would be waited for, a device never ends
+            try:
+                check_regular(full)
+            except ForeignError as error:
+                raise self._damaged(path, error) from error
+        data: bytes = self.fs.cat_file(full, **span)
+        return data
+
+    def _damaged(self, path: str, error: Exception) -> DamagedError:
+        fix = FIX
+        if path == "format.json":
+            fix = f'replace it by a file that holds {{"format": {FORMAT}}}; if a program of an older format wrote '
+            fix += 'this store, by one that holds {"format": 1}, and run apertus migrate'
+        return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}")
 
     def read_bytes(self, path: str) -> bytes:
         """Content of a small file. StoreError where there is none."""
@@ -226,7 +255,7 @@ class Store:
         full, length = self.full(path), stop - start
 
         def ask() -> bytes:
-            data: bytes = self.fs.cat_file(full, start=start, end=stop)
+            data = self._content(path, full, start=start, end=stop)
             if len(data) != length:
                 has = self.size(path)
                 if has is not None and has < stop:
@@ -246,23 +275,30 @@ class Store:
 
     def read_json(self, path: str) -> Any:
         """What a marker holds. DamagedError where there is none, or what is there is not JSON."""
-        return self._json(path, self.read_bytes)
+        if (found := self.read_document(path)) is None:
+            raise DamagedError(f"'{path}' is not in the store {self.url}")
+        return found[1]
 
     def read_json_if_there(self, path: str) -> Any | None:
         """The same, or None where there is none."""
-        return self._json(path, self.read_if_there)
+        found = self.read_document(path)
+        return None if found is None else found[1]
 
-    def _json(self, path: str, read: Callable[[str], bytes | None]) -> Any | None:
-        def ask() -> Any | None:
-            data = read(path)
-            if data is None:
-                return None
+    def read_document(self, path: str) -> tuple[bytes, Any] | None:
+        """The bytes of a marker and what they say, or None where there is none."""
+        trail.append(f"'{path}' in the store {self.url}")
+
+        def ask() -> tuple[bytes, Any] | None:
+            data = None
             try:
-                return json.loads(data)
-            except (ValueError, RecursionError) as error:
-                self._is_whole(path, data)
-                fix = "`apertus verify --fix` withdraws it, so that it is made again"
-                raise DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}") from error
+                if self.is_local:
+                    check_length(self.size(path) or 0, MAX_BYTES)
+                data = self.read_if_there(path)
+                return None if data is None else (data, parse_json(data))
+            except ForeignError as error:
+                if data is not None:
+                    self._is_whole(path, data)
+                raise self._damaged(path, error) from error
 
         return self.again(f"reading '{path}'", ask)
 
@@ -375,6 +411,15 @@ class Store:
         self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"), size=len(data))
         if self._found(path, data) != data:
             raise StoreError(f"'{path}' was written to the store {self.url} and reads as something else; try again")
+
+    def move_aside(self, path: str, target: str) -> None:
+        """Moves a file, or whatever stands in its place; nothing happens when there is nothing. On local disk."""
+        folder, name = Path(self.full(path.rpartition("/")[0])), one_name(path.rpartition("/")[2], "a call")
+        if not os.path.lexists(folder / name):
+            return
+        place = Path(self.full(target))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, place)
 
     def remove(self, path: str) -> None:
         """Removes a file or a folder; nothing happens when it is not there."""

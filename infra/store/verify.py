@@ -13,10 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from infra.store.artifact import check_marker, check_unit, put_away
+from infra.store.artifact import Artifact, put_away
 from infra.store.inputs import ROWS, recorded_files
+from infra.store.markers import Lock, Reference, Run, check, check_unit
 from infra.store.reader import CheckedFile
-from infra.store.records import StoreError, inside
+from infra.store.records import StoreError
 from infra.store.store import Store
 
 READERS = 8
@@ -83,21 +84,31 @@ def artifacts(store: Store) -> list[str]:
 
 
 def markers_of(store: Store, artifact: str) -> list[str]:
-    """Paths of the markers of one artifact: units, checkpoints, manifests."""
+    """Paths of the markers of one artifact: units, checkpoints, references to them, manifests."""
     manifests = [f"{artifact}/{name}" for name in store.names(artifact) if name.startswith("manifest") and name.endswith(".json")]
-    below = [f"{artifact}/{folder}/{name}" for folder in ("units", "checkpoints") for name in store.names(f"{artifact}/{folder}")]
+    folders = ("units", "checkpoints", "references")
+    below = [f"{artifact}/{folder}/{name}" for folder in folders for name in store.names(f"{artifact}/{folder}")]
     return [*(path for path in below if path.endswith(".json")), *manifests]
 
 
 def read_marker(store: Store, artifact: str, path: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Files that a marker names, and its rows of metrics: place in the store -> record. StoreError for what is no marker."""
-    what, document = f"'{path}' in the store {store.url}", store.read_json(path)
-    if path.startswith(f"{artifact}/units/"):
-        return {record["path"]: record for record in check_unit(document, artifact, what)["files"].values()}, {}
-    marker = check_marker(document, what)
-    folder = f"{artifact}/attempts/{marker['attempt']}"
-    if path.startswith(f"{artifact}/checkpoints/"):
-        folder += f"/{inside(marker.get('folder'), what)}"
+    what, name = f"'{path}' in the store {store.url}", path.removeprefix(f"{artifact}/")
+    if name.startswith("units/"):
+        unit = check_unit(store.read_json(path), artifact, what)
+        return {record["path"]: record for record in unit["files"].values()}, {}
+    if name.startswith("references/"):
+        check(Reference, store.read_json(path), what)
+        return {}, {}
+    step = name.removeprefix("checkpoints/").removeprefix("manifest").removeprefix("-").removesuffix(".json")
+    if step and not step.isdecimal():
+        raise StoreError(f"{what} is no marker: its name has no step")
+    if name.startswith("checkpoints/"):
+        checkpoint = Artifact(store, artifact).checkpoint(int(step))
+        marker, folder = checkpoint.marker, checkpoint.folder
+    else:
+        marker = Artifact(store, artifact, int(step) if step else None).manifest
+        folder = f"{artifact}/attempts/{marker['attempt']}"
     history = {f"{artifact}/attempts/{entry['path']}": entry for entry in marker.get("history", [])}
     return {f"{folder}/{name}": record for name, record in marker["files"].items()}, history
 
@@ -148,7 +159,7 @@ def _read_markers(store: Store, pool: ThreadPoolExecutor, everything: list[str],
             continue
         found.names[path] = str(identity.get("name", path))
         for read in identity["inputs"].values():
-            if isinstance(read, dict) and read.get("path"):
+            if read.get("path"):
                 found.readers.setdefault(str(read["path"]), []).append(path)
     for artifact in sorted(chosen):
         markers = markers_of(store, artifact)
@@ -177,12 +188,9 @@ def _read_markers(store: Store, pool: ThreadPoolExecutor, everything: list[str],
 def _identity(store: Store, path: str) -> dict[str, Any] | str:
     """What an artifact was made from, or what is wrong with the file that says so."""
     try:
-        identity = store.read_json(f"{path}/identity.json")
+        return Artifact(store, path).identity
     except StoreError as error:
         return str(error)
-    if not isinstance(identity, dict) or not isinstance(identity.get("inputs"), dict):
-        return f"'{path}/identity.json' is damaged: it names no inputs"
-    return identity
 
 
 def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
@@ -196,7 +204,8 @@ def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> No
             if path.endswith(ROWS):
                 recorded_files(store, path.removeprefix("inputs/").removesuffix(ROWS))
             else:
-                store.read_json(path)
+                model = Lock if path.startswith("inputs/") else Run
+                check(model, store.read_json(path), f"'{path}' in the store {store.url}")
             return ""
         except StoreError as error:
             return str(error)

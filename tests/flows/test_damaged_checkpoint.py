@@ -182,7 +182,7 @@ def test_the_damaged_checkpoint_of_another_part_is_not_withdrawn(planned: Planne
         attempt.input_checkpoint("parent").check()
 
     monkeypatch.setattr(train, "run", load)
-    with pytest.raises(StageFailed, match=r"is damaged: .*apertus verify --fix") as caught:
+    with pytest.raises(StageFailed, match=r"is damaged: .*apertus verify --all --fix") as caught:
         Runner(plan, Notes()).run(PART)
     assert not caught.value.again
     assert parent.step in other.checkpoint_steps()

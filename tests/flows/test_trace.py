@@ -184,7 +184,8 @@ def test_a_part_begins_where_its_lineage_had_come_to(store: Store) -> None:
             f"{role}{index if len(parents) > 1 else ''}": {"kind": "pretrain", "fingerprint": path.split("/")[1], "step": step}
             for index, (path, step) in enumerate(parents)
         }
-        store.write_once(f"pretrain/{letter * 32}/identity.json", json.dumps({"spec": spec, "inputs": inputs}).encode())
+        identity = {"kind": "pretrain", "version": 1, "fingerprint": letter * 32, "name": letter, "spec": spec, "inputs": inputs}
+        store.write_once(f"pretrain/{letter * 32}/identity.json", json.dumps(identity).encode())
         return f"pretrain/{letter * 32}"
 
     first = part("a", {"global_batch_size": 4, "sequence_length": 32})

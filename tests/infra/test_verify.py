@@ -40,8 +40,8 @@ def store(tmp_path: Path) -> Store:
     opened = Store.open(str(tmp_path / "store"))
     store = Store(opened.fs, opened.root, piece_bytes=PIECE)
     store.initialise()
-    store.write_once("runs/mini/1.json", b"{}")
-    store.write_once("inputs/1.json", b"{}")
+    store.write_once("runs/mini/1.json", b'{"parts": {}}')
+    store.write_once("inputs/1.json", b'{"digest": "1"}')
     store.write_once("something/else/note.json", b"no artifact")
     for path in (CORPUS, OTHER):
         corpus = attempt(store, tmp_path, path)
