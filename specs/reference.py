@@ -55,6 +55,9 @@ from where each piece begins: `{0 tokens: main, 7.038T tokens: second}`. A check
 folder by path or fsspec URL, or `owner/name` or `owner/name@revision` of the local Hugging Face cache, into which it is downloaded unless
 `HF_HUB_OFFLINE` is set.
 
+Names of stages, sources and the pipeline have at most 100 characters. Integers and amounts fit into 64 bits, other
+numbers are finite, and durations last ten years at most. Narrower limits of a field are in the schema.
+
 ## Composing files
 
 Three keys are resolved before a file is checked; a run records the result. Every error names the file and line where the value was written.
