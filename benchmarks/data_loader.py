@@ -37,7 +37,8 @@ import torch
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFileWriter
 from apertus_model.data.order import MixtureOrder
-from apertus_model.data.samples import MixtureSamples, TokenPaths, TokenStream, positions_within_documents
+from apertus_model.data.samples import MixtureSamples, positions_within_documents
+from apertus_model.data.stream import TokenPaths, TokenStream
 from apertus_model.trainer.loader import PREFETCH, SampleLoader, collate
 from benchmarks.measure import Contender, race, spread, table
 from benchmarks.peers import MegatronLoader, NoMegatron, published_goldfish, torchtitan_batches, train_tokenizer

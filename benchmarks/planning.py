@@ -22,7 +22,7 @@ from rich.console import Console
 from flows.plan import make
 from flows.plan_tables import show_plan
 from infra.store import Store
-from specs.pipeline import load
+from specs.recipe import load
 imported = time.perf_counter()
 with tempfile.TemporaryDirectory() as folder:
     plan = make(load(sys.argv[1]), Store.open(folder), ask_network=False)

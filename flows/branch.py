@@ -28,9 +28,11 @@ from flows.plan import Plan, kept_steps, make
 from infra.store import Store, StoreError
 from infra.store.retention import hold, refer
 from specs.compose import expand, extended
+from specs.dependencies import uses
 from specs.errors import FieldPath, Problem, SpecError, a, nearest
 from specs.pieces import batch_pieces, mixture_pieces
-from specs.pipeline import CHECKPOINTS, Pipeline, load, uses, validate
+from specs.pipeline import CHECKPOINTS, Pipeline
+from specs.recipe import load, validate
 from specs.stages.long_context import LongContextStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.training import Leg, MixtureTraining, Training, TrainingStage

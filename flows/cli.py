@@ -28,8 +28,8 @@ from infra.store import Store, StoreError
 from infra.store.inputs import Listing
 from specs.errors import SpecError, StageError
 from specs.foreign import trail
-from specs.pipeline import load
 from specs.profile import load_profile
+from specs.recipe import load
 from specs.redaction import RedactedRecord, redacted
 from specs.schema import json_schema
 

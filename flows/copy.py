@@ -20,7 +20,8 @@ from infra.store import Store, StoreError, runs
 from infra.store.contents import Contents
 from infra.store.copy import Amount, closure, copy, markers_of
 from infra.store.store import to_json
-from specs.pipeline import DEFAULT_STORE, load
+from specs.pipeline import DEFAULT_STORE
+from specs.recipe import load
 
 Parts = dict[str, tuple[str, int | None]]
 

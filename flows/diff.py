@@ -23,7 +23,8 @@ from infra.store.contents import input_path
 from infra.store.lineage import tokens_before
 from specs.base import flatten
 from specs.errors import Problem, SpecError, nearest
-from specs.pipeline import DEFAULT_STORE, load
+from specs.pipeline import DEFAULT_STORE
+from specs.recipe import load
 from specs.trajectory import legs
 
 POINTS = 8  # steps at which losses are shown

@@ -14,8 +14,9 @@ from flows.absent import Absent
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import Spec, fingerprint
+from specs.dependencies import uses
 from specs.launch import Launch
-from specs.pipeline import Pipeline, uses
+from specs.pipeline import Pipeline
 from specs.stages.select import SelectStage
 from specs.trajectory import Trajectory
 from specs.units import Reference

@@ -35,8 +35,8 @@ from flows.runner import Observer, Runner, StageFailed
 from flows.selection import select
 from flows.terminal import describe
 from infra.store import Store
-from specs.pipeline import load
 from specs.profile import load_profile
+from specs.recipe import load
 from specs.redaction import RedactedRecord, redacted, without_secrets
 
 STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}

@@ -20,8 +20,9 @@ from flows.parts import build
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
 from infra.store.lease import holder_of
+from specs.dependencies import checkpoints, order
 from specs.errors import FieldPath, Problem, SpecError
-from specs.pipeline import Pipeline, checkpoints, order
+from specs.pipeline import Pipeline
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Segment
 from specs.trajectory import branch

@@ -19,7 +19,7 @@ from flows.estimate.goldfish import masked_share
 from flows.plan import Plan, make
 from flows.terminal import amount, flop
 from infra.store import Store
-from specs.pipeline import load
+from specs.recipe import load
 from specs.trajectory import Trajectory
 
 RECIPES = Path(__file__).parents[1] / "specs" / "recipes"

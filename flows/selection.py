@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flows.absent import refuse
 from flows.plan import Plan
+from specs.dependencies import needs
 from specs.errors import Problem, SpecError, nearest
-from specs.pipeline import needs
 
 
 def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.packing import assign_rows, by_rows, fill_row
-from apertus_model.data.samples import IGNORED, Sample, TokenStream
+from apertus_model.data.stream import IGNORED, Sample, TokenStream
 from infra.store import Artifact, StoreError
 from specs.stages.training import Goldfish
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.samples import IGNORED
+from apertus_model.data.stream import IGNORED
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:

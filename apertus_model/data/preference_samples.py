@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.permutation import KeyedPermutation
-from apertus_model.data.samples import IGNORED
+from apertus_model.data.stream import IGNORED
 from infra.store import Artifact, StoreError
 from specs.errors import StageError
 

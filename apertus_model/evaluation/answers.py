@@ -24,7 +24,7 @@ import numpy as np
 
 from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.rows import Row, Rows, same_rows
-from apertus_model.data.samples import Sample
+from apertus_model.data.stream import Sample
 from apertus_model.evaluation.paired import compare
 from apertus_model.progress import Progress
 from apertus_model.trainer.heldout import Evaluator

@@ -14,7 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from apertus_model.data.corpora import split_shards
-from apertus_model.data.samples import Sample, validation_samples
+from apertus_model.data.samples import validation_samples
+from apertus_model.data.stream import Sample
 from apertus_model.progress import Progress
 from apertus_model.trainer.heldout import Evaluator
 from infra.store import Artifact

@@ -39,8 +39,8 @@ from torch.futures import Future
 
 from apertus_model.trainer.tensor_format import LONGEST, first_byte
 from infra.store import Checkpoint, DamagedError
-from infra.store.ranges import LocalFile, RangeFile
-from infra.store.reader import FETCH_BYTES, cut, read_ahead
+from infra.store.ranges import LocalFile
+from infra.store.reader import FETCH_BYTES, RangeFile, cut, read_ahead
 from infra.store.records import DamagedCheckpoint
 
 GAP = 2**20  # bytes between two parts that are read along with them

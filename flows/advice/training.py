@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from flows.advice.given import Advice, Context
-from specs.pipeline import legs
 from specs.stages.training import MixtureTraining
-from specs.trajectory import Trajectory
+from specs.trajectory import Trajectory, legs
 
 POST_TRAINING = ("sft", "qrpo", "dpo")
 PASSES = 4  # arXiv 2305.16264

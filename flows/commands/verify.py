@@ -15,7 +15,8 @@ from infra.store import Store, StoreError
 from infra.store.migrate import migrate as migrate_store
 from infra.store.verify import Verified, verify, withdraw
 from specs.errors import Problem, SpecError
-from specs.pipeline import DEFAULT_STORE, load
+from specs.pipeline import DEFAULT_STORE
+from specs.recipe import load
 
 
 @app.command("verify")

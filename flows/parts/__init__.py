@@ -19,8 +19,9 @@ from flows.parts.results import add_evaluate, add_export, add_probe, add_select
 from flows.parts.training import add_merge, add_training, best_steps
 from infra.store import Store
 from infra.store.inputs import Listing
+from specs.dependencies import order
 from specs.errors import SpecError
-from specs.pipeline import TRAINING, Pipeline, order
+from specs.pipeline import TRAINING, Pipeline
 from specs.trajectory import imported, resolve
 
 ADD: dict[str, Callable[[Builder, str], None]] = {

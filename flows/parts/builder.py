@@ -12,9 +12,10 @@ from flows.parts.hugging_face import add_import, add_model_tokenizer, origin, to
 from infra.store import Store
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.base import Spec
+from specs.dependencies import uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
-from specs.pipeline import CHECKPOINTS, Pipeline, uses
+from specs.pipeline import CHECKPOINTS, Pipeline
 from specs.sources import SourceSpec
 from specs.stages import STAGES
 from specs.stages.import_model import ImportModelPart

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from flows.graph import Graph, Input, Node
 from flows.mixtures import corpora
 from flows.parts.builder import Builder
+from specs.dependencies import excluded_by
 from specs.errors import FieldPath
-from specs.pipeline import excluded_by
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart
 from specs.stages.mixture import MixturePart, MixtureStage

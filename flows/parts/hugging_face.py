@@ -14,10 +14,10 @@ from flows.graph import TOKENIZER, Input, Node
 from infra.store import Artifact
 from infra.store.hugging_face import TOKENIZER_FILES, HubModel, open_model
 from infra.store.inputs import SourceError
+from specs.dependencies import checkpoints
 from specs.elsewhere import DeclaredModel
 from specs.errors import FieldPath
 from specs.hugging_face import HuggingFaceError
-from specs.pipeline import checkpoints
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.import_model import ImportModelPart
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage

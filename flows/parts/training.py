@@ -10,9 +10,10 @@ from flows.mixtures import corpora
 from flows.parts.builder import Builder, reads
 from flows.parts.drawn import Counters, Way, counter, drawn_until, excluded, way_to
 from infra.store import Artifact, Checkpoint, Store
+from specs.dependencies import uses
 from specs.errors import FieldPath, Problem, SpecError, nearest
 from specs.launch import Checkpointing, Parallel
-from specs.pipeline import Pipeline, uses
+from specs.pipeline import Pipeline
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeStage

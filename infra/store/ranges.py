@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from infra.store.reader import descriptor
 from infra.store.records import PIECE_BYTES, StoreError
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 4 * 2**30
 
 logger = logging.getLogger(__name__)
-
-
-class RangeFile(Protocol):
-    """A file that is read in parts. `name` is for messages, `size` in bytes; `remote` when a read may wait for a network."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def remote(self) -> bool: ...
-    def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), 0 <= start <= stop <= size."""
 
 
 class LocalFile:

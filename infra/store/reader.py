@@ -20,14 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from infra.store.filesystem import Filesystem
 from infra.store.records import DIGEST_BYTES, WHOLE_BYTES, DamagedError, StoreError, check_record, sidecar_path
 from infra.store.retry import StorageError
-
-if TYPE_CHECKING:
-    from infra.store.ranges import RangeFile
-    from infra.store.store import Store
 
 OPEN_FILES = 256
 FETCH_BYTES = 8 * 2**20
@@ -36,10 +33,23 @@ of a download (`benchmarks.checkpoint_io`)."""
 FETCHES = 8  # at a time
 
 
+class RangeFile(Protocol):
+    """A file that is read in parts. `name` is for messages, `size` in bytes; `remote` when a read may wait for a network."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def remote(self) -> bool: ...
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), 0 <= start <= stop <= size."""
+
+
 class CheckedFile:
     """A file of the store. `name` is its path, for messages; `size` in bytes, as recorded; `remote` when a read may wait for a network."""
 
-    def __init__(self, store: Store, path: str, record: dict[str, Any]) -> None:
+    def __init__(self, store: Filesystem, path: str, record: dict[str, Any]) -> None:
         check_record(record, f"the record of '{path}'")
         if record["size"] > WHOLE_BYTES and "pieces" not in record:
             raise StoreError(

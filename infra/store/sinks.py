@@ -12,13 +12,11 @@ import tempfile
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from infra.store.filesystem import Filesystem
 from infra.store.local import sync, sync_folder
 from infra.store.retry import StorageError
-
-if TYPE_CHECKING:
-    from infra.store.store import Store
 
 PART_BYTES = 16 * 2**20
 PARTS_AHEAD = 8
@@ -53,7 +51,7 @@ class Sink(Protocol):
     def abort(self) -> None: ...
 
 
-def sink_for(store: Store, path: str) -> Sink:
+def sink_for(store: Filesystem, path: str) -> Sink:
     if store.is_local:
         return LocalSink(store, path)
     return MultipartSink(store, path) if hasattr(store.fs, "call_s3") else SpoolSink(store, path)
@@ -62,7 +60,7 @@ def sink_for(store: Store, path: str) -> Sink:
 class LocalSink:
     """A temporary file beside the place, synced and renamed at the end. Parts are written by position, so that a try can be repeated."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path = store, path
         self._target = Path(store.full(path))
         self._temporary = self._target.parent / f".tmp-{uuid.uuid4().hex}"
@@ -103,7 +101,7 @@ class LocalSink:
 class MultipartSink:
     """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for a file that is shorter than a part."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)
         bucket, key, _ = store.fs.split_path(self._full)
         self._place = {"Bucket": bucket, "Key": key}
@@ -159,7 +157,7 @@ class MultipartSink:
 class SpoolSink:
     """For filesystems of which nothing is known but that they take a file: it is collected in a temporary one, and put in one call."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)
         self._spool: Any = None
         self._size = 0
@@ -211,7 +209,7 @@ def _scratch() -> str:
     return folder if folder and os.path.isdir(folder) else tempfile.gettempdir()
 
 
-def write_whole(store: Store, path: str, data: bytes) -> None:
+def write_whole(store: Filesystem, path: str, data: bytes) -> None:
     """Writes a file in one go, without a record: for sidecars."""
     sink = sink_for(store, path)
     try:

@@ -13,14 +13,12 @@ import io
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from infra.store.filesystem import Filesystem
 from infra.store.records import make_record, piece_digests, sidecar_path
 from infra.store.retry import WrongLength
 from infra.store.sinks import PART_BYTES, sink_for, write_whole
-
-if TYPE_CHECKING:
-    from infra.store.store import Store
 
 
 class Writer:
@@ -28,16 +26,20 @@ class Writer:
 
     Attributes:
         record: what a marker states about the file (`infra.store.records`); there after `close`.
+
+    Args:
+        piece_bytes: of which digests are stated.
     """
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Filesystem, path: str, piece_bytes: int) -> None:
         self.path = path
         self.name = store.full(path)
         self.closed = False
         self._store = store
+        self._piece_bytes = piece_bytes
         self._size = 0
         self._part = bytearray()  # the beginning of the next one
-        self._digests = Digests(store.piece_bytes)
+        self._digests = Digests(piece_bytes)
         self._sink = sink_for(store, path)
         self._record: dict[str, Any] | None = None
         self._placed = False
@@ -107,7 +109,7 @@ class Writer:
             self._placed = True
             self._check_size()
             sha256, pieces = self._digests.result()
-            record, sidecar = make_record(self._size, sha256, pieces, self._store.piece_bytes)
+            record, sidecar = make_record(self._size, sha256, pieces, self._piece_bytes)
             self.closed = True
             if sidecar is not None:
                 write_whole(self._store, sidecar_path(self.path), sidecar)

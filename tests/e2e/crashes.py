@@ -23,7 +23,7 @@ from typing import Any
 from flows.plan import Step, make
 from flows.runner import Runner
 from infra.store import Artifact, Store
-from specs.pipeline import load
+from specs.recipe import load
 from tests.e2e.conftest import Run, command_line
 from tests.infra.committed import damaged
 from tests.recipes import write_documents

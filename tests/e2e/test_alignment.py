@@ -13,7 +13,7 @@ import pytest
 
 from flows.plan import Plan, make
 from infra.store import Artifact, Store
-from specs.pipeline import load
+from specs.recipe import load
 from specs.stages.corpus import CorpusStage
 from specs.stages.evaluate import EvaluatePart
 from tests.e2e.conftest import ROOT, Run

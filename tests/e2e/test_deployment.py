@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from flows.pages import key
 from flows.plan import make
 from infra.store import Artifact, Store
-from specs.pipeline import load
+from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, notices_interrupts
 from tests.e2e.test_smoke import plan_of
 

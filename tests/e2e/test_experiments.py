@@ -11,7 +11,7 @@ import pytest
 from flows.plan import Plan, make
 from flows.report.collect import collect
 from infra.store import Artifact, Store
-from specs.pipeline import load
+from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run
 
 STUDY = f"""\

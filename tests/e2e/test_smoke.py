@@ -13,7 +13,7 @@ import pytest
 
 from flows.plan import Plan, make
 from infra.store import Artifact, Store
-from specs.pipeline import load
+from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run, ended_as_interrupted, group_twice
 
 

@@ -12,7 +12,7 @@ from flows.nearest import Records
 from flows.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.job import InputRef, Job
-from specs.pipeline import load
+from specs.recipe import load
 from specs.stages.corpus import CorpusPart
 from tests.infra.sealed import sealed
 from tests.recipes import write_recipe

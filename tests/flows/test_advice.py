@@ -16,7 +16,7 @@ from infra.store import Store
 from specs.advice import CODES, markdown
 from specs.errors import SpecError
 from specs.model import FLAVOURS
-from specs.pipeline import load
+from specs.recipe import load
 from tests.recipes import CHAT, RECIPE, write_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

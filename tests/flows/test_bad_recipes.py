@@ -15,7 +15,7 @@ from flows.plan import make
 from infra.store import Store
 from specs.document import Document, read
 from specs.errors import SpecError
-from specs.pipeline import load, validate
+from specs.recipe import load, validate
 
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 3.5, 1e-4, 10**30, float("inf"), "", "x", "a b", "évaluer", "10 steps", "3 bananas", "5k tokens"),

@@ -13,7 +13,7 @@ from flows.plan import Plan, make
 from infra.store import Store, StoreError
 from infra.store.retention import referred_steps
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from specs.stages.training import Segment
 from tests.flows.conftest import finish
 from tests.recipes import CHAT, RECIPE, write_recipe

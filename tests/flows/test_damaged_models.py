@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flows.plan import make
 from infra.store import Store
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.test_bad_recipes import places
 from tests.flows.test_hugging_face_parent import model_folder
 from tests.recipes import write_recipe

@@ -23,7 +23,7 @@ from flows.plan import make
 from infra.store import Store
 from infra.store.retention import refer
 from specs.foreign import trail
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.flows.test_bad_recipes import places
 from tests.flows.test_damaged_models import HOSTILE, damage

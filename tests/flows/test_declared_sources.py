@@ -16,7 +16,7 @@ from flows.plan import Plan, make
 from flows.selection import select
 from infra.store import Artifact, Attempt, Store
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import finish, job_of
 from tests.recipes import RECIPE, write_recipe
 

@@ -31,7 +31,7 @@ from specs.job import Job
 from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.pipeline import load
+from specs.recipe import load
 from specs.schedule import Schedule
 from specs.stages.training import Segment
 from tests.flows.conftest import finish

@@ -16,7 +16,7 @@ from flows.report.experiments import Point, Value, experiment, front
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.flows.report_store import store as commit
 from tests.flows.test_report import Page

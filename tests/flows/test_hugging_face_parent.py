@@ -20,7 +20,7 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.hugging_face import hugging_face_config
 from specs.model import ModelSpec
-from specs.pipeline import load
+from specs.recipe import load
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.training import Segment

@@ -30,7 +30,7 @@ from flows.plan import Plan, make
 from flows.runner import Runner
 from infra.store import Artifact, Attempt, Store
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from tests.recipes import CHAT, write_recipe
 
 MODULES: dict[str, Any] = {
@@ -83,7 +83,8 @@ def test_a_mixture_shows_asked_and_realised_shares_within_the_bound(built: Plan)
 
 def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
     from apertus_model.data.corpora import split_shards
-    from apertus_model.data.samples import IGNORED, MixtureSamples
+    from apertus_model.data.samples import MixtureSamples
+    from apertus_model.data.stream import IGNORED
     from specs.stages.training import Goldfish
 
     found, text = _look(built, "cooldown", step=2, limit=3)

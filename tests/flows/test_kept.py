@@ -17,7 +17,7 @@ from flows.plan import Plan, make
 from infra.store import Artifact, Attempt, Store, runs
 from infra.store.collect import survey
 from infra.store.retention import referred_steps
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import job_of
 from tests.flows.test_runner import Notes
 from tests.infra.sealed import sealed

@@ -15,7 +15,7 @@ from specs.base import Spec
 from specs.compose import compose
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
-from specs.pipeline import validate
+from specs.recipe import validate
 from specs.reference import NESTED
 from specs.stages import STAGES
 from tests.recipes import CHAT, write_recipe

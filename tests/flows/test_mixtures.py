@@ -18,7 +18,7 @@ from flows.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
 from specs.launch import Launch
-from specs.pipeline import load
+from specs.recipe import load
 from specs.stages.mixture import MixturePart
 from specs.stages.training import Segment
 from tests.flows.conftest import finish

@@ -15,7 +15,7 @@ from flows.plan import Plan, make
 from infra.store import Store
 from infra.store.artifact import put_away
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.recipes import RECIPE, write_recipe
 

@@ -20,7 +20,7 @@ from flows.plan_tables import FEWEST, folded, show_plan
 from flows.terminal import LONG_WORD, amount, flop
 from infra.store import Store
 from specs.intervals import young_daly
-from specs.pipeline import load
+from specs.recipe import load
 from tests.recipes import RECIPE, write_recipe
 
 RECIPES = Path(__file__).parents[2] / "specs" / "recipes"

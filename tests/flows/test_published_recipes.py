@@ -20,7 +20,7 @@ from flows.estimate.goldfish import masked_by_hash, masked_share
 from flows.plan import Plan, make
 from flows.published import OVERVIEW, PAGES, markdown, overview, plan_of
 from infra.store import Store
-from specs.pipeline import load
+from specs.recipe import load
 from specs.schema import json_schema
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Goldfish
@@ -223,7 +223,7 @@ def refuse(*arguments): raise AssertionError("the plan used the network")
 socket.socket.connect = refuse
 from flows.plan import make
 from infra.store import Store
-from specs.pipeline import load
+from specs.recipe import load
 with tempfile.TemporaryDirectory() as folder:
     plan = make(load(sys.argv[1]), Store.open(folder), ask_network=False)
     document = plan.to_json()

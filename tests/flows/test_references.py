@@ -12,7 +12,7 @@ from flows.nearest import Records
 from flows.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import finish, job_of
 from tests.infra.sealed import sealed
 from tests.recipes import CHAT, write_recipe

@@ -9,7 +9,9 @@ import pytest
 
 from flows.plan import Plan, make
 from infra.store import Store
-from specs.pipeline import Pipeline, load, order
+from specs.dependencies import order
+from specs.pipeline import Pipeline
+from specs.recipe import load
 from specs.trajectory import Trajectory, resolve
 
 RECIPES = Path(__file__).resolve().parents[2] / "specs/recipes"

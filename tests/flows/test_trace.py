@@ -24,7 +24,7 @@ from infra.store import Artifact, Attempt, Store, StoreError, runs
 from infra.store import lineage as lineages
 from infra.store.collect import survey
 from infra.store.inputs import lock, recorded_files
-from specs.pipeline import load
+from specs.recipe import load
 from tests.flows.conftest import finish, job_of
 from tests.infra.sealed import sealed
 

@@ -20,7 +20,7 @@ from infra.store import Artifact, Attempt, Store
 from infra.store.lease import Leases, Seen, Timing
 from specs.job import Job
 from specs.launch import Launch
-from specs.pipeline import load
+from specs.recipe import load
 from tests.infra.sealed import sealed
 
 QUICK = Timing(seconds=2.0, look=0.02, settle=0.0)

@@ -11,7 +11,7 @@ from flows.graph import Node
 from flows.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
 from specs.stages.training import Segment

@@ -11,7 +11,8 @@ import pytest
 from specs.compose import expand
 from specs.document import parse
 from specs.errors import SpecError
-from specs.pipeline import Pipeline, load
+from specs.pipeline import Pipeline
+from specs.recipe import load
 
 BASE = """\
 name: base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specs.pipeline import load
+from specs.recipe import load
 from tests.specs.composing import BASE, errors, stage, write
 
 pytestmark = pytest.mark.usefixtures("beside_the_base")

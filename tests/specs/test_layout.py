@@ -10,7 +10,7 @@ from specs.errors import SpecError
 from specs.launch import Launch, Parallel
 from specs.layout import micro_batch_size, misfits
 from specs.model import ModelSpec
-from specs.pipeline import load
+from specs.recipe import load
 from tests.recipes import CHAT, RECIPE, write_recipe
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specs.pipeline import load
+from specs.recipe import load
 from tests.specs.composing import BASE, VARIANTS, data, errors, problems, stage, write
 
 pytestmark = pytest.mark.usefixtures("beside_the_base")

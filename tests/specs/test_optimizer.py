@@ -7,7 +7,7 @@ import pytest
 from specs.errors import SpecError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
-from specs.pipeline import load
+from specs.recipe import load
 from tests.recipes import CHAT, write_recipe
 
 DEFAULTS = {  # of the papers and their authors' code, typed in from there

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from specs.reference import markdown
 from specs.schema import json_schema
 from tests.recipes import write_recipe

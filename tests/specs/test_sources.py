@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specs.pipeline import load
+from specs.recipe import load
 from specs.sources import SourceSpec
 from tests.recipes import write_recipe
 from tests.specs.test_pipeline import edit, problems

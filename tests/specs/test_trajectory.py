@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from specs.dependencies import order
 from specs.document import Document
 from specs.errors import SpecError
-from specs.pipeline import order, validate
+from specs.recipe import validate
 from specs.trajectory import Trajectory, resolve
 
 MODEL = {"flavour": "mini"}

@@ -7,7 +7,7 @@ import pytest
 from specs.compose import expand
 from specs.document import MAX_VALUES, Document, parse
 from specs.errors import SpecError
-from specs.pipeline import load
+from specs.recipe import load
 from tests.specs.composing import BASE, data, errors, problems, stage, write
 
 pytestmark = pytest.mark.usefixtures("beside_the_base")

@@ -14,7 +14,7 @@ from apertus_model.chat import ChatEncoder
 from apertus_model.data.chat_samples import ConversationSamples, PackedSample, heldout
 from apertus_model.data.conversations import Conversation, ConversationShards
 from apertus_model.data.megatron import TokenFileWriter
-from apertus_model.data.samples import IGNORED
+from apertus_model.data.stream import IGNORED
 from apertus_model.data.vocabulary import train
 from apertus_model.model.model import model_config
 from infra.store.inputs import SourceError

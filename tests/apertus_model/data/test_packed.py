@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFile, TokenFileWriter
 from apertus_model.data.packed import TABLES, PackedRows, RowsWriter
-from apertus_model.data.samples import IGNORED, MixtureSamples, TokenStream
+from apertus_model.data.samples import MixtureSamples
+from apertus_model.data.stream import IGNORED, TokenStream
 from infra.store import StoreError
 from specs.stages.training import Goldfish
 

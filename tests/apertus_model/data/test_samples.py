@@ -12,7 +12,8 @@ import pytest
 
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFileWriter
-from apertus_model.data.samples import IGNORED, MixtureSamples, TokenStream, positions_within_documents, validation_samples
+from apertus_model.data.samples import MixtureSamples, positions_within_documents, validation_samples
+from apertus_model.data.stream import IGNORED, TokenStream
 from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
 

@@ -12,8 +12,9 @@ import pytest
 import apertus_model.data.corpora
 from apertus_model.data.corpora import split_shards
 from apertus_model.data.megatron import TokenFileError, TokenFileWriter
-from apertus_model.data.samples import MixtureSamples, TokenStream
+from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.shards import TokenShard
+from apertus_model.data.stream import TokenStream
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.ranges import BlockCache, LocalFile
 from specs.job import Job

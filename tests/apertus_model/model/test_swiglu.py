@@ -13,7 +13,7 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
-from specs.pipeline import load
+from specs.recipe import load
 from tests.recipes import write_recipe
 
 GATED = ModelSpec(dim=48, n_layers=2, n_heads=6, n_kv_heads=2, head_dim=16, ffn_dim=80, vocab_size=256, init_std=0.3, activation="swiglu")

@@ -1,0 +1,186 @@
+"""The checks of a recipe that need more than one of its fields.
+
+Invariant: in a recipe without a problem every reference leads to a stage of the right kind, there is no cycle, every border falls inside
+its stage, and every batch can be divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from specs.dependencies import order, uses
+from specs.errors import FieldPath, Problem, SpecError, a, nearest
+from specs.figures import misnamed
+from specs.launch import Parallel
+from specs.layout import Misfit, misfits
+from specs.optimizer import refused_layout, refused_objective
+from specs.pipeline import CHECKPOINTS, TRAINING, Pipeline
+from specs.sources import CONVERSATIONAL, TOKENISED
+from specs.stages.base import Stage
+from specs.stages.conversations import ConversationsStage
+from specs.stages.corpus import CorpusStage, needs_text
+from specs.stages.evaluate import EvaluateStage
+from specs.stages.merge import MergeStage
+from specs.stages.mixture import MixtureStage
+from specs.stages.preference_data import PreferenceDataStage
+from specs.stages.preference_training import PreferenceTraining
+from specs.stages.probe import ProbeStage
+from specs.stages.select import SelectStage
+from specs.stages.sft import SftStage
+from specs.stages.tokenizer import TokenizerStage
+from specs.stages.training import TrainingStage
+from specs.trajectory import Trajectory, leg_of, legs, resolve
+from specs.units import Reference
+
+
+def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
+    """Problems that concern more than one field. `names` are all stages of the file; those that are wrong in themselves are not
+    in `pipeline`."""
+    problems: list[Problem] = []
+    for name, stage in pipeline.stages.items():
+        problems += _check_references(pipeline, name, stage, names)
+        if isinstance(stage, TrainingStage):
+            problems += _check_batches(pipeline, name, stage)
+    problems += misnamed(pipeline.figures, names)
+    trajectories: dict[str, Trajectory] = {}
+    try:
+        trajectories = resolve(pipeline, order(pipeline))
+    except SpecError as error:
+        problems += error.problems
+    for name, stage in pipeline.stages.items():
+        problems += _check_layout(pipeline, name, stage, trajectories)
+    return problems
+
+
+def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
+    if isinstance(stage, (TokenizerStage, CorpusStage, ConversationsStage)):
+        for index, source in enumerate(stage.sources):
+            where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
+            if source not in pipeline.sources:
+                yield Problem(where, f"there is no source '{source}' under sources:", nearest(source, pipeline.sources))
+            elif (found := pipeline.sources[source]) is not None:
+                talks = found.format in CONVERSATIONAL
+                if talks != isinstance(stage, ConversationsStage):
+                    wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
+                    yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
+                elif isinstance(stage, CorpusStage) and found.declared is not None and found.declared.tokens is None:
+                    message = f"source '{source}' declares no tokens, which the plan of a corpus counts with"
+                    yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
+                elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
+                    yield Problem(where, f"source '{source}' is tokens already; a tokenizer is trained on text", "name another source.")
+                elif found.format in TOKENISED and isinstance(stage, CorpusStage) and (fields := needs_text(stage.sources[source])):
+                    text = f"source '{source}' is tokens already; there is no text for {', '.join(fields)}"
+                    fix = "state pii: false, and no other step; what they ask for must have been done before."
+                    yield Problem((*where, fields[0]), text, fix)
+    for index, other in enumerate(stage.after):
+        if other not in names:
+            yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
+    excluded = stage.exclude if isinstance(stage, MixtureStage) else []
+    told = [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
+    for path, ref, kinds in [*uses(name, stage), *told]:
+        target = pipeline.stages.get(ref.stage)
+        if target is None:
+            if ref.stage in names:
+                continue
+            if pipeline._document is not None and (variants := pipeline._document.variants.get(ref.stage)):
+                yield Problem(path, f"stage '{ref.stage}' is a matrix of {', '.join(variants)}; name one of them")
+                continue
+            yield Problem(
+                path, f"there is no stage '{ref.stage}'", nearest(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds])
+            )
+            continue
+        if target.kind not in kinds:
+            wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
+            yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
+            continue
+        if ref.selector and kinds != CHECKPOINTS:
+            yield Problem(path, f"'{ref}' names a step, and '{ref.stage}' is {a(target.kind)}, which has none", f"write '{ref.target}'.")
+            continue
+        if ref.best is not None and isinstance(target, MergeStage):
+            yield Problem(
+                path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' is a merge, which has one result", f"write '{ref.stage}'."
+            )
+            continue
+        if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
+            yield Problem(
+                path, f"mixture '{ref.stage}' is annealed: its shares change as it is trained on", "name a mixture that is constant."
+            )
+            continue
+        if isinstance(target, (CorpusStage, ConversationsStage)):
+            if ref.part is None and len(target.sources) > 1:
+                choice = ", ".join(f"{ref.stage}/{source}" for source in target.sources)
+                yield Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
+            elif ref.part is not None and ref.part not in target.sources:
+                yield Problem(path, f"{target.kind} '{ref.stage}' has no part '{ref.part}'", nearest(ref.part, target.sources))
+            elif (
+                path[-1] == "probes"
+                and isinstance(target, CorpusStage)
+                and target.sources[ref.part or next(iter(target.sources))].repeats is None
+            ):
+                yield Problem(path, f"'{ref}' has no repeats:, so there are no probes in it", "give that source of the corpus a repeats:.")
+            continue
+        chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
+        if (ref.best is not None or chooses) and any(not leg.settings.validation.interval for leg in legs(pipeline, ref.stage)):
+            yield Problem(path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' measures none", "give it a validation.interval.")
+        if ref.part is not None:
+            parts = [leg.name for leg in legs(pipeline, ref.stage) if leg.name != ref.stage]
+            if f"{ref.stage}/{ref.part}" not in parts:
+                fix = f"name one: {', '.join(parts)}." if parts else f"name '{ref.stage}'."
+                yield Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
+
+
+def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
+    launch = pipeline.launch_of(stage)
+    if launch.mismatch is not None:  # reported by `_check_layout`
+        return
+    ranks = launch.data_parallel
+    pieces = [(leg.path, begin, batch) for leg in stage.legs(name) for begin, batch in (leg.settings.global_batch_size or {}).items()]
+    for at, begin, batch in pieces:
+        path: FieldPath = (*at, "global_batch_size", begin)
+        if batch < 1 or batch % ranks:
+            fix = f"use a multiple of {ranks}, or other launch.processes."
+            yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
+
+
+def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
+    """Whether a stage that runs on the training engine can run in its layout."""
+    if not isinstance(stage, (TrainingStage, EvaluateStage, ProbeStage, PreferenceDataStage)):
+        return
+    launch = pipeline.launch_of(stage)
+    parallel = launch.parallel or Parallel()
+    at: FieldPath = (*(() if stage.launch.parallel is None else ("stages", name)), "launch", "parallel")
+    if launch.mismatch is not None:
+        yield Problem(at, f"'{name}': {launch.mismatch}", "change launch.processes or a degree.")
+        return
+    if parallel.pp > 1 and (obstacle := _needs_logits(stage)):
+        message = f"'{name}' cannot run in a pipeline (pp {parallel.pp}): {obstacle}"
+        yield Problem((*at, "pp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.")
+    found: list[Misfit] = []
+    if isinstance(stage, TrainingStage):
+        for leg in stage.legs(name) if parallel.tp > 1 else ():
+            if leg.settings.compile and leg.settings.activation_checkpointing != "none":
+                message = f"torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism (tp {parallel.tp})"
+                yield Problem((*leg.path, "compile"), message, "leave out compile, or state activation_checkpointing: none.")
+        for leg in stage.legs(name):
+            optimizer = trajectories[leg.name].optimizer.name if leg.name in trajectories else None
+            if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
+                yield Problem((*leg.path, "optimizer", "name"), reason)
+            objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
+            if optimizer and (reason := refused_objective(optimizer, objective)):
+                yield Problem((*leg.path, "optimizer", "name"), reason)
+        for trajectory in (trajectories[leg.name] for leg in stage.legs(name) if leg.name in trajectories):
+            for cut in trajectory.cuts:
+                found += misfits(launch, trajectory.model, trajectory.sequence_length, cut.batch)
+    elif (parent := trajectories.get(leg_of(stage.from_, trajectories))) is not None:
+        found += misfits(launch, parent.model)
+    for misfit in dict.fromkeys(found):
+        yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _needs_logits(stage: Stage) -> str:
+    """Why the layers of a stage's model cannot lie on different processes; "" where they can."""
+    if isinstance(stage, PreferenceTraining):
+        return "its loss needs the whole sequences of a batch at once"
+    if isinstance(stage, SftStage) and stage.prompt_weight:
+        return f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
+    return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"

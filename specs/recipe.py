@@ -1,0 +1,77 @@
+"""From a YAML file to a checked recipe. All problems of a file are reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from specs.checks import check
+from specs.compose import compose, distinct
+from specs.document import Document
+from specs.errors import FieldPath, Problem, SpecError
+from specs.explain import explain
+from specs.launch import Launch
+from specs.pipeline import AnyStage, Pipeline
+from specs.sources import SourceSpec
+from specs.units import LARGEST
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
+    """Reads, composes, overrides and checks a recipe. SpecError with every problem found."""
+    return validate(compose(path, overrides))
+
+
+def validate(document: Document) -> Pipeline:
+    """The pipeline of a document. SpecError with every problem found: of the fields first, of their relations when the fields are right."""
+    problems: list[Problem] = []
+    try:
+        pipeline = Pipeline.model_validate(document.data)
+    except ValidationError as error:
+        problems = [explain(Pipeline, document, details) for details in error.errors()]
+        pipeline = _what_is_right(document.data)
+    refused = {problem.path for problem in problems}
+    problems += [problem for problem in _too_large(document) if problem.path not in refused]
+    pipeline._document = document
+    problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
+    problems = distinct(document, problems)
+    if problems:
+        raise SpecError(problems)
+    return pipeline
+
+
+def _too_large(document: Document) -> Iterator[Problem]:
+    """Integers of a document that are no index, size or count of 64 bits, whatever their field allows."""
+    places: list[tuple[FieldPath, Any]] = [((), document.data)]
+    while places:
+        path, value = places.pop()
+        if isinstance(value, int) and abs(value) > LARGEST:
+            fix = f"state a number from -{LARGEST} to {LARGEST}."
+            yield Problem(path, f"{value} does not fit into 64 bits", fix, document.where(path))
+        if isinstance(value, (dict, list)):
+            inside = value.items() if isinstance(value, dict) else enumerate(value)
+            places += [((*path, key), item) for key, item in inside]
+
+
+def _names(data: dict[str, Any]) -> set[str]:
+    """Names of all stages of a document, right or wrong."""
+    stages = data.get("stages")
+    return set(stages) if isinstance(stages, dict) else set()
+
+
+def _what_is_right(data: dict[str, Any]) -> Pipeline:
+    """The stages and settings of a wrong document that are right taken alone, so that their relations can be checked too."""
+
+    def valid(kind: Any, value: Any, default: Any) -> Any:
+        try:
+            return TypeAdapter(kind).validate_python(value)
+        except ValidationError:
+            return default
+
+    stages, sources = (value if isinstance(value := data.get(name), dict) else {} for name in ("stages", "sources"))
+    right = {name: stage for name, value in stages.items() if (stage := valid(AnyStage, value, None)) is not None}
+    read = {name: valid(SourceSpec, value, None) for name, value in sources.items()}
+    return Pipeline.model_construct(name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=read, stages=right)
