@@ -26,7 +26,7 @@ from specs.redaction import mask_url
 
 MAX_BYTES = 4 * 2**20
 MAX_VALUES = 100_000
-MAX_BITS = 64  # of a whole number
+MAX_BITS = 63  # of a whole number, beside its sign
 SHOWN = 200  # characters of an override, in messages
 TOO_MANY = f"more than {MAX_VALUES} values; do aliases repeat each other?"
 TOO_DEEP = f"brackets or blocks inside each other, more than {MAX_DEPTH}, too deep to read"
@@ -155,7 +155,7 @@ def scalar(text: str) -> Any:
     digits = text.replace("_", "")
     if _INT.match(text):
         if len(digits) > MAX_BITS or (number := int(digits)).bit_length() > MAX_BITS:
-            raise ValueError(f"{shown(text)} is a whole number of more than {MAX_BITS} bits")
+            raise ValueError(f"{shown(text)} does not fit into 64 bits")
         return number
     if not _FLOAT.match(text):
         return text

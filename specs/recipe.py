@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 from specs.checks import check
 from specs.compose import compose, distinct
 from specs.document import Document
-from specs.errors import FieldPath, Problem, SpecError
+from specs.errors import Problem, SpecError
 from specs.explain import explain
 from specs.launch import Launch
 from specs.pipeline import AnyStage, Pipeline
 from specs.sources import SourceSpec
-from specs.units import LARGEST
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
@@ -33,27 +32,12 @@ def validate(document: Document) -> Pipeline:
     except ValidationError as error:
         problems = [explain(Pipeline, document, details) for details in error.errors()]
         pipeline = _what_is_right(document.data)
-    refused = {problem.path for problem in problems}
-    problems += [problem for problem in _too_large(document) if problem.path not in refused]
     pipeline._document = document
     problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
     problems = distinct(document, problems)
     if problems:
         raise SpecError(problems)
     return pipeline
-
-
-def _too_large(document: Document) -> Iterator[Problem]:
-    """Integers of a document that are no index, size or count of 64 bits, whatever their field allows."""
-    places: list[tuple[FieldPath, Any]] = [((), document.data)]
-    while places:
-        path, value = places.pop()
-        if isinstance(value, int) and abs(value) > LARGEST:
-            fix = f"state a number from -{LARGEST} to {LARGEST}."
-            yield Problem(path, f"{value} does not fit into 64 bits", fix, document.where(path))
-        if isinstance(value, (dict, list)):
-            inside = value.items() if isinstance(value, dict) else enumerate(value)
-            places += [((*path, key), item) for key, item in inside]
 
 
 def _names(data: dict[str, Any]) -> set[str]:

@@ -180,7 +180,7 @@ CARDS = [
     ("license: mit\nlicense: apache", "README.md:3: license: this key stands on line 2 already"),
     ("license: [", "README.md:3: not YAML"),
     ("license: " + "[" * 3000, "too deep to read"),
-    ("license: " + "9" * 400, "a whole number of more than 64 bits"),
+    ("license: " + "9" * 400, "does not fit into 64 bits"),
     ('license: "\\ud800"', "half of a character"),
 ]
 

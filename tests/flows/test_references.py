@@ -155,10 +155,11 @@ REFUSED = [
         "(0 sequences of 1000000): with what was drawn before inf passes, 100 are allowed. "
         "Fix: lower the budget or the source's weight, add data, or shorten the sequences.",
     ),
-    ("launch.threads=99999999999999999999", "launch.threads: 99999999999999999999: input should be less than or equal to 4096"),
+    ("launch.threads=99999", "launch.threads: 99999: input should be less than or equal to 4096"),
     ("launch.parallel.dp_shard=0", "launch.parallel.dp_shard: 0 processes hold no weights"),
     ("launch.time_limit=0s", "launch.time_limit: a duration of 0s leaves no time"),
-    ("stages.pretrain.seed=99999999999999999999", "stages.pretrain.seed: 99999999999999999999 does not fit into 64 bits"),
+    ("launch.threads=99999999999999999999", "'99999999999999999999' does not fit into 64 bits"),
+    ("stages.pretrain.seed=9223372036854775808", "'9223372036854775808' does not fit into 64 bits"),
     ("retries.backoff=9999999d", "retries.backoff: '9999999d' is longer than 3650 days"),
     ("stages.main.weights.corpus/notes=.nan", "stages.main.weights.corpus/notes: '.nan': input should be a valid number"),
     ("stages.pretrain.budget=[/foo]", "stages.pretrain.budget: ['/foo'] is not an amount; write for example '15T tokens'"),

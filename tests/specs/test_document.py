@@ -68,10 +68,10 @@ def test_reading_stops_at_a_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("9" * 400, r"^f:1: a\[0\]: '9+\.\.\.9+' is a whole number of more than 64 bits\. Fix: write a smaller one\.$"),
-        ("-" + "9" * 5000, "a whole number of more than 64 bits"),
-        ("1_" * 50 + "1", "a whole number of more than 64 bits"),
-        (str(2**64), "'18446744073709551616' is a whole number of more than 64 bits"),
+        ("9" * 400, r"^f:1: a\[0\]: '9+\.\.\.9+' does not fit into 64 bits\. Fix: write a smaller one\.$"),
+        ("-" + "9" * 5000, "does not fit into 64 bits"),
+        ("1_" * 50 + "1", "does not fit into 64 bits"),
+        (str(2**64), "'18446744073709551616' does not fit into 64 bits"),
         ("1e999", r"^f:1: a\[0\]: '1e999' is more than a number can be"),
         ("9" * 400 + ".0", "is more than a number can be"),
         ('"\\ud800"', r"a\[0\]: '\\ud800' has half of a character"),
