@@ -1,26 +1,34 @@
-# `make run` and `make test` set up everything they need: a virtual environment, the pinned dependencies, this package.
+# `make run` sets up what running needs, `make test` what testing needs as well: a virtual environment, the pinned dependencies, this package.
 PYTHON ?= python3
 VENV ?= .venv
 RECIPE ?= specs/recipes/mini.yaml
 AT_ONCE ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TEST_READY := $(VENV)/.ready-for-tests
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: setup run test test-all numerics lint clean
+.PHONY: setup run lint test test-all numerics clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
+	@[ "$$(uname -s)" = Linux ] || { echo "Apertus runs on Linux (x86-64, aarch64): there is no triton for $$(uname -s)."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=..."; exit 1; }
-	@echo "Installing the pinned dependencies into $(VENV): about 2.7 GB, a few minutes."
+	@echo "Installing the pinned dependencies into $(VENV): a few minutes."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(INSTALL) .
 	@touch $(READY)
+
+$(TEST_READY): $(READY)
+	@echo "Installing what the tests need."
+	@$(INSTALL) '.[dev]'
+	@touch $(TEST_READY)
 
 run: $(READY)
 	@$(BIN)/apertus run $(RECIPE)
 
-lint: $(READY)
+lint: $(TEST_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
@@ -32,7 +40,7 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tests.record test-all.xml > docs/test_all.md; exit $$status
 
-numerics: $(READY)
+numerics: $(TEST_READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model
 
 clean:

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def documents(sound: Path) -> list[str]:
     return list({(name.split("/")[0], kind_of(name)): name for name in names}.values())
 
 
-@pytest.fixture(scope="module")
+@cache
 def fields(sound: Path) -> list[tuple[str, tuple[Any, ...]]]:
     return [(name, path) for name in documents(sound) for path in ((), *places(json.loads((sound / "store" / name).read_text())))]
 
@@ -94,16 +95,14 @@ def test_a_sound_store_serves_every_command(sound: Path, tmp_path: Path, command
 
 @given(data=st.data(), command=st.sampled_from(COMMANDS), value=st.sampled_from(HOSTILE))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_field_is_met_with_an_answer_or_named(
-    sound: Path, tmp_path: Path, fields: list[tuple[str, tuple[Any, ...]]], data: st.DataObject, command: str, value: str
-) -> None:
-    name, path = data.draw(st.sampled_from(fields))
+def test_a_damaged_field_is_met_with_an_answer_or_named(sound: Path, tmp_path: Path, data: st.DataObject, command: str, value: str) -> None:
+    name, path = data.draw(st.sampled_from(fields(sound)))
     copied(sound, tmp_path)
     damage(tmp_path / "store" / name, path, value)
     result = run(sound, tmp_path, command)
     assert not result.exit_code or "error: " in result.output or "damaged: " in result.output, result.output
     assert "unexpected" not in result.output, result.output
-    assert len(result.output) < 100_000
+    assert len(result.output) < 1_000_000
 
 
 WHOLE: dict[str, Callable[[Path], object]] = {
