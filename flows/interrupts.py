@@ -19,6 +19,7 @@ from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _heard: list[str] = []
+_deferring = False
 
 
 def listen() -> None:
@@ -48,19 +49,25 @@ def ignore() -> None:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Processes that are started meanwhile inherit this mask, so none of these signals ends them."""
+    """Processes that are started meanwhile inherit this mask, so none of these signals ends them. What comes
+    meanwhile is raised afterwards: other threads may hear it, which the mask is not for."""
+    global _deferring
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    _deferring = True
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _deferring = False
+    check()
 
 
 def _hear(number: int, frame: Any) -> None:
     _without_terminal()
     if not _heard:
         _heard.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
-        check()
+        if not _deferring:
+            check()
 
 
 def _without_terminal() -> None:

@@ -122,6 +122,29 @@ except KeyboardInterrupt:
     assert rest(process) == ("ours\n" if listens else "the library's\n")
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_comes_while_a_process_is_started_is_raised_when_it_is(threads: int) -> None:
+    """The mask is of one thread, and the kernel gives the signal to another where there is one."""
+    program = f"""
+import os, signal, threading, time
+from flows import interrupts
+interrupts.listen()
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print("up", flush=True)
+try:
+    with interrupts.blocked():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        print("started")
+    print("goes on")
+except KeyboardInterrupt as error:
+    print(error)
+"""
+    process = started(program)
+    assert rest(process) == "started\nSIGTERM\n"
+
+
 def test_what_is_started_with_signals_blocked_lives_on_and_nothing_else_does() -> None:
     sleeping = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     program = f"""
