@@ -74,8 +74,8 @@ def _reach_this_machine_directly() -> None:
 
 
 def _guard(pid: int) -> None:
-    """Kills that server when this process is gone; not another process that has its number since. What is blocked is
-    ignored too: the shell unblocks it when a command has ended."""
+    """Kills that server when this process is gone; not another process that has its number since. What is
+    blocked is ignored too: the shell unblocks it when a command has ended."""
     numbers = " ".join(str(int(number)) for number in interrupts.NUMBERS)
     program = f"trap '' {numbers}; read _; " + 'grep -q prefect.server "/proc/$0/cmdline" && kill -9 "$0"'
     kill = ["/bin/sh", "-c", program, str(pid)]
