@@ -32,6 +32,7 @@ from apertus_model.model.attention import (
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.trainer.device import has_gpu
 from specs.model import ModelSpec
+from tests.machine import compiles
 from tests.numerics import Numerics, largest_difference
 
 SPEC = ModelSpec(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=128, vocab_size=128, init_std=0.3)
@@ -143,6 +144,7 @@ def test_a_backend_computes_attention_within_documents(backend: str, name: str, 
         )
 
 
+@compiles
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the compiled kernel is the one that the other tests run")
 def test_the_compiled_flex_kernel_computes_the_same_on_a_cpu() -> None:

@@ -21,6 +21,7 @@ from apertus_model.trainer.heldout import Evaluator
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from specs.stages.sft import Lora
+from tests.machine import compiles
 from tests.numerics import Numerics
 
 DEEP = MODEL.model_copy(update={"n_layers": 6})
@@ -297,6 +298,7 @@ def test_recomputation_changes_no_bit(tmp_path: Path, name: str | None, kind: st
     assert same(recomputed.optimizer, kept.optimizer)
 
 
+@compiles
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "recomputation"),
