@@ -12,7 +12,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.infra.moto import Moto
-from tests.infra.swift import Swift
+from tests.infra.swift import Swift, obstacle
 from tests.numerics import numerics, pytest_sessionfinish
 from tests.numerics import pytest_addoption as add_numerics
 
@@ -60,7 +60,10 @@ def moto() -> Iterator[Moto]:
 
 @pytest.fixture(scope="session")
 def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
-    server = Swift(tmp_path_factory.mktemp("swift"))
+    folder = tmp_path_factory.mktemp("swift")
+    if reason := obstacle(folder):
+        pytest.skip(reason)
+    server = Swift(folder)
     server.start()
     yield server
     server.stop()

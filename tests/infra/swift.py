@@ -14,6 +14,7 @@ import http.client
 import json
 import math
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -118,9 +119,20 @@ class Swift(Server):
             self.start()
 
 
-def _configure(folder: Path, ports: dict[str, int]) -> None:
-    import pwd
+def obstacle(folder: Path) -> str:
+    """Why there can be no Swift with its data in a folder, or an empty text."""
+    try:
+        pwd.getpwuid(os.getuid())
+        os.setxattr(folder, "user.swift", b"")
+    except KeyError:
+        return f"Swift is run by a user with a name, and user {os.getuid()} has none"
+    except OSError as error:
+        return f"Swift keeps extended attributes, which {folder} cannot have ({error.strerror}): set TMPDIR"
+    os.removexattr(folder, "user.swift")
+    return ""
 
+
+def _configure(folder: Path, ports: dict[str, int]) -> None:
     (folder / "swift.conf").write_text("[swift-hash]\nswift_hash_path_suffix = tests\nswift_hash_path_prefix = tests\n")
     user = pwd.getpwuid(os.getuid()).pw_name
     for server, port in ports.items():
