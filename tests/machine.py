@@ -1,4 +1,4 @@
-"""What some tests want of the machine beyond Python's packages: without it they are skipped, with the reason."""
+"""What some tests want of the machine beyond Python's packages. They are skipped without it."""
 
 import os
 import sysconfig

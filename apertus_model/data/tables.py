@@ -180,8 +180,8 @@ def _rows(batch: pyarrow.RecordBatch, source: SourceSpec) -> FoundDocuments:
 
 
 def _values(column: pyarrow.Array) -> list[Any]:
-    """Numbers as they are, text as bytes, times as ISO text: those of a time zone in UTC, so that no database of
-    zones is needed. ArrowInvalid when offsets or indices lead out of the column's buffers."""
+    """Numbers as they are, text as bytes, times as ISO text: those of a time zone in UTC, which needs no
+    database of zones. ArrowInvalid when offsets or indices lead out of the column's buffers."""
     if types.is_dictionary(column.type):
         column.validate(full=True)
         column = column.dictionary_decode()

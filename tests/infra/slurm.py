@@ -1,7 +1,7 @@
 """A real Slurm on this machine, for tests: one controller and one node, on the loopback only.
 
-It wants root, for munge and slurmd, and slurmd wants cgroups. Tests that ask for it where it is not installed, or
-cannot run, are skipped with the reason.
+It wants root, for munge and slurmd, and slurmd wants cgroups. Tests that ask for it where it is not
+installed, or cannot run, are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LittleSlurm:
 
 @contextlib.contextmanager
 def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
-    """Starts munged, slurmctld and slurmd below a folder, and ends them; skips the test where they cannot run."""
+    """Starts munged, slurmctld and slurmd below a folder and ends them; skips the test if they cannot run."""
     if os.geteuid() != 0:
         pytest.skip("munged and slurmd are started as root only")
     if absent := [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]:

@@ -34,11 +34,13 @@ def reason(folder: Path) -> str:
     return str(skipped.value)
 
 
-def test_programs_that_are_missing_are_named_with_the_command_that_installs_them(programs: Path, tmp_path: Path) -> None:
+def test_missing_programs_are_named_with_what_installs_them(programs: Path, tmp_path: Path) -> None:
     program(programs / "apt-get", f"echo > {tmp_path}/installed")
     for name in PROGRAMS[:-2]:
         program(programs / name, "exit 1")
-    assert reason(tmp_path) == ("no slurmd, munged: apt-get install --no-install-recommends slurmctld slurmd slurm-client munge")
+    told = reason(tmp_path)
+    packages = "slurmctld slurmd slurm-client munge"
+    assert told == f"no slurmd, munged: apt-get install --no-install-recommends {packages}"
     assert not (tmp_path / "installed").exists()
 
 
@@ -53,6 +55,6 @@ def test_a_daemon_that_ends_by_itself_is_named_with_its_last_words(programs: Pat
     assert time.monotonic() - begun < slurm.UP_SECONDS / 2
 
 
-def test_a_user_who_is_not_root_is_told_so(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_is_not_root_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert reason(tmp_path) == "munged and slurmd are started as root only"
