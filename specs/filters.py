@@ -199,8 +199,6 @@ class SampleFilter(Filter):
     def _complete(self) -> SampleFilter:
         if (self.by is None) != (not self.rates):
             raise ValueError("`by` (a column) and `rates` (of its values) go together; state both or none")
-        if not any((self.rate, *self.rates.values())):
-            raise ValueError("a rate of 0 keeps nothing; leave the source out")
         return self
 
     def columns(self) -> list[str]:

@@ -26,7 +26,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from setproctitle import getproctitle, setproctitle
+from setproctitle import setproctitle
 
 STAGES = "apertus_model.stages"
 PRELOADED = (  # one between two looks at the socket, so that a request waits for one import at most
@@ -155,7 +155,7 @@ def run_ranks(ranks: int, module: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    getproctitle()  # finds the memory that the title is written to, which has to come before any change of the environment
+    setproctitle(shlex.join([sys.executable, "-m", f"{STAGES}.server"]))  # before any change of the environment
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     request_channel = Server(handlers).serve()

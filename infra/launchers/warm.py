@@ -26,6 +26,7 @@ from typing import IO
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # CUDA and ROCm do not survive a fork
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # may go to every process of a run
+TITLE = "-" * 512  # an argument that leaves room for what `ps` shows of a stage
 READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", "TMPDIR")
 
 
@@ -78,11 +79,11 @@ class StageServer:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the server ignores them
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "apertus_model.stages.server"],
+                [sys.executable, "-m", "apertus_model.stages.server", TITLE],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**environment},
+                env={**environment, "SPT_NOENV": "1"},  # titles are not written over the environment in /proc
                 start_new_session=True,
             )
         finally:

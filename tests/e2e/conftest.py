@@ -80,7 +80,7 @@ class Run:
         """Job file by process, of the running stages."""
         found = {}
         for pid in self.processes():
-            words = command_line(pid).split("\0")
+            words = command_line(pid).replace("\0", " ").split()
             if "apertus_model.stages" in words:
                 found[pid] = next(word for word in words if word.endswith("job.json"))
         return found

@@ -31,6 +31,7 @@ from tests.recipes import write_documents
 ROLES = {  # by a word of the command line
     "tests.e2e.crashes": "launcher",
     "torch.distributed.run": "torchrun",
+    "apertus_model.stages.server": "stage server",
     "apertus_model.stages": "stage or rank",
     "multiprocessing": "data worker",
 }

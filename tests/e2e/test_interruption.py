@@ -19,12 +19,24 @@ LONGER = "stages.cooldown.budget=500 steps"
 
 
 @pytest.fixture
-def cooling(finished: Path, home: Path, tmp_path: Path) -> tuple[Run, Artifact]:
-    """A run that has everything but a long cooldown, which it begins."""
+def cooling(finished: Path, home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Run, Artifact]:
+    """A run that has everything but a long cooldown, which it begins; the parameter is its number of ranks."""
     store = tmp_path / "store"
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", LONGER)
+    run = Run(
+        home,
+        "run",
+        SMOKE,
+        "--store",
+        str(store),
+        "--until",
+        "cooldown",
+        "--set",
+        LONGER,
+        "--set",
+        f"launch.processes={getattr(request, 'param', 1)}",
+    )
     return run, Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
 
 
@@ -132,6 +144,7 @@ def test_a_signal_to_the_processes_of_a_training_stage_interrupts_the_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
+@pytest.mark.parametrize("cooling", [2], indirect=True)  # a single rank runs without torchrun
 def test_ranks_do_not_wait_for_a_torchrun_that_is_gone(cooling: tuple[Run, Artifact], seconds: float) -> None:
     run, _ = cooling
     run.wait_for(lambda: bool(ranks(run)))

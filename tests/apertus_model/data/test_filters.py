@@ -125,8 +125,8 @@ def test_scores_are_kept_from_the_cutoff_on(judge: Judge) -> None:
 
 def test_a_sample_has_its_rate_and_lower_rates_lie_in_higher_ones(judge: Judge) -> None:
     texts = [f"document {i}" for i in range(1000)]
-    kept = {rate: {text for text in texts if judge({"filter": "sample", "rate": rate}, text) is None} for rate in (0.095, 0.3135, 1.0)}
-    assert kept[1.0] == set(texts)
+    kept = {rate: {text for text in texts if judge({"filter": "sample", "rate": rate}, text) is None} for rate in (0.0, 0.095, 0.3135, 1.0)}
+    assert kept[0.0] == set() and kept[1.0] == set(texts)
     assert kept[0.095] < kept[0.3135]
     for rate in (0.095, 0.3135):  # four standard deviations of a binomial
         assert abs(len(kept[rate]) / 1000 - rate) < 4 * (rate * (1 - rate) / 1000) ** 0.5
