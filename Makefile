@@ -15,13 +15,13 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@[ "$$(uname -s)" = Linux ] || { echo "Apertus runs on Linux (x86-64, aarch64): there is no triton for $$(uname -s)."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=..."; exit 1; }
-	@echo "Installing the pinned dependencies into $(VENV): a few minutes."
+	@echo "Installing the pinned dependencies into $(VENV): 2.6 GB with a CPU build of torch, 5.6 GB with the CUDA build; a few minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) .
 	@touch $(READY)
 
 $(TEST_READY): $(READY)
-	@echo "Installing what the tests need."
+	@echo "Installing what the tests need: 0.7 GB more."
 	@$(INSTALL) '.[dev]'
 	@touch $(TEST_READY)
 

@@ -3,7 +3,7 @@
 A part (`pretrain/2`) is one curve, whatever the number of its attempts; the names of TensorBoard's event files and the settings of the
 run on Weights & Biases say which attempts there were. The store keeps the rows as well, and is what the report reads; this is for watching.
 
-Invariant: a step is shown once. An attempt that goes on from a checkpoint hides what the one before it has shown of later steps
+Invariant: a step is shown once. An attempt that resumes from a checkpoint hides what the one before it has shown of later steps
 (TensorBoard), or is silent until it passes them (Weights & Biases keeps what it was given first; the rows are the same). How far those came
 is read from where they are, the service or, offline, the files: an attempt that is killed takes with it what was not written yet.
 """

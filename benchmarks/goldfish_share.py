@@ -1,8 +1,8 @@
 """What share of the labels the Goldfish hash really leaves out, and why it is not 1/k: `python -m benchmarks.goldfish_share`.
 
 The hash of a window is the product of its h ids modulo 2^64, so it is not spread evenly over the table: a product with 64 factors of two or
-more is 0, always the same entry; with v of them it is one of 2^(63-v) values. How often that happens hangs on which frequent ids are even,
-so on the vocabulary and the text. Measured on rows of 4,096 labels, windows across documents, as in pretraining:
+more is 0, always the same entry; with v of them it is one of 2^(63-v) values. How often that happens depends on which frequent ids are
+even, so on the vocabulary and the text. Measured on rows of 4,096 labels, windows across documents, as in pretraining:
 
     uniform      ids uniform in the vocabulary
     Zipf         the n-th id behind those of special tokens with probability 1/n: frequent ids first, as a tokenizer makes them

@@ -1,8 +1,8 @@
-"""What a recipe declares and is not at hand: how a plan says so, and why a run refuses.
+"""Inputs that a recipe declares and that are unavailable: how a plan says so, and why a run refuses.
 
 Invariants:
-- What is absent has a provisional digest, made of where it would lie. So do the fingerprints of all parts that hang on it: nothing is ever
-  stored under them, and nothing is looked for in the store.
+- What is absent has a provisional digest, made of where it would lie. So do the fingerprints of all parts that depend on it: nothing is
+  ever stored under them, and nothing is looked for in the store.
 - A declaration never stands in for files that are there. It is compared with them.
 """
 
@@ -31,7 +31,7 @@ NAMED = 6
 
 @dataclass(frozen=True)
 class Absent:
-    """Something outside the store that is not at hand. `path`: where the recipe states its url; `size`: of a source, as declared."""
+    """Something outside the store that is unavailable. `path`: where the recipe states its url; `size`: of a source, as declared."""
 
     url: str
     reason: str
@@ -56,7 +56,7 @@ def is_local(url: str) -> bool:
 
 
 def refuse(plan: Plan, stages: set[str]) -> None:
-    """SpecError, naming each source and its url, when unfinished parts of these stages read what is not at hand."""
+    """SpecError, naming each source and its url, when unfinished parts of these stages read unavailable inputs."""
     wanted: dict[str, list[str]] = {}
     for step in plan.steps.values():
         if step.node.stage in stages and step.action != "reuse":
@@ -66,21 +66,21 @@ def refuse(plan: Plan, stages: set[str]) -> None:
     for name, readers in wanted.items():
         absent = plan.graph.absent[name]
         first, *others = dict.fromkeys(readers)
-        message = f"'{name}' is declared and not at hand ({absent.reason}); '{first}'{' and what follows it' if others else ''} cannot run"
+        message = f"'{name}' is declared and unavailable ({absent.reason}); '{first}'{' and what follows it' if others else ''} cannot run"
         problems.append(Problem(absent.path, message, f"put the data at {absent.url}, or state where they are."))
     if problems:
         raise plan.pipeline.located(SpecError(problems))
 
 
 def own(graph: Graph, node: Node) -> list[str]:
-    """What a part reads itself that is not at hand."""
+    """What a part reads itself that is unavailable."""
     return [read.name for read in node.inputs.values() if read.node is None and read.name in graph.absent]
 
 
 def reason(graph: Graph, node: Node) -> str:
-    """Why the state of a part that hangs on something absent is not known."""
+    """Why the state of a part that depends on something absent is not known."""
     names = own(graph, node)
-    return f"not at hand: {', '.join(names)}" if names else "hangs on what is not at hand"
+    return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
 
 def notes(plan: Plan, available: Callable[[Graph, Store, Node], tuple[int, bool]]) -> list[str]:
@@ -93,7 +93,7 @@ def notes(plan: Plan, available: Callable[[Graph, Store, Node], tuple[int, bool]
         names = list(plan.graph.absent)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found.append(
-            f"declared, not at hand: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are provisional, and running them "
+            f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are provisional, and running them "
             "needs the data"
         )
     for node in plan.graph.nodes.values():

@@ -4,7 +4,7 @@ The new recipe has one more stage, of the name of the branch, which begins `from
 there, for what was left of it; what read the end of the old stage reads that of the new one. So everything before the point is shared, by
 fingerprint, and everything behind it is trained anew, with whatever `--set` changes.
 
-What is piecewise (mixture, batch) goes on from the piece at the point, borders moved by what was consumed. Of the schedule, the rest of the
+What is piecewise (mixture, batch) resumes from the piece at the point, borders moved by what was consumed. Of the schedule, the rest of the
 warm-up and a decay that lies behind the point stay as they are; inside a linear decay the same line goes on; inside one of another shape it
 begins anew from the rate at the point, which the file says. Optimizer, sequence length, precision, Goldfish and packing are inherited.
 
@@ -60,7 +60,7 @@ class Made:
 
 
 def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), output: Path | None = None, store: str | None = None) -> Made:
-    """Writes the recipe `name`, which goes on from `point` (`pretrain@step=1200`) of `spec`.
+    """Writes the recipe `name`, which resumes from `point` (`pretrain@step=1200`) of `spec`.
 
     Raises:
         SpecError: the point is not there or was not kept, an override changes what lies before it, or the recipe cannot be planned. Each
@@ -215,7 +215,7 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Branch, overrides: li
     draft.add(
         at,
         new,
-        f"goes on from {'the end' if at_end else f'step {start.step:,}'} of {start.leg}" + ("" if at_end else ", with what was left of it"),
+        f"resumes from {'the end' if at_end else f'step {start.step:,}'} of {start.leg}" + ("" if at_end else ", with what was left of it"),
     )
     if at_end and not any(path.startswith(f"stages.{draft.name}.") and path.endswith("budget") for path in given):
         message = f"'{point}' is the end of '{start.leg}': nothing of its budget is left"
@@ -227,7 +227,7 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Branch, overrides: li
     if ending and not left:
         _end(draft, plan, ref, start)
     elif not at_end and any(plan.steps[node.name].action != "reuse" for node in plan.graph.segments(start.leg)):
-        why = "they read it" if left else "its schedule hangs on it"
+        why = "they read it" if left else "its schedule depends on it"
         notes.append(f"{ref.stage} itself trains on to its end, since {why}")
     for override in overrides:
         draft.override(override)

@@ -150,7 +150,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run what is not finished, in order. Run it again after any interruption: it goes on from what is stored."""
+    """Run what is not finished, in order. Run it again after any interruption: it resumes from what is stored."""
     load_profile(profile)
     os.environ["APERTUS_PROFILE"] = profile or ""
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
@@ -187,7 +187,7 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
             run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
     except KeyboardInterrupt:  # perhaps in the middle of the imports
         interrupts.ignore()
-        errors.print("interrupted; what was committed is kept, the same command goes on from there.")
+        errors.print("interrupted; what was committed is kept, the same command resumes from there.")
         raise typer.Exit(130) from None
     except PipelineFailed as error:
         for line in str(error).splitlines():

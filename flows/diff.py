@@ -28,7 +28,7 @@ from specs.recipe import load
 from specs.trajectory import legs
 
 POINTS = 8  # steps at which losses are shown
-PARENT = "parent"  # input of a segment: the checkpoint that it goes on from
+PARENT = "parent"  # input of a segment: the checkpoint that it resumes from
 WITH_MORE = ("checkpoint.milestones", "checkpoint.best")  # where a part has what other stages ask for beside what its own states
 NUMBERED = (int, float)
 
@@ -220,7 +220,7 @@ def compare(a: Side, b: Side) -> list[Difference]:
 
 
 def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
-    """Segments that go on from inside a stage of the other side, with the segments there that go on from the same place."""
+    """Segments that resume from inside a stage of the other side, with the segments there that resume from the same place."""
     pairs: dict[str, str] = {}
     names = {part.fingerprint: name for name, part in original.parts.items()}
     own = {part.fingerprint: name for name, part in branched.parts.items()}

@@ -88,7 +88,7 @@ class Graph:
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by leg
     best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
-    absent: dict[str, Absent] = field(default_factory=dict)  # what is declared and not at hand, by its name
+    absent: dict[str, Absent] = field(default_factory=dict)  # what is declared and unavailable, by its name
 
     def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
         """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""
@@ -98,7 +98,7 @@ class Graph:
         return model.facts if model is not None else {}
 
     def waits_for(self) -> dict[str, tuple[str, ...]]:
-        """For each part, what it reads, itself or through others, that is not at hand."""
+        """For each part, what it reads, itself or through others, that is unavailable."""
         found: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
             read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
@@ -106,8 +106,8 @@ class Graph:
         return found
 
     def provisional(self, pipeline: Pipeline) -> set[str]:
-        """Parts whose fingerprints will be others: what they start from is an `@best:` or a selection that is not known yet, or hangs on
-        one, or on what is not at hand."""
+        """Parts whose fingerprints will be others: what they start from is an `@best:` or a selection that is not known yet, or depends on
+        one, or on unavailable inputs."""
 
         def unknown(ref: Reference) -> bool:
             chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)

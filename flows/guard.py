@@ -17,7 +17,7 @@ from uuid import UUID
 from flows import interrupts
 
 _GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
-KILLED = "the process of this run was killed, as by a worker that stops; what was committed is kept, the next run goes on from there"
+KILLED = "the process of this run was killed, as by a worker that stops; what was committed is kept, the next run resumes from there"
 
 
 def guard(run: str) -> None:

@@ -42,7 +42,7 @@ def shares(graph: Graph, name: str, tokens: Tokens) -> dict[str, Fraction]:
 
 
 def by_size(graph: Graph, name: str) -> bool:
-    """Whether the shares of a mixture hang on the sizes of its corpora."""
+    """Whether the shares of a mixture depend on the sizes of its corpora."""
     node = graph.nodes[name]
     assert isinstance(node.part, MixturePart)
     return node.part.proportional or any(by_size(graph, read.node or "") for read in node.inputs.values() if read.kind == "mixture")

@@ -184,7 +184,7 @@ def walk(session: Session) -> None:
                     running[name] = part.submit(name, session)
                     running[name].add_done_callback(lambda _, name=name: over.put(name))
             if session.worker is not None and os.getppid() != session.worker:
-                raise WorkerLost("the worker that started this run is gone; what was committed is kept, the next run goes on from there")
+                raise WorkerLost("the worker that started this run is gone; what was committed is kept, the next run resumes from there")
             try:
                 name = over.get(timeout=0.5)
             except Empty:

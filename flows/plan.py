@@ -32,8 +32,8 @@ Action = Literal["reuse", "resume", "run"]
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory; `absent`: what it hangs on
-    that is declared and not at hand, so that it cannot run and its fingerprint is provisional."""
+    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory; `absent`: what it depends on
+    that is declared and unavailable, so that it cannot run and its fingerprint is provisional."""
 
     node: Node
     action: Action

@@ -74,16 +74,16 @@ def plan_table(plan: Plan, details: bool = False, width: int | None = None, chos
         numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
-    caption = "declared: hangs on something that is declared and not at hand" if plan.graph.absent else ""
+    caption = "declared: depends on something that is declared and unavailable" if plan.graph.absent else ""
     return table("what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width)
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
-    """The reason that they have in common, or what they read themselves that is not at hand."""
+    """The reason that they have in common, or what they read themselves that is unavailable."""
     if not steps[0].absent:
         return steps[0].reason
     names = dict.fromkeys(name for step in steps for name in absent.own(plan.graph, step.node))
-    return f"not at hand: {few(list(names))}" if names else ""
+    return f"unavailable: {few(list(names))}" if names else ""
 
 
 def few(names: list[str]) -> str:

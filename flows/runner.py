@@ -48,7 +48,7 @@ class GateFailed(RuntimeError):
 
 
 class Interrupted(RuntimeError):
-    """The part was stopped from outside; what it had committed is kept, and the next run goes on from there."""
+    """The part was stopped from outside; what it had committed is kept, and the next run resumes from there."""
 
 
 class Observer(Protocol):
@@ -178,7 +178,7 @@ class Runner:
         return None
 
     def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
-        """One attempt. Returns when the part is finished, or a cluster ended the attempt before it was: the next one goes on from what is
+        """One attempt. Returns when the part is finished, or a cluster ended the attempt before it was: the next one resumes from what is
         committed."""
         scratch = make_scratch(node.name, self.profile.scratch)
         before = self._committed(node)
@@ -331,7 +331,7 @@ class Runner:
 
     def _withdraw_damaged(self, node: Node, damaged: dict[str, Any], log: str, lease: Lease) -> None:
         """A stage has found a checkpoint damaged while it read it. One of its own is withdrawn, with those after it (a rollback reads one
-        that is not the last), and the next attempt goes on from the one before. StageFailed for one of another part, and for one that is
+        that is not the last), and the next attempt resumes from the one before. StageFailed for one of another part, and for one that is
         sound when all of it is read again."""
         step, message = int(damaged["step"]), f"{node.name}: {damaged['message']} (log: {log})"
         if damaged["artifact"] != node.path or step not in (own := self._own_steps(node)):

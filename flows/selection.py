@@ -10,7 +10,7 @@ from specs.errors import Problem, SpecError, nearest
 
 def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:
     """Names of the chosen stages; `option` states `until`. SpecError for one that is not there, for `--only` with inputs that are not
-    finished, and for stages that read what is declared and not at hand."""
+    finished, and for stages that read what is declared and unavailable."""
     if until is not None and only is not None:
         message = f"--until {until} runs what '{until}' needs as well, --only {only} nothing else"
         raise SpecError([Problem((), message, "give one of the two.", "--only")])

@@ -4,8 +4,8 @@ A pass is a use of every training sequence of a source. Passes are counted over 
 through whatever mixtures and in whatever lengths; how many are allowed says the mixture that the stage draws from.
 
 Invariant: a corpus that is built is counted exactly. For one that is not, its files bound the tokens: each costs a byte at least, and each
-file can add a begin and an end of document; what is refused then is impossible in any case. A corpus whose source is declared, and not
-at hand, is counted as declared.
+file can add a begin and an end of document; what is refused then is impossible in any case. A corpus whose source is declared and
+unavailable is counted as declared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Demand:
     """What a stage of training asks of one source.
 
     tokens: that the stage draws; drawn: the same on the whole way to its end; passes: over the source on the whole way to its end,
-    `allowed` of them; held: training tokens of the source, at most where it is not built (`exact` is false), as declared where it is not at
-    hand (`declared`); sequences: the windows or rows they come to; shortfall: tokens that the source lacks under the limit.
+    `allowed` of them; held: training tokens of the source, at most where it is not built (`exact` is false), as declared where it is
+    unavailable (`declared`); sequences: the windows or rows they come to; shortfall: tokens that the source lacks under the limit.
     """
 
     stage: str
@@ -165,7 +165,7 @@ class _Supply:
 
 
 def corpus_is_declared(graph: Graph, node: Node) -> bool:
-    """Whether the documents of a part of a corpus are declared and not at hand."""
+    """Whether the documents of a part of a corpus are declared and unavailable."""
     return node.inputs["documents"].name in graph.absent
 
 

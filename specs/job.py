@@ -45,7 +45,7 @@ class Job(BaseModel):
     lease: int | None = None  # generation of the lease that the attempt holds; None: nobody asks for one
     scratch: str  # local folder of this attempt
     progress: str  # local JSONL file the stage appends its progress to
-    resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to go on from
+    resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to resume from
     profile: dict[str, Any] = {}  # `specs.profile.Profile`
     tracking: dict[str, Any] = {}  # `specs.tracking.Tracking`, with absolute folders
     launched_at: float = 0.0  # unix time, for the start-up part of the timings

@@ -123,7 +123,7 @@ class OptimizerSpec(Spec):
     """`name` and what that optimizer reads; the table below has the fields of each and their defaults. `muon` and `d-muon` update the
     matrices of the layers; embeddings, output layer, norms and xIELU scalars are AdamW's, with `betas`, `eps` and `adamw_lr_ratio`.
     `mars` leaves what is not a matrix to AdamW with betas (0.9, 0.95). With `schedule-free-adamw`, held-out loss and checkpoints are of the
-    averaged weights, and training goes on from the others, which are part of its state; it needs no decay of the learning rate.
+    averaged weights, and training resumes from the others, which are part of its state; it needs no decay of the learning rate.
     `soap` and `prodigy` need unsharded weights: one process, or `dp_replicate`. `sophia` (Sophia-G) takes a second pass over the batch of
     every tenth step (`hessian_interval`), with labels that the model draws itself; it has no meaning for `qrpo` and `dpo`."""
 

@@ -44,7 +44,7 @@ ONLY_FOR = {
 
 
 class Declared(Spec):
-    """The size of a source that need not be at hand when a recipe is planned. The plan then counts with it and says so; running needs
+    """The size of a source that need not be available when a recipe is planned. The plan then counts with it and says so; running needs
     the files. A declaration is compared with the files, and with the corpus, as soon as they are there."""
 
     tokens: Budget | None = execution(None, description="that a corpus makes of it, after its filters: `4815B tokens`")

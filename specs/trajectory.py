@@ -150,7 +150,7 @@ def resolve(
     candidate, stands in for one that is missing. `models` are the Hugging Face models that the recipe names (`imported`), which only their
     folders know.
 
-    SpecError with all problems; what hangs on a wrong one, or on a model that is not given, is left out."""
+    SpecError with all problems; what depends on a wrong one, or on a model that is not given, is left out."""
     found: dict[str, Trajectory] = dict(models or {})
     problems: list[Problem] = []
     annealed = {name: stage.anneal for name, stage in pipeline.stages.items() if isinstance(stage, MixtureStage) and stage.anneal}

@@ -53,7 +53,7 @@ class MixtureOrder:
         weights: one positive exact number per source; only their ratios matter.
         windows: how many windows each source has.
         seed: any integer.
-        keys: what the order of a source's windows hangs on beside the seed; its position by default. Mixtures of one seed that read a
+        keys: what the order of a source's windows depends on beside the seed; its position by default. Mixtures of one seed that read a
             source of the same key see its windows in the same order.
         starts: how many draws each source begins behind; none by default.
 

@@ -101,7 +101,7 @@ def _curvature(evaluator: Evaluator, samples: Sequence[SampleLike], weights: lis
 def _along(weight: Weight, seed: int) -> torch.Tensor:
     """This rank's part of v^T g, float64."""
     gradient = weight.parameter.grad
-    assert gradient is not None, "the loss hangs on every parameter"
+    assert gradient is not None, "the loss depends on every parameter"
     if isinstance(gradient, DTensor) and isinstance(weight.parameter, DTensor):
         gradient = gradient.redistribute(placements=weight.parameter.placements)
     return (local_part(gradient).double() * signs(weight.parameter, weight.name, seed)).sum()

@@ -155,7 +155,7 @@ class Report:
         self._best = Best(segment.checkpoint.best)
 
     def go_on(self, facts: dict[str, Any]) -> None:
-        """The segment goes on from its own checkpoint with these facts."""
+        """The segment resumes from its own checkpoint with these facts."""
         self.facts = facts
         self._heldout, self._heldout_step = facts["validation"], facts.get("validation_step")
 

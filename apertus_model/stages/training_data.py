@@ -1,8 +1,8 @@
 """What a segment trains on, opened from its inputs: windows of a mixture, packed conversations, or packed pairs of completions.
 
 Invariants: every kind of data is seen through `TrainingData`; which one a segment has follows from its kind. `identity` states all that
-sample i hangs on, by content: two segments with equal identities see the same samples in the same order. It is kept with every checkpoint,
-and `same_data` refuses to go on with other data. No torch here, so that data can be looked at without it.
+sample i depends on, by content: two segments with equal identities see the same samples in the same order. It is kept with every
+checkpoint, and `same_data` refuses to go on with other data. No torch here, so that data can be looked at without it.
 """
 
 from __future__ import annotations

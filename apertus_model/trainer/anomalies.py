@@ -43,7 +43,7 @@ class Event:
 
 
 class Guard:
-    """Judges the steps of a segment that begins after step `begin`. `state`: the facts of the checkpoint that is gone on from."""
+    """Judges the steps of a segment that begins after step `begin`. `state`: the facts of the checkpoint that is resumed from."""
 
     def __init__(self, policy: Anomalies, begin: int, state: dict[str, Any] | None = None) -> None:
         self.policy = policy

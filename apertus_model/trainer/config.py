@@ -59,7 +59,7 @@ class RunHooks:
     scratch: local folder for torchtitan's own files.
     timed: surrounds what training waits for storage.
     record_anomaly: told of every step that is not taken; all ranks.
-    anomalies: facts of the checkpoint that is gone on from, as `Guard.facts` gave them.
+    anomalies: facts of the checkpoint that is resumed from, as `Guard.facts` gave them.
     watch: ends the process when it hangs.
     clock: seconds, for checkpoints by time.
     """

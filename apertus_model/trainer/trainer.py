@@ -2,7 +2,7 @@
 
 Invariants:
 - All ranks stop after the same step, with a checkpoint of it.
-- The state after step s is a function of the state after step s - 1, of the spec and of s. Interrupting and going on from a
+- The state after step s is a function of the state after step s - 1, of the spec and of s. Interrupting and resuming from a
   checkpoint gives the same bits as never having stopped (same machine, same layout, same number of threads).
 - A step that is not taken (`trainer.anomalies`) leaves weights and optimizer state as they were, or as they are in an earlier checkpoint;
   step and data go on. All ranks decide alike, by the numbers of rank 0.

@@ -76,7 +76,7 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
                 trajectory.stage,
                 f"the learning rate goes from {before:g} at step {start.step} of '{start.leg}' to {reached:g} at the first step of "
                 f"'{name}'; "
-                + ("warm up to it (schedule.warmup), or begin lower" if up else "go on from the rate there, and decay from it"),
+                + ("warm up to it (schedule.warmup), or begin lower" if up else "resume from the rate there, and decay from it"),
                 {"before": before, "after": reached},
             )
 

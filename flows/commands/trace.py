@@ -1,4 +1,4 @@
-"""`apertus branch`, `diff` and `lineage`: where training goes on from, what two things differ in, what something was made from."""
+"""`apertus branch`, `diff` and `lineage`: where training resumes from, what two things differ in, what something was made from."""
 
 from __future__ import annotations
 

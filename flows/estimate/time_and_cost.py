@@ -2,7 +2,7 @@
 
     GPU-hours = FLOPs / (MFU x peak) / 3600        seconds = 3600 GPU-hours / GPUs        kWh = GPU-hours x watts x PUE / 1000
 
-Invariant: a number that hangs on something not stated (a price, a utilisation) is None, never a guess.
+Invariant: a number that depends on something not stated (a price, a utilisation) is None, never a guess.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Builder:
         self.graph.digests[key] = digest
 
     def absent(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
-        """Notes that what a plan may do without is not at hand. `name` is that of the inputs that read it."""
+        """Notes that what a plan may do without is unavailable. `name` is that of the inputs that read it."""
         self.graph.absent[name] = Absent(source.url, reason, path, source.declared)
         self.graph.digests[key] = provisional(source)
 

@@ -118,7 +118,7 @@ def excluded(builder: Builder, at: FieldPath, mixture: Input, length: int, packi
                 message = (
                     f"mixture '{node.stage}' has seed {_seed(node)} and excludes {what} through '{other.stage}' of seed {_seed(other)}"
                 )
-                fix = f"use seed: {_seed(other)} here too; the order of a source's windows hangs on it."
+                fix = f"use seed: {_seed(other)} here too; the order of a source's windows depends on it."
                 builder.problem(("stages", node.stage, "seed"), f"{message}, in another order", fix)
             else:
                 before = found.get(drawn.mixture.fingerprint, drawn)

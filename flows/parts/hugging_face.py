@@ -52,7 +52,7 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 
 
 def _absent(builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath) -> HubModel:
-    """What stands in a plan for a model that is declared and not at hand."""
+    """What stands in a plan for a model that is declared and unavailable."""
     for name in (str(ref), f"{ref}{TOKENIZER}"):
         builder.absent(name, name, SourceSpec(url=name, format="text"), reason, path)
     return HubModel(

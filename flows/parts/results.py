@@ -204,7 +204,7 @@ def add_probe(builder: Builder, name: str) -> None:
 
 
 def add_select(builder: Builder, name: str) -> None:
-    """One part, which reads what the choice hangs on; what starts from the stage reads the chosen checkpoint itself."""
+    """One part, which reads what the choice depends on; what starts from the stage reads the chosen checkpoint itself."""
     stage = cast(SelectStage, builder.pipeline.stages[name])
     read = [builder.checkpoint(ref, path)[0] for path, ref in candidates(builder.pipeline, name)]
     if len({checkpoint.hashed for checkpoint in read}) < len(read):

@@ -4,7 +4,7 @@
 is no shared folder: what the stage reports comes in the log of the first pod, in lines that begin with `REPORT`.
 
 Deleting the Job ends the pods with SIGTERM and a grace period, in which a training stage commits a checkpoint; so does the cluster when it
-drains a node. A pod that Kubernetes itself ended counts as ended by the cluster, and the attempt after it goes on from the last checkpoint.
+drains a node. A pod that Kubernetes itself ended counts as ended by the cluster, and the attempt after it resumes from the last checkpoint.
 
 Invariants: the objects of an attempt have names of its own, and are deleted when `run` is left. A Job is gone when the cluster says so: a
 kubectl that fails says nothing of it.
@@ -111,7 +111,7 @@ class KubernetesJob(ClusterJob):
             "completions": self.nodes,
             "parallelism": self.nodes,
             "completionMode": "Indexed",
-            "backoffLimit": 0,  # the next attempt has to go on from another checkpoint
+            "backoffLimit": 0,  # the next attempt has to resume from another checkpoint
             "ttlSecondsAfterFinished": 24 * 3600,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         }

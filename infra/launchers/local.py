@@ -45,7 +45,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 class Ended:
     """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left, if any.
 
-    `requeue`: why the cluster ended it, when the next job can go on from what is committed; `dead_nodes`: nodes not to be used again."""
+    `requeue`: why the cluster ended it, when the next job can resume from what is committed; `dead_nodes`: nodes not to be used again."""
 
     code: int
     stopped: str

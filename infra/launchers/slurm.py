@@ -4,7 +4,7 @@ The job and its launcher share the attempt's scratch folder, which all nodes see
 `log.txt` and `progress.jsonl`, which are followed; `alive`, which changes while the launcher lives; `stop`, which asks the stage to commit
 and end; `deadline`, which says that the time limit asked for it; `code`, the exit code. Nothing in it is needed after the attempt.
 
-Slurm never starts a job again by itself (`--no-requeue`): the next one has to go on from another checkpoint. The launcher's caller submits
+Slurm never starts a job again by itself (`--no-requeue`): the next one has to resume from another checkpoint. The launcher's caller submits
 it, when `Ended.requeue` says that the cluster, and not the stage, ended this one.
 
 Invariant: no job outlives its launcher for long: it is cancelled when `run` is left; when the launcher was killed, the stage notices that

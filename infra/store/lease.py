@@ -5,7 +5,7 @@ Below the folder of the artifact:
     leases/<n>.json             the claim of generation n, written once: who holds it, on which machine
     leases/<n>-<attempt>.beat   the holder's own file, which it alone rewrites: a growing counter, and whether it has released
 
-Invariants: no data hang on a lease; attempts never share a path and markers are written once, whoever holds what. A lease
+Invariants: no data depend on a lease; attempts never share a path and markers are written once, whoever holds what. A lease
 saves double work, and it fences: who lost it commits, prunes and withdraws nothing any more. Nobody compares wall clocks: a lease
 is over when its counter stood still for `seconds` on the observer's own monotonic clock. Nobody waits for a lease while holding
 it, and what is over is cleaned up by the next holder.

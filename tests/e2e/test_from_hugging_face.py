@@ -1,4 +1,4 @@
-"""A recipe that goes on from the folder that another one exported."""
+"""A recipe that resumes from the folder that another one exported."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_the_file_is_short_and_says_what_it_is(branched: Callable[..., Made], pl
         "name: other",
         "",
         "stages:",
-        "  other: # goes on from step 12 of pretrain, with what was left of it",
+        "  other: # resumes from step 12 of pretrain, with what was left of it",
         "    kind: cooldown",
         "    from: pretrain@step=12",
         "    carry: [weights, optimizer, data]",

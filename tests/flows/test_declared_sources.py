@@ -56,7 +56,7 @@ def test_everything_that_hangs_on_it_says_so(planned_as: Planned) -> None:
 def test_a_run_refuses_before_anything_starts_and_names_source_and_url(
     tmp_path: Path, store: Store, planned_as: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SpecError, match=r"sources\.notes.*'notes' is declared and not at hand.*put the data at nowhere/notes"):
+    with pytest.raises(SpecError, match=r"sources\.notes.*'notes' is declared and unavailable.*put the data at nowhere/notes"):
         select(planned_as(ABSENT), None, None)
     monkeypatch.setattr("flows.cli._run", lambda *arguments: pytest.fail("something was started"))
     result = CliRunner().invoke(app, ["run", str(write_recipe(tmp_path, ABSENT)), "--store", store.url])
@@ -160,7 +160,7 @@ def test_files_elsewhere_may_be_absent_and_others_may_not(planned_as: Planned) -
         planned_as(ELSEWHERE + "elsewhere: {{files: [nowhere/token]}}\n")
     plan = planned_as(ELSEWHERE + "elsewhere: {{files: [nowhere]}}\n")
     assert plan.steps["tokenizer"].absent == ("nowhere/tokenizer",)
-    with pytest.raises(SpecError, match="'nowhere/tokenizer' is declared and not at hand"):
+    with pytest.raises(SpecError, match="'nowhere/tokenizer' is declared and unavailable"):
         select(plan, "tokenizer", None)
 
 

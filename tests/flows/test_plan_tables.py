@@ -62,8 +62,8 @@ def test_reasons_are_broken_between_words_where_the_terminal_is_narrow(plans: di
     why = [
         word
         for line in printed(plan, 200)
-        if " declared " in line and "not at hand: " in line
-        for word in line.split("not at hand: ")[1].split()
+        if " declared " in line and "unavailable: " in line
+        for word in line.split("unavailable: ")[1].split()
     ]
     assert why and {word for word in why if len(word) <= LONG_WORD} <= words
 

@@ -1,4 +1,4 @@
-"""Choosing what to go on from."""
+"""Choosing what to resume from."""
 
 from __future__ import annotations
 

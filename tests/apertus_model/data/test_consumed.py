@@ -1,4 +1,4 @@
-"""What is consumed, and in which order, does not hang on ranks, kills and borders."""
+"""What is consumed, and in which order, does not depend on ranks, kills and borders."""
 
 from __future__ import annotations
 

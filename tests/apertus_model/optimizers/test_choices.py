@@ -1,4 +1,4 @@
-"""Every `optimizer.name` in the engine: it trains, goes on from a checkpoint in the same bits, and computes the same on two processes."""
+"""Every `optimizer.name` in the engine: it trains, resumes from a checkpoint in the same bits, and computes the same on two processes."""
 
 import os
 import socket
