@@ -12,95 +12,21 @@ import json
 import logging
 import os
 import sys
-import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
 
 from flows import interrupts, plan_tables, terminal
+from flows.commands import keeping, metrics, trace, verify  # noqa: F401  # they register their commands on `app`
+from flows.commands.app import JsonOption, SetOption, SpecArgument, StoreOption, app, console, errors, make_plan, print_json
 from flows.nearest import Records
 from flows.plan import Plan, make
 from flows.selection import select
-from infra.store import Store, StoreError
-from infra.store.inputs import Listing
-from specs.errors import SpecError, StageError
-from specs.foreign import trail
 from specs.profile import load_profile
-from specs.recipe import load
 from specs.redaction import RedactedRecord, redacted
 from specs.schema import json_schema
-
-
-class Commands(TyperGroup):
-    """All commands, and the one place where what goes wrong in any of them becomes a message."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (typer.Abort, BrokenPipeError):
-            raise
-        except Exception as error:
-            if hasattr(error, "exit_code"):  # what the library of the command line says by itself
-                raise
-            if ctx.params["debug"]:
-                errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
-            for message in _messages(error):
-                errors.print(f"[red]error:[/] {escape(redacted(message))}", soft_wrap=True)
-            raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
-
-
-app = typer.Typer(
-    name="apertus",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="From raw text to a trained, exported model.",
-)
-NO_TERMINAL = 200  # columns where output goes to a file or a pipe, in which nothing is to be cut
-console = terminal.make_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else NO_TERMINAL)
-errors = terminal.make_console(stderr=True)
-
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="the YAML file of the pipeline")]
-StoreOption = Annotated[str | None, typer.Option("--store", envvar="APERTUS_STORE", help="URL of the store; wins over the spec's")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4")
-]
-DebugOption = Annotated[bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")]
-MISTAKES = (SpecError, StoreError, StageError, OSError)
-LONGEST = 500  # characters of an error that nobody expected
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
-
-
-@app.callback()
-def _options(debug: DebugOption = False) -> None:
-    """Read by `Commands`."""
-
-
-def _messages(error: Exception) -> list[str]:
-    if isinstance(error, SpecError):
-        return [str(problem) for problem in error.problems]
-    if isinstance(error, OSError) and error.filename:
-        return [f"{error.filename}: {error.strerror}"]
-    if isinstance(error, MISTAKES):
-        return [str(error)]
-    what = f"{type(error).__name__}: {error}"[:LONGEST]
-    read = f"; the file that was read last is {trail[-1]}" if trail else ""
-    return [f"unexpected {what}{read}. `apertus --debug` before the same command prints where it happened"]
-
-
-def _plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
-    pipeline = load(spec, overrides or [])
-    opened = Store.open(store or pipeline.store)
-
-    def reading(name: str, listing: Listing) -> None:
-        if listing.bytes > 2**28:
-            errors.print(f"reading source {name} for its digest: {len(listing.files)} files, {terminal.amount(listing.bytes)}B")
-
-    return make(pipeline, opened, reading, ask_network=ask_network)
 
 
 @app.command()
@@ -114,15 +40,15 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a run would do with every stage, why, and what it takes. Changes nothing."""
-    made = _plan(spec, store, overrides, check_sources)
-    from flows.estimate import tables
-    from flows.estimate.against import compare
+    made = make_plan(spec, store, overrides, check_sources)
+    from flows import estimate_tables as tables
+    from flows.against import compare
 
     if against is not None:
-        other = _plan(against, store, None, check_sources)
+        other = make_plan(against, store, None, check_sources)
         comparison = compare(made, other)
         if as_json:
-            _print_json(comparison.to_json())
+            print_json(comparison.to_json())
         else:
             names = (made.pipeline.name, other.pipeline.name)
             tables.show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
@@ -130,7 +56,7 @@ def plan(
     if as_json:
         from flows.estimate.goldfish import masked_by_hash
 
-        _print_json(made.to_json(masked_by_hash))
+        print_json(made.to_json(masked_by_hash))
         return
     plan_tables.show_plan(console, made, details)
 
@@ -154,7 +80,7 @@ def run(
     load_profile(profile)
     os.environ["APERTUS_PROFILE"] = profile or ""
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
-    made = _plan(spec, store, overrides)
+    made = make_plan(spec, store, overrides)
     chosen = select(made, until, only)
     pending = [step for step in made.pending if step.node.stage in chosen]
     parts = sum(step.node.stage in chosen for step in made.steps.values())
@@ -198,9 +124,9 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
 @app.command()
 def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Show what is stored of every part: state, results, seconds of start-up, compute and storage."""
-    made = _plan(spec, store, overrides)
+    made = make_plan(spec, store, overrides)
     if as_json:
-        _print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
+        print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": terminal.status_rows(made)})
     else:
         console.print(terminal.status_table(made, console.width))
 
@@ -215,7 +141,7 @@ def report(
     """Write one HTML file that shows the whole run: stages, training, data, evaluations, lineage. Reads the store only."""
     from flows.report import render
 
-    made = _plan(spec, store, overrides)
+    made = make_plan(spec, store, overrides)
     target = output or Path(f"{made.pipeline.name}-report.html")
     target.write_text(render(made), encoding="utf-8")
     console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
@@ -239,12 +165,12 @@ def inspect(
     from flows.inspect import inspector_of
     from flows.inspection import Options
 
-    made = _plan(spec, store, overrides)
+    made = make_plan(spec, store, overrides)
     options = Options(step, sample, limit, samples, reason)
     inspector, node = inspector_of(made, name, options)
     found = inspector.collect(made, node, options)
     if as_json:
-        _print_json(found)
+        print_json(found)
     elif html is not None:
         page = terminal.make_console(record=True, width=140, file=io.StringIO())
         inspector.show(page, found)
@@ -264,10 +190,6 @@ def schema(output: Annotated[Path | None, typer.Option("--output", "-o", help="w
         output.write_text(text)
 
 
-def _print_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
-
-
 def main() -> None:
     logging.setLogRecordFactory(RedactedRecord)
     try:
@@ -276,9 +198,5 @@ def main() -> None:
         sys.exit(1)
 
 
-from flows.commands import keeping, metrics, trace, verify  # noqa: E402, F401  # they register their commands on `app`
-
 if __name__ == "__main__":
-    from flows.cli import main as entry  # the app that the commands know, not this copy of it
-
-    entry()
+    main()

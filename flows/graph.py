@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from flows.absent import Absent
+from flows.unavailable import Unavailable
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import Spec, fingerprint
@@ -88,7 +88,7 @@ class Graph:
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by leg
     best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
-    absent: dict[str, Absent] = field(default_factory=dict)  # what is declared and unavailable, by its name
+    absent: dict[str, Unavailable] = field(default_factory=dict)  # what is declared and unavailable, by its name
 
     def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
         """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""

@@ -174,7 +174,7 @@ def make(
         step = decide(node, plan, records)
         held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
         plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
-    plan.graph.notes += [*absent.notes(plan, supply.available), *_packing_notes(plan)]
+    plan.graph.notes += [*absent.notes(plan.graph, store, supply.available), *_packing_notes(plan)]
     plan.demands = supply.demands(plan.graph, pipeline, store)
     problems = [*supply.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
     if problems:

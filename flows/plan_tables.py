@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from flows import absent
-from flows.estimate import tables
+from flows import estimate_tables as tables
 from flows.plan import Plan, Step
 from flows.supply import Demand
 from flows.terminal import COLOURS, amount, flop, quantity, table

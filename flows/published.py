@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.estimate import tables
+from flows import estimate_tables as tables
 from flows.estimate.goldfish import masked_share
 from flows.plan import Plan, make
 from flows.terminal import amount, flop

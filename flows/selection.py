@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flows.absent import refuse
 from flows.plan import Plan
 from specs.dependencies import needs
 from specs.errors import Problem, SpecError, nearest
@@ -15,7 +14,7 @@ def select(plan: Plan, until: str | None, only: str | None, option: str = "--unt
         message = f"--until {until} runs what '{until}' needs as well, --only {only} nothing else"
         raise SpecError([Problem((), message, "give one of the two.", "--only")])
     chosen = _chosen(plan, until, only, option)
-    refuse(plan, chosen)
+    _refuse_unavailable(plan, chosen)
     return chosen
 
 
@@ -42,3 +41,20 @@ def _chosen(plan: Plan, until: str | None, only: str | None, until_option: str) 
             queue += needs(name, stages[name])
             queue += [plan.graph.nodes[parent].stage for node in plan.graph.of(name) for parent in plan.graph.parents(node)]
     return chosen
+
+
+def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
+    """SpecError, naming each source and its url, when unfinished parts of these stages read unavailable inputs."""
+    wanted: dict[str, list[str]] = {}
+    for step in plan.steps.values():
+        if step.node.stage in stages and step.action != "reuse":
+            for name in step.absent:
+                wanted.setdefault(name, []).append(step.node.stage)
+    problems = []
+    for name, readers in wanted.items():
+        absent = plan.graph.absent[name]
+        first, *others = dict.fromkeys(readers)
+        message = f"'{name}' is declared and unavailable ({absent.reason}); '{first}'{' and what follows it' if others else ''} cannot run"
+        problems.append(Problem(absent.path, message, f"put the data at {absent.url}, or state where they are."))
+    if problems:
+        raise plan.pipeline.located(SpecError(problems))

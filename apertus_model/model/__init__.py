@@ -1,6 +1,6 @@
 """Apertus as a torchtitan model.
 
-The trainer package is imported first because it installs the CPU shim that torchtitan's modules copy at import.
+The device module is imported first: it installs the CPU shim, which torchtitan copies when it is imported.
 """
 
-import apertus_model.trainer  # noqa: F401
+import apertus_model.device  # noqa: F401

@@ -26,7 +26,7 @@ from torchtitan.models.common.attention import FlexAttention, VarlenAttention, V
 from torchtitan.protocols.module import Module
 from torchtitan.tools.utils import get_cuda_flash_attention_impl
 
-from apertus_model.trainer.device import has_gpu
+from apertus_model.device import has_gpu
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,4 @@
 Importing this package installs the CPU shim, so it comes before anything of torchtitan.
 """
 
-from apertus_model.trainer import device
-
-device.install()
+import apertus_model.device  # noqa: F401

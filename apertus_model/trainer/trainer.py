@@ -26,9 +26,9 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
 
+from apertus_model.device import set_collective_timeout
 from apertus_model.trainer.anomalies import Event, Guard
 from apertus_model.trainer.checkpoint import UploadError
-from apertus_model.trainer.device import set_collective_timeout
 from apertus_model.trainer.gauss_newton import DrawnLabels, with_places
 from apertus_model.trainer.hang import SLOW, HangWatch
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from flows import collect, copy
-from flows.cli import JsonOption, SetOption, StoreOption, _print_json, app, console
+from flows.commands.app import JsonOption, SetOption, StoreOption, app, console, print_json
 from infra.store import Store, StoreError, runs
 from infra.store.collect import survey
 from specs.pipeline import DEFAULT_STORE
@@ -29,7 +29,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     opened = _existing(store)
     rows = collect.run_rows(opened)
     if as_json:
-        _print_json({"store": opened.url, "runs": rows})
+        print_json({"store": opened.url, "runs": rows})
     else:
         console.print(collect.runs_table(opened, rows))
 
@@ -59,7 +59,7 @@ def gc(
         collect.show(console, opened, found, grace, removing=removing)
     freed = collect.remove(console, opened, seconds, quiet=as_json) if removing else 0
     if as_json:
-        _print_json(collect.to_json(opened, found) | {"removed_bytes": freed})
+        print_json(collect.to_json(opened, found) | {"removed_bytes": freed})
 
 
 @app.command()

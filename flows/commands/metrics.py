@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows.cli import SetOption, SpecArgument, StoreOption, _plan, app, console
+from flows.commands.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.plan import Plan
 from infra.store import Artifact, StoreError
 from infra.store.rows import decode, encode
@@ -24,7 +24,7 @@ def metrics_command(
     overrides: SetOption = None,
 ) -> None:
     """Write the rows of training that are stored as a table: run, stage, part, attempt, step, and a column per metric."""
-    made = _plan(spec, store, overrides)
+    made = make_plan(spec, store, overrides)
     for stage in stages or []:
         if stage not in made.pipeline.stages:
             raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, made.pipeline.stages), spec)])

@@ -11,7 +11,7 @@ from rich.markup import escape
 from flows import diff as differences
 from flows import lineage as lineages
 from flows.branch import branch as make_branch
-from flows.cli import JsonOption, SetOption, SpecArgument, StoreOption, _plan, _print_json, app, console
+from flows.commands.app import JsonOption, SetOption, SpecArgument, StoreOption, app, console, make_plan, print_json
 from flows.lineage import Lineage
 from flows.picture import svg
 from flows.stored import find
@@ -50,7 +50,7 @@ def diff(
     one, other = differences.side(a, store), differences.side(b, store, a)
     found = differences.compare(one, other)
     if as_json:
-        _print_json(differences.to_json(one, other, found))
+        print_json(differences.to_json(one, other, found))
     else:
         differences.show(console, one, other, found)
 
@@ -72,7 +72,7 @@ def lineage(
     if picture is not None:
         picture.write_text(svg(found[0], f"{stage or spec}: what it was made from"), encoding="utf-8")
     if as_json:
-        _print_json(_json(found, stage or spec, files))
+        print_json(_json(found, stage or spec, files))
         return
     for one in found:
         for root in one.roots:
@@ -89,7 +89,7 @@ def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | 
         raise SpecError(
             [Problem((), "STAGE is of a recipe, and this is no file", f"of a stored run, name one part: {spec}:{stage}.", spec)]
         )
-    made = _plan(spec, store, overrides)
+    made = make_plan(spec, store, overrides)
     names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
     if not names:
         raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)])

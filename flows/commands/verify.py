@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from flows.cli import JsonOption, SetOption, StoreOption, _print_json, app, console, errors
+from flows.commands.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
 from flows.parts import build
 from infra.store import Store, StoreError
 from infra.store.migrate import migrate as migrate_store
@@ -50,7 +50,7 @@ def verify_command(
         found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
     withdrawn = withdraw(opened, found.damages) if fix else []
     if as_json:
-        _print_json(to_json(opened, found, withdrawn))
+        print_json(to_json(opened, found, withdrawn))
     else:
         show(console, opened, found, withdrawn)
     if found.damages:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
-from flows.absent import Absent, is_local, provisional
-from flows.graph import Graph, Input, Node
-from flows.parts.hugging_face import add_import, add_model_tokenizer, origin, tokenizer_digest
-from infra.store import Store
+import fsspec
+
+from flows.graph import TOKENIZER, Graph, Input, Node
+from flows.unavailable import Unavailable, is_local, provisional
+from infra.store import Artifact, Store
+from infra.store.hugging_face import TOKENIZER_FILES, HubModel
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.base import Spec
 from specs.dependencies import uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
 from specs.pipeline import CHECKPOINTS, Pipeline
-from specs.sources import SourceSpec
+from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
 from specs.stages.import_model import ImportModelPart
 from specs.stages.select import SelectStage
+from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.trajectory import Branch, Trajectory, branch, candidates, leg_of
-from specs.units import Reference
+from specs.units import HUGGING_FACE, Reference
+
+FIX = "name a folder, or a model that is in the local Hugging Face cache, with config.json, safetensors and tokenizer.json."
 
 
 class Builder:
@@ -101,7 +107,7 @@ class Builder:
 
     def absent(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
         """Notes that what a plan may do without is unavailable. `name` is that of the inputs that read it."""
-        self.graph.absent[name] = Absent(source.url, reason, path, source.declared)
+        self.graph.absent[name] = Unavailable(source.url, reason, path, source.declared)
         self.graph.digests[key] = provisional(source)
 
     def part(self, ref: Reference) -> Input:
@@ -118,7 +124,7 @@ class Builder:
             path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
             return self.checkpoint(ref, path)
         if ref.hugging_face is not None:
-            node = add_import(self, ref, path)
+            node = self.imported_model(ref, path)
         else:
             node = self.graph.segments(start.leg)[start.segment]
         return reads(node, start.step), self.graph.trajectories[start.leg]
@@ -128,7 +134,7 @@ class Builder:
         node = self.graph.nodes[read.node or ""]
         if isinstance(node.part, ImportModelPart):
             name = node.name.replace("/import", "/tokenizer")
-            return reads(add_model_tokenizer(self, Reference(node.leg), name, node.stage, ("stages", node.stage)))
+            return reads(self.model_tokenizer(Reference(node.leg), name, node.stage, ("stages", node.stage)))
         if "tokenizer" in node.inputs:
             return node.inputs["tokenizer"]
         return self.tokenizer_of(next(iter(node.inputs.values())))
@@ -144,7 +150,7 @@ class Builder:
         Two tokenizers are the same when their tokenizer.json is, however they were made."""
         if its.fingerprint == models.fingerprint:
             return
-        own, wanted = tokenizer_digest(self, its), tokenizer_digest(self, models)
+        own, wanted = self.tokenizer_digest(its), self.tokenizer_digest(models)
         if own is not None and own == wanted:
             return
         shown = f" (tokenizer.json {own[:12] if own else 'not made yet'} and {wanted[:12]})" if wanted else ""
@@ -153,6 +159,66 @@ class Builder:
         message = f"'{what}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
         made = f"'{models.name}'" if reference is None else f"a tokenizer stage that states from: {reference}"
         self.problem(path, message, f"use data made with {made}.")
+
+    def model_folder(self, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
+        """Files of a model's folder."""
+        if key in self.graph.absent:
+            return Input("external", self.graph.digests[key], key)
+        read = self.folder(key, model.url, include, path, FIX)
+        return Input(read.kind, read.fingerprint, key)
+
+    def imported_model(self, ref: Reference, path: FieldPath) -> Node:
+        """The weights of a model as a checkpoint, in a part of the stage that `path` leads to."""
+        stage, model = str(path[1]), self.graph.models[str(ref)]
+        name = f"{stage}/import" if path[-1] == "from" else f"{stage}/import-{int(path[-1]) + 1}"
+        if (existing := self.graph.nodes.get(name)) is not None:
+            return existing
+        part = ImportModelPart(
+            model=model.model,
+            url=model.url,
+            reference=model.reference,
+            chat=model.chat,
+            license=model.license,
+            language=model.language,
+        )
+        inputs = {"folder": self.model_folder(str(ref), model, list(model.files), path)}
+        return self.node(name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, leg=str(ref))
+
+    def model_tokenizer(self, ref: Reference, name: str, stage: str, path: FieldPath, vocab_size: int | None = None) -> Node:
+        """The tokenizer of a model, as a tokenizer stage that states `from:` makes it."""
+        if (existing := self.graph.nodes.get(name)) is not None:
+            return existing
+        model = self.graph.models[str(ref)]
+        read = self.model_folder(f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
+        fields = TokenizerStage.model_fields
+        part = TokenizerPart(
+            path=model.url, vocab_size=vocab_size or model.model.vocab_size, bytes_per_source=fields["bytes_per_source"].default
+        )
+        return self.node(name, stage, part, {"folder": read}, kind="tokenizer")
+
+    def tokenizer_digest(self, read: Input) -> str | None:
+        """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer that is not trained yet."""
+        node = self.graph.nodes[read.node or ""]
+        if isinstance(node.part, ImportModelPart):
+            return self.graph.models[node.leg].tokenizer_digest
+        part, folder = cast(TokenizerPart, node.part), node.inputs.get("folder")
+        if folder is not None and folder.name in self.graph.absent:
+            return folder.fingerprint
+        if part.path is not None:
+            try:
+                fs, root = fsspec.core.url_to_fs(resolve_url(part.path))
+                return hashlib.sha256(fs.cat_file(f"{root.rstrip('/')}/tokenizer.json")).hexdigest()
+            except (OSError, ValueError):  # what is wrong with the folder is said where it is named
+                return None
+        artifact = Artifact(self.store, node.path)
+        record = artifact.manifest["files"].get("tokenizer.json") if artifact.complete else None
+        return str(record["sha256"]) if record else None
+
+
+def origin(node: Node) -> str | None:
+    """The `hf:` reference that a part of a Hugging Face model was made from; None for any other part."""
+    folder = node.inputs.get("folder")
+    return folder.name.removesuffix(TOKENIZER) if folder is not None and folder.name.startswith(HUGGING_FACE) else None
 
 
 def reads(node: Node, step: int | None = None) -> Input:

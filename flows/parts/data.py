@@ -6,7 +6,6 @@ from typing import cast
 
 from flows.graph import Input
 from flows.parts.builder import Builder
-from flows.parts.hugging_face import add_model_tokenizer
 from specs.sources import TABLES
 from specs.stages.conversations import ConversationSource, ConversationsPart, ConversationsStage
 from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
@@ -23,7 +22,7 @@ def add_tokenizer(builder: Builder, name: str) -> None:
     stage = cast(TokenizerStage, builder.pipeline.stages[name])
     if stage.from_ is not None:
         vocab_size = stage.vocab_size if "vocab_size" in stage.model_fields_set else None
-        add_model_tokenizer(builder, stage.from_, name, name, ("stages", name, "from"), vocab_size)
+        builder.model_tokenizer(stage.from_, name, name, ("stages", name, "from"), vocab_size)
         return
     inputs = {f"source:{index}": builder.documents(source) for index, source in enumerate(stage.sources)}
     if stage.path is not None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.estimate import tables
-from flows.estimate.against import compare
+from flows import estimate_tables as tables
+from flows.against import compare
 from flows.plan import Plan, make
 from flows.plan_tables import FEWEST, folded, show_plan
 from flows.terminal import LONG_WORD, amount, flop

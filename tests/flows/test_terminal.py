@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,21 +40,27 @@ def test_counts_in_a_headline_are_whole_and_a_sum_of_nothing_is_zero() -> None:
     assert (quantity(0), quantity(25_120)) == ("0", "25.1k")
 
 
-def test_what_is_printed_of_an_error_that_nobody_foresaw_and_of_a_warning_holds_no_secret(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("options", [[], ["--debug"]])
+def test_what_is_printed_of_an_unexpected_error_and_of_a_warning_holds_no_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    def fail() -> None:
+    def fail(*arguments: object) -> None:
         logging.getLogger("infra.store.retry").warning("%s failed", "https://h/x?sig=abc")
         raise RuntimeError("https://user:a/b@h/x")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "make_plan", fail)
+    monkeypatch.setattr(sys, "argv", ["apertus", *options, "status", "mini.yaml"])
     before = logging.getLogRecordFactory()
     try:
         with pytest.raises(SystemExit) as ended:
             cli.main()
     finally:
         logging.setLogRecordFactory(before)
-    assert str(ended.value).startswith("Traceback") and str(ended.value).endswith("\nRuntimeError: https://***@h/x")
+    printed = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "unexpected RuntimeError: https://***@h/x" in printed
+    assert ("Traceback" in printed) == bool(options)
+    assert "a/b@h" not in printed
     assert caplog.messages == ["https://h/x?sig=*** failed"]
 
 

@@ -20,6 +20,7 @@ from torch.nn.attention import (
 )
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from apertus_model.device import has_gpu
 from apertus_model.model.attention import (
     BACKENDS,
     AttentionBackendError,
@@ -30,7 +31,6 @@ from apertus_model.model.attention import (
     resolve_backend,
 )
 from apertus_model.model.model import ApertusModel, model_config
-from apertus_model.trainer.device import has_gpu
 from specs.model import ModelSpec
 from tests.machine import compiles
 from tests.numerics import Numerics, largest_difference

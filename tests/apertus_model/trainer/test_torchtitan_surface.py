@@ -14,7 +14,7 @@ import torchtitan.tools.utils
 import apertus_model.trainer  # noqa: F401
 
 SIGNATURES = {
-    # apertus_model/trainer/device.py
+    # apertus_model/device.py
     "torchtitan.distributed.utils.set_pg_timeouts": ["timeout", "parallel_dims"],
     # apertus_model/trainer/trainer.py
     "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],  # ours does the same, and judges the step before the update

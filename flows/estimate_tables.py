@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.against import Comparison
 from flows.estimate import Estimates
-from flows.estimate.against import Comparison
 from flows.estimate.memory import Memory
 from flows.terminal import ROUNDED_UP, amount, flop, table
 

@@ -1,7 +1,8 @@
 """The CPU shim for torchtitan, and the only module that asks whether there is a GPU.
 
 torchtitan 0.3.0 takes its device from `torchtitan.tools.utils.device_type` / `device_module` at import time and knows no
-CPU. Without an accelerator, `install` puts a CPU stand-in there, before any other torchtitan module copies the names.
+CPU. Without an accelerator, importing this module puts a CPU stand-in there, before any other torchtitan module copies
+the names.
 
 Invariant: after `install`, every torchtitan module of this process agrees on one device.
 """
@@ -60,7 +61,7 @@ def install() -> None:
     if has_gpu() or titan_utils.device_type == "cpu":
         return
     if "torchtitan.distributed.utils" in sys.modules:
-        raise RuntimeError("torchtitan was imported before apertus_model.trainer: import apertus_model.trainer first")
+        raise RuntimeError("torchtitan was imported before apertus_model.device: import apertus_model.device first")
     titan_utils.device_type = "cpu"
     titan_utils.device_module = CpuDeviceModule("apertus_cpu_device")
 
@@ -76,3 +77,6 @@ def set_collective_timeout(timeout: timedelta, parallel_dims: "ParallelDims") ->
     from torchtitan.distributed.utils import set_pg_timeouts
 
     set_pg_timeouts(timeout=timeout, parallel_dims=parallel_dims)
+
+
+install()
