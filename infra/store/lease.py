@@ -19,7 +19,6 @@ where there was a holder before; a beat is a listing and a write; a check before
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -36,6 +35,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.store.store import Store, StoreError, to_json
+from specs.foreign import ForeignError, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -340,8 +340,8 @@ def _read(store: Store, path: str) -> bytes | None:
 
 def _parsed(beat: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(beat)
-    except ValueError:
+        document = parse_json(beat)
+    except ForeignError:
         return {}
     return document if isinstance(document, dict) else {}
 

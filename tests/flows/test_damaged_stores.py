@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from flows import cli
 from flows.cli import app
 from flows.plan import make
 from infra.store import Store
@@ -193,7 +192,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def fail(*args: object, **options: object) -> None:
         raise KeyError("x" * 10_000)
 
-    monkeypatch.setattr(cli, "make", fail)
+    monkeypatch.setattr("flows.commands.app.make", fail)
     return iter(())
 
 
