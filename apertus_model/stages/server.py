@@ -16,7 +16,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import selectors
 import shlex
 import signal
@@ -116,7 +115,7 @@ class Server:
 
 
 def run(module: str, arguments: list[str], environment: dict[str, str], ranks: int) -> None:
-    """Does what `python -m MODULE ARGUMENTS` does, in this process or in ranks below it."""
+    """Runs `main(*ARGUMENTS)` of a module as the program of this process, or of ranks below it."""
     os.environ.clear()
     os.environ.update(environment)
     if ranks:
@@ -125,19 +124,23 @@ def run(module: str, arguments: list[str], environment: dict[str, str], ranks: i
         run_module(module, arguments)
 
 
+def command(*words: str) -> str:
+    """What `ps` shows of a process that was forked and not started."""
+    return shlex.join([sys.executable, *(word.removesuffix(".__main__") for word in words)])
+
+
 def run_module(module: str, arguments: list[str]) -> None:
-    """Runs a module as the program of this process, which `ps` shows."""
-    setproctitle(shlex.join([sys.executable, "-m", module, *arguments]))
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    """Runs `main` of a module, and exits with what it returns."""
+    setproctitle(command("-m", module, *arguments))
+    sys.exit(importlib.import_module(module).main(*arguments))
 
 
 def run_ranks(ranks: int, module: str, arguments: list[str]) -> None:
-    """Does what `torchrun --nproc-per-node RANKS -m MODULE ARGUMENTS` does, with ranks that are forked."""
+    """Does what `torchrun --nproc-per-node RANKS` does, with ranks that are forked."""
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    setproctitle(shlex.join([sys.executable, "-m", "torch.distributed.run", "-m", module, *arguments]))
+    setproctitle(command("-m", "torch.distributed.run", "-m", module, *arguments))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -155,7 +158,7 @@ def run_ranks(ranks: int, module: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    setproctitle(shlex.join([sys.executable, "-m", f"{STAGES}.server"]))  # before any change of the environment
+    setproctitle(command("-m", f"{STAGES}.server"))  # before any change of the environment
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     request_channel = Server(handlers).serve()

@@ -78,7 +78,7 @@ class Process:
         if server is not None:
             ranks = self.launch.world_size if self.distributed and self.launch.world_size > 1 else 0
             with contextlib.suppress(ServerLost):
-                return server.start(STAGES, [str(job_file)], environment, ranks)
+                return server.start(f"{STAGES}.__main__", [str(job_file)], environment, ranks)
         return start_process(self.command(job_file), environment)
 
     def command(self, job_file: Path) -> list[str]:

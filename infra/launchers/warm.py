@@ -99,7 +99,7 @@ class StageServer:
         return self.process.poll() is None
 
     def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], ranks: int = 0) -> ForkedStage:
-        """Forks a process that runs `python -m MODULE ARGUMENTS`.
+        """Forks a process that runs `main(*ARGUMENTS)` of a module, which returns its exit code.
 
         Args:
             environment: all variables of its processes.

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ Fork = Callable[..., ForkedStage]
 STATES = """
 import json, os, sys
 print(json.dumps({
-    "arguments": sys.argv[1:],
+    "arguments": arguments,
     "environment": sorted(os.environ),
     "leads": os.getsid(0) == os.getpgrp() == os.getpid(),
     "sockets": [fd for fd in range(64) if os.path.exists(f"/proc/self/fd/{fd}") and "socket" in os.readlink(f"/proc/self/fd/{fd}")],
@@ -52,13 +53,18 @@ def server(folder: Path) -> Iterator[StageServer]:
 numbers = itertools.count()
 
 
+def write_module(folder: Path, name: str, program: str) -> str:
+    """A module whose `main` is a few lines; its name."""
+    (folder / f"{name}.py").write_text("def main(*arguments):\n" + textwrap.indent(program.strip(), "    "))
+    return name
+
+
 @pytest.fixture
 def fork(server: StageServer, folder: Path) -> Fork:
     """Forks a program of a few lines."""
 
     def fork(program: str, *arguments: str, ranks: int = 0, **variables: str) -> ForkedStage:
-        module = f"program_{next(numbers)}"
-        (folder / f"{module}.py").write_text(program)
+        module = write_module(folder, f"program_{next(numbers)}", program)
         return server.start(module, arguments, {"PATH": os.environ["PATH"], **variables}, ranks)
 
     return fork
@@ -116,7 +122,7 @@ def test_a_stage_is_killed_when_its_server_dies(server: StageServer, fork: Fork)
 
 
 def test_the_end_of_a_launcher_ends_its_server_and_tells_its_stages(folder: Path) -> None:
-    (folder / "waits.py").write_text(WAITS)
+    write_module(folder, "waits", WAITS)
     launcher = f"""
 import os, time
 from infra.launchers.warm import StageServer
