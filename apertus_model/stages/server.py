@@ -114,47 +114,17 @@ class Server:
             self.channels[process][1].sendall(f"{number}\n".encode())
 
 
-def run(module: str, arguments: list[str], environment: dict[str, str], ranks: int) -> None:
-    """Runs `main(*ARGUMENTS)` of a module as the program of this process, or of ranks below it."""
-    os.environ.clear()
-    os.environ.update(environment)
-    if ranks:
-        run_ranks(ranks, module, arguments)
-    else:
-        run_module(module, arguments)
-
-
 def command(*words: str) -> str:
     """What `ps` shows of a process that was forked and not started."""
     return shlex.join([sys.executable, *(word.removesuffix(".__main__") for word in words)])
 
 
-def run_module(module: str, arguments: list[str]) -> None:
-    """Runs `main` of a module, and exits with what it returns."""
+def run(module: str, arguments: list[str], environment: dict[str, str]) -> None:
+    """Runs `main(*ARGUMENTS)` of a module as the program of this process, and exits with what it returns."""
+    os.environ.clear()
+    os.environ.update(environment)
     setproctitle(command("-m", module, *arguments))
     sys.exit(importlib.import_module(module).main(*arguments))
-
-
-def run_ranks(ranks: int, module: str, arguments: list[str]) -> None:
-    """Does what `torchrun --nproc-per-node RANKS` does, with ranks that are forked."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    setproctitle(command("-m", "torch.distributed.run", "-m", module, *arguments))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        run_id="apertus",
-        start_method="fork",
-        signals_to_handle=os.environ.get("PET_SIGNALS_TO_HANDLE", LaunchConfig.signals_to_handle),
-    )
-    sys.stdin = None  # or multiprocessing would close the launcher's pipe in the ranks
-    record(elastic_launch(config, run_module))(module, arguments)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,13 @@ class Process:
         return stop_seconds(self.launch) + END_SECONDS
 
     def start(self, job_file: Path) -> subprocess.Popen[bytes] | ForkedStage:
-        """Forks the stage from a process that has imported torch, or starts Python anew where that cannot be."""
+        """Forks a stage of one process from one that has imported torch; starts Python anew for several ranks, which
+        torchrun starts, and where nothing can be forked."""
         environment = self.environment()
-        server = server_for(environment)
+        server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:
-            ranks = self.launch.world_size if self.distributed and self.launch.world_size > 1 else 0
             with contextlib.suppress(ServerLost):
-                return server.start(f"{STAGES}.__main__", [str(job_file)], environment, ranks)
+                return server.start(f"{STAGES}.__main__", [str(job_file)], environment)
         return start_process(self.command(job_file), environment)
 
     def command(self, job_file: Path) -> list[str]:

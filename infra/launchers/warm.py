@@ -98,17 +98,16 @@ class StageServer:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], ranks: int = 0) -> ForkedStage:
+    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedStage:
         """Forks a process that runs `main(*ARGUMENTS)` of a module, which returns its exit code.
 
         Args:
             environment: all variables of its processes.
-            ranks: processes, started by torch's elastic agent; 0 for one process without the agent.
 
         Raises:
             ServerLost: the server ended before it forked the stage.
         """
-        request = {"module": module, "arguments": [*arguments], "environment": {**environment}, "ranks": ranks}
+        request = {"module": module, "arguments": [*arguments], "environment": {**environment}}
         stdin_of_stage, stdin = os.pipe()
         stdout, stdout_of_stage = os.pipe()
         ours, theirs = socket.socketpair()

@@ -63,9 +63,9 @@ def write_module(folder: Path, name: str, program: str) -> str:
 def fork(server: StageServer, folder: Path) -> Fork:
     """Forks a program of a few lines."""
 
-    def fork(program: str, *arguments: str, ranks: int = 0, **variables: str) -> ForkedStage:
+    def fork(program: str, *arguments: str, **variables: str) -> ForkedStage:
         module = write_module(folder, f"program_{next(numbers)}", program)
-        return server.start(module, arguments, {"PATH": os.environ["PATH"], **variables}, ranks)
+        return server.start(module, arguments, {"PATH": os.environ["PATH"], **variables})
 
     return fork
 
@@ -155,34 +155,12 @@ def test_a_signal_that_tells_a_run_to_end_ends_stages_and_not_their_server(serve
     assert server.alive
 
 
-def test_ranks_are_forked_by_the_elastic_agent_and_hear_the_launcher(fork: Fork) -> None:
-    program = """
-import os, sys
-print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.getppid() == os.getsid(0), flush=True)
-while os.read(0, 1): pass
-sys.exit(0)
-"""
-    stage = fork(program, ranks=2)
-    lines = sorted(stage.stdout.readline() for _ in range(2))
-    assert lines == [b"0 2 True\n", b"1 2 True\n"]
-    assert stage.poll() is None
-    stage.stdin.close()
-    assert end_of(stage) == 0
-
-
 def test_a_server_ends_when_its_launcher_closes_it(server: StageServer, fork: Fork) -> None:
     stage = fork(WAITS)
     server.close()
     assert server.process.wait(60) == 0
     stage.stdin.close()
     assert stage.stdout.read() == b"up\nover\n"
-
-
-def test_a_rank_that_fails_ends_the_others(fork: Fork) -> None:
-    program = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(3)\ntime.sleep(600)"
-    stage = fork(program, ranks=2)
-    assert end_of(stage) == 1
-    assert b"exitcode  : 3" in stage.stdout.read()
 
 
 def test_one_server_serves_all_stages_with_the_same_environment_for_imports(monkeypatch: pytest.MonkeyPatch) -> None:
