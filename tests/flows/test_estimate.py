@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from flows import estimate_tables as tables
 from flows.against import compare
-from flows.estimate import flops, storage, tables
+from flows.estimate import flops, storage
 from flows.estimate.memory import memory_of_step
 from flows.estimate.schedule import spans
 from flows.estimate.time_and_cost import spent
