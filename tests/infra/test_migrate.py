@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.__main__ import app
 from infra.store import Artifact, Store, StoreError, migrate
 from infra.store.verify import verify
 
