@@ -14,8 +14,9 @@ from specs.figures import misnamed
 from specs.launch import Parallel
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_layout, refused_objective
-from specs.pipeline import CHECKPOINTS, TRAINING, Pipeline
+from specs.pipeline import Pipeline
 from specs.sources import CONVERSATIONAL, TOKENISED
+from specs.stages import CHECKPOINTS, TRAINING
 from specs.stages.base import Stage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusStage, needs_text
@@ -76,8 +77,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
         if other not in names:
             yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
     excluded = stage.exclude if isinstance(stage, MixtureStage) else []
-    told = [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
-    for path, ref, kinds in [*uses(name, stage), *told]:
+    told: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [(use.path, use.reference, use.kinds) for use in uses(name, stage)]
+    told += [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
+    for path, ref, kinds in told:
         target = pipeline.stages.get(ref.stage)
         if target is None:
             if ref.stage in names:

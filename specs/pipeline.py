@@ -22,15 +22,11 @@ from specs.launch import Launch, Retries
 from specs.sources import SourceSpec
 from specs.stages import STAGES
 from specs.stages.base import Stage
-from specs.stages.training import TrainingStage
 from specs.tracking import Tracking
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
 """Of a pipeline, source, stage or figure: files are named after it, and a name of theirs has at most 255 bytes."""
 DEFAULT_STORE = "apertus-store"
-TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
-CHECKPOINTS = (*TRAINING, "merge", "select")  # kinds whose results are checkpoints
-
 
 if TYPE_CHECKING:
     AnyStage = Stage

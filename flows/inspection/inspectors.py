@@ -19,7 +19,7 @@ from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
 from specs.errors import Problem, SpecError, a, nearest
-from specs.pipeline import TRAINING
+from specs.stages import TRAINING
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from typing import Any
 from flows.planning.unavailable import Unavailable
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
-from specs.base import Spec, fingerprint
+from specs.base import fingerprint
 from specs.dependencies import uses
 from specs.launch import Launch
 from specs.pipeline import Pipeline
+from specs.stages.base import Part
 from specs.stages.select import SelectStage
 from specs.trajectory import Trajectory
 from specs.units import Reference
@@ -49,7 +50,7 @@ class Node:
     stage: str
     kind: str
     version: int
-    part: Spec
+    part: Part
     inputs: dict[str, Input]
     launch: Launch
     start_step: int | None = None
@@ -113,7 +114,7 @@ class Graph:
             chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
             return (ref.best is not None and str(ref) not in self.best) or (chosen and ref.stage not in self.best)
 
-        stages = {name for name, stage in pipeline.stages.items() if any(unknown(ref) for _, ref, _ in uses(name, stage))}
+        stages = {name for name, stage in pipeline.stages.items() if any(unknown(use.reference) for use in uses(name, stage))}
         found = {name for name, absent in self.waits_for().items() if absent}
         for name, node in self.nodes.items():  # inputs first
             if node.stage in stages or found & {*self.parents(node)}:

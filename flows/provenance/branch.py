@@ -28,10 +28,10 @@ from flows.provenance.branch_file import Draft, written
 from infra.store import Store, StoreError
 from infra.store.retention import hold, refer
 from specs.compose import expand, extended
-from specs.dependencies import uses
+from specs.dependencies import CHECKPOINT, uses
 from specs.errors import FieldPath, Problem, SpecError, a, nearest
 from specs.pieces import batch_pieces, mixture_pieces
-from specs.pipeline import CHECKPOINTS, Pipeline
+from specs.pipeline import Pipeline
 from specs.recipe import load, validate
 from specs.stages.long_context import LongContextStage
 from specs.stages.mixture import MixtureStage
@@ -354,8 +354,8 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Branch) -> list[st
             draft.add(path, value, comment)
 
     for name, stage in pipeline.stages.items():
-        for path, other, kinds in uses(name, stage):
-            if other.stage != ref.stage or kinds != CHECKPOINTS:
+        for path, other, results in uses(name, stage):
+            if other.stage != ref.stage or CHECKPOINT not in results:
                 continue
             there = point_of(other, trajectories, path, plan.graph.best)
             last = not other.selector or other.best is not None

@@ -65,7 +65,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         (
             "from: pretrain",
             "from: main",
-            "stage 'main' is a mixture; one of pretrain, cooldown, long_context, sft, qrpo, dpo, merge, select is needed here",
+            "stage 'main' is a mixture; one of cooldown, dpo, long_context, merge, pretrain, qrpo, select, sft is needed here",
         ),
         ("tokenizer: tokenizer", "tokenizer: corpus/notes", "stage 'corpus' is a corpus; tokenizer is needed here"),
         ("from: pretrain\n", "from: pretrain\n    after: [export]\n", "the stages form a cycle"),

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from flows.planning.advice.given import Advice, Context
+from specs.stages import CHAT
 from specs.stages.training import MixtureTraining
 from specs.trajectory import Trajectory, legs
 
-POST_TRAINING = ("sft", "qrpo", "dpo")
 PASSES = 4  # arXiv 2305.16264
 JUMP = 1.5
 
@@ -24,8 +24,8 @@ ROPE_BOUNDS = (
 
 def sft_optimizer(context: Context) -> Iterator[Advice]:
     for name, trajectory in context.legs():
-        before = [parent for _, parent in context.way(trajectory) if context.kind(parent.stage) not in (*POST_TRAINING, "")]
-        if context.kind(trajectory.stage) in POST_TRAINING and before and before[-1].optimizer.name != trajectory.optimizer.name:
+        before = [parent for _, parent in context.way(trajectory) if context.kind(parent.stage) not in (*CHAT, "")]
+        if context.kind(trajectory.stage) in CHAT and before and before[-1].optimizer.name != trajectory.optimizer.name:
             own, first = trajectory.optimizer.name, before[-1]
             yield Advice(
                 "sft-optimizer",
@@ -40,7 +40,7 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
         if context.kind(trajectory.stage) != "sft":
             continue
         for start, parent in context.way(trajectory):
-            if context.kind(parent.stage) in POST_TRAINING or parent.merged or parent.imported:
+            if context.kind(parent.stage) in CHAT or parent.merged or parent.imported:
                 continue
             peak, last = max(cut.schedule.peak for cut in parent.cuts), parent.lr_at(start.step)
             begin = next((cut.schedule.decay_start for cut in parent.cuts if cut.schedule.decay != "none"), None)
@@ -58,7 +58,7 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
 def learning_rate_jump(context: Context) -> Iterator[Advice]:
     for name, trajectory in context.legs():
         start = trajectory.parent
-        if start is None or context.kind(trajectory.stage) in POST_TRAINING:
+        if start is None or context.kind(trajectory.stage) in CHAT:
             continue
         parent = context.graph.trajectories[start.leg]
         if parent.merged or parent.imported:

@@ -14,13 +14,13 @@ from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store import Artifact, Store
 from infra.store.hugging_face import TOKENIZER_FILES, HubModel
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
-from specs.base import Spec
-from specs.dependencies import uses
+from specs.dependencies import CHECKPOINT, uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
-from specs.pipeline import CHECKPOINTS, Pipeline
+from specs.pipeline import Pipeline
 from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
+from specs.stages.base import Part
 from specs.stages.import_model import ImportModelPart
 from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
@@ -41,11 +41,11 @@ class Builder:
         self.graph = Graph()
         self.problems: list[Problem] = []
 
-    def node(self, name: str, stage_name: str, part: Spec, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
+    def node(self, name: str, stage_name: str, part: Part, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
         """Adds a part. `kind` is the part's where it is not the stage's; the version is that of its kind."""
         stage = self.pipeline.stages[stage_name]
         kind = kind or stage.kind
-        version = STAGES[kind].VERSION if kind in STAGES else part.VERSION  # type: ignore[attr-defined]  # inner kinds state it there
+        version = STAGES[kind].VERSION if kind in STAGES else part.VERSION
         node = Node(name, stage_name, kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
         self.graph.nodes[name] = node
         return node
@@ -54,10 +54,12 @@ class Builder:
     def starts(self) -> list[tuple[Branch, Reference]]:
         """Every checkpoint that some stage reads, once the trajectories are known."""
         trajectories = self.graph.trajectories
-        named = (
-            (path, ref) for name, stage in self.pipeline.stages.items() for path, ref, kinds in uses(name, stage) if kinds == CHECKPOINTS
-        )
-        return [(branch(ref, trajectories, path, self.graph.best), ref) for path, ref in named if leg_of(ref, trajectories) in trajectories]
+        named = [use for name, stage in self.pipeline.stages.items() for use in uses(name, stage) if CHECKPOINT in use.results]
+        return [
+            (branch(use.reference, trajectories, use.path, self.graph.best), use.reference)
+            for use in named
+            if leg_of(use.reference, trajectories) in trajectories
+        ]
 
     def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
         found = Problem(path, message, fix)

@@ -250,7 +250,7 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
             graph.notes.append(f"'{node.name}' is chosen when its candidates have finished; until then {part.names[0]} stands for it")
     seen: set[str] = set()
     for name, stage in pipeline.stages.items():
-        for path, ref, _ in uses(name, stage):
+        for path, ref, *_ in uses(name, stage):
             if ref.best is None or str(ref) in seen:
                 continue
             seen.add(str(ref))

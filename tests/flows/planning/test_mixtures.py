@@ -204,7 +204,7 @@ def test_exclusion_that_cannot_be_exact_is_refused(mixed: Planned) -> None:
         ("{proportional: [corpus/notes, corpus/notes]}", "corpus/notes is named twice"),
         ("{proportional: [main]}", "stage 'main' is a mixture; corpus is needed here"),
         ("{weights: {second: 1}}", "the stages form a cycle: second -> second"),
-        ("{weights: {main: 1}, exclude: [corpus]}", "stage 'corpus' is a corpus; one of pretrain"),
+        ("{weights: {main: 1}, exclude: [corpus]}", "stage 'corpus' is a corpus; one of cooldown"),
         ("{weights: {main: 1}, exclude: [pretrain@step=3]}", "exclude names stages as a whole; write 'pretrain'"),
         ("{proportional: [corpus/notes], anneal: {to: {main: 1}, over: 8 steps}}", "anneal goes from weights to weights"),
     ],
