@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 
-from specs.errors import nearest
+from specs.errors import did_you_mean
 
 
 class Code(NamedTuple):
@@ -91,7 +91,7 @@ CODES: dict[str, Code] = {
 
 def _known(code: str) -> str:
     if code not in CODES:
-        raise ValueError(f"there is no advice '{code}'; {nearest(code, CODES)}")
+        raise ValueError(f"there is no advice '{code}'; {did_you_mean(code, CODES)}")
     return code
 
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, Discriminator
 from pydantic_core import PydanticUndefined
 
 from specs.anomalies import Anomalies
+from specs.assumed_inputs import AssumedInputs, DeclaredModel
 from specs.base import role_of
 from specs.cluster import Cluster
-from specs.elsewhere import DeclaredModel, Elsewhere
 from specs.figures import Axis, FigureSpec
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, SlurmTask, Validation
@@ -85,7 +85,7 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 changed for that stage alone: `stages.align.optimizer.lr=1e-6`.
 """
 NESTED: tuple[type[BaseModel], ...] = (
-    *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
+    *(SourceSpec, Declared, AssumedInputs, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Anomalies, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate, Sharpness),
     *(FigureSpec, Axis, Launch, Parallel, SlurmTask, Retries, Cluster),

@@ -24,7 +24,7 @@ from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
 from apertus_model.trainer.metrics import Row, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
-from apertus_model.trainer.pipeline import LossThatWasRead
+from apertus_model.trainer.pipeline_parallel import LossThatWasRead
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
 from apertus_model.trainer.upload import CheckpointWriter

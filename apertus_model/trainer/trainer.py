@@ -35,7 +35,7 @@ from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import Batch, SampleLike
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.objectives import Objective
-from apertus_model.trainer.pipeline import PipelineEvaluator
+from apertus_model.trainer.pipeline_parallel import PipelineEvaluator
 from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)

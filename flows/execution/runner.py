@@ -83,7 +83,7 @@ class Runner:
         _note_inputs(self.plan)
         Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, _dump(self.plan.pipeline))
 
-    def go_on(self, plan: Plan) -> None:
+    def adopt(self, plan: Plan) -> None:
         """Goes on with a plan made anew, in which `@best:` and selections mean what has come out since. What differs is recorded first: at
         any moment the last record names everything that this run has made."""
         before, after = ([(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan))

@@ -104,7 +104,7 @@ class MixtureTraining(Training):
 
 
 @dataclass(frozen=True)
-class Leg:
+class Phase:
     """A piece of a stage that has settings, and a parent, of its own. Most stages have one; `long_context` has one per step.
 
     name: of the stage, or `stage/1`; path: where its fields stand; parent: None begins with new weights.
@@ -129,9 +129,9 @@ class TrainingStage(Stage):
     RESULT: ClassVar[str] = "checkpoint"
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
-    def legs(self, name: str) -> list[Leg]:
-        """The legs of the stage, called `name` in the recipe, in order."""
-        raise TypeError(f"{type(self).__name__} states no legs")
+    def phases(self, name: str) -> list[Phase]:
+        """The phases of the stage, called `name` in the recipe, in order."""
+        raise TypeError(f"{type(self).__name__} states no phases")
 
 
 def _with_weights(carry: list[Carry]) -> list[Carry]:
@@ -153,19 +153,19 @@ def carries(*default: Carry) -> Any:
 
 
 class FromParent(TrainingStage, FromCheckpoint):
-    """A stage of one leg that begins with a checkpoint. Those that use this are `Training` as well."""
+    """A stage of one phase that begins with a checkpoint. Those that use this are `Training` as well."""
 
     carry: CarryField = carries("weights")
 
-    def legs(self, name: str) -> list[Leg]:
+    def phases(self, name: str) -> list[Phase]:
         assert isinstance(self, Training)
-        return [Leg(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)]
+        return [Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)]
 
 
 class Segment(Part):
-    """Resolved: one chained piece of a leg. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
+    """Resolved: one chained piece of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
     weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`, mixtures. Kinds that do not train on a
-    mixture say what they read instead. Steps and tokens count within the leg."""
+    mixture say what they read instead. Steps and tokens count within the phase."""
 
     ON_ENGINE: ClassVar[bool] = True
 

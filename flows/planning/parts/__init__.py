@@ -39,7 +39,7 @@ def build(
     pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None, ask_network: bool = True
 ) -> Graph:
     """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest; without `ask_network`, what is
-    declared and remote counts as absent. SpecError with every problem."""
+    declared and remote counts as unavailable. SpecError with every problem."""
     best: dict[str, int] = {}
     while True:
         graph = _build(pipeline, store, on_read, best, ask_network)

@@ -113,7 +113,7 @@ cluster:
   storage_price: 20
   storage_bandwidth: 5
   host_bandwidth: 5
-elsewhere: {{models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
+assumed_inputs: {{models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
 """
 MAY_BE_NEGATIVE = {"seed", "data_seed", "min", "max", "thresholds", "cutoffs", "dp_shard"}
 

@@ -21,7 +21,7 @@ from flows.report.figures import Style
 from flows.report.history import curve, position, running_mean, thin
 from flows.report.result_charts import results
 from flows.report.results import Evaluation, read_rewards, read_samples
-from flows.report.words import duration, elided, shown
+from flows.report.wording import duration, elided, shown
 from tests.flows.conftest import finish
 from tests.flows.report.report_store import AnyPart, CountedPart, add, rows_of, store
 
@@ -348,7 +348,7 @@ def test_variants_in_few_layers_are_drawn_from_left_to_right() -> None:
     reads: dict[str, list[str]] = {"root": [], "data": ["root"]}
     for index in range(6):
         reads |= {f"train-{index}": ["data"], f"measure-{index}": [f"train-{index}"], f"export-{index}": [f"measure-{index}"]}
-    assert draw(reads, {}).cuts == []
+    assert draw(reads, {}).segments == []
 
 
 def test_a_long_name_keeps_the_end_that_tells_it_from_its_sibling() -> None:
