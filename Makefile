@@ -38,7 +38,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE)
 
 test-all: lint
-	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tests.record test-all.xml > docs/test_all.md; exit $$status
+	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tools.record test-all.xml > docs/test_all.md; exit $$status
 
 numerics: $(TEST_READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model

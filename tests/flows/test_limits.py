@@ -16,9 +16,9 @@ from specs.compose import compose
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
 from specs.recipe import validate
-from specs.reference import NESTED
 from specs.stages import STAGES
 from tests.recipes import CHAT, write_recipe
+from tools.reference import NESTED
 
 SOURCES = """\
 sources:
