@@ -13,7 +13,7 @@ from specs.errors import FieldPath, Problem, SpecError, a, nearest
 from specs.figures import misnamed
 from specs.launch import Parallel
 from specs.layout import Misfit, misfits
-from specs.optimizer import refused_layout, refused_objective
+from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import CHECKPOINTS, TRAINING, Pipeline
 from specs.sources import CONVERSATIONAL, TOKENISED
 from specs.stages.base import Stage
@@ -167,6 +167,8 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
                 yield Problem((*leg.path, "optimizer", "name"), reason)
             objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
             if optimizer and (reason := refused_objective(optimizer, objective)):
+                yield Problem((*leg.path, "optimizer", "name"), reason)
+            if optimizer and (reason := refused_anomalies(optimizer, leg.settings.anomalies)):
                 yield Problem((*leg.path, "optimizer", "name"), reason)
         for trajectory in (trajectories[leg.name] for leg in stage.legs(name) if leg.name in trajectories):
             for cut in trajectory.cuts:

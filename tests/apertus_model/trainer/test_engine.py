@@ -18,10 +18,11 @@ from harness import (
 )
 
 from apertus_model.model.model import model_config
+from apertus_model.optimizers.registry import NOT_DECAYED
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.heldout import Evaluator
 from apertus_model.trainer.loader import collate
-from apertus_model.trainer.optimizer import NOT_DECAYED, Optimizers, optimizer_config
+from apertus_model.trainer.optimizer import Optimizers, optimizer_config
 from apertus_model.trainer.safe_reader import CheckpointError, reader
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
