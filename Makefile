@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=..."; exit 1; }
 	@echo "Installing the pinned dependencies into $(VENV): 2.6 GB with a CPU build of torch, 5.6 GB with the CUDA build; a few minutes."
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) .
+	@$(INSTALL) '.[examples]'
 	@touch $(READY)
 
 $(TEST_READY): $(READY)

@@ -29,7 +29,7 @@ sources:
     metadata: [score, language, toxic_score]
     limit: 5
     declared: {{tokens: 5k tokens, documents: 5}}
-  long: {{url: "{documents}", format: literals, min_literal: 10}}
+  own: {{url: "{documents}", format: documents, reader: "package.module:name", version: 1}}
 """
 OPTIMIZERS = """\
   small:
