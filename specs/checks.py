@@ -13,7 +13,7 @@ from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
 from specs.launch import Parallel
 from specs.layout import Misfit, misfits
-from specs.optimizer import refused_layout, refused_objective
+from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.sources import CONVERSATIONAL, TOKENISED
 from specs.stages import CHECKPOINTS, TRAINING
@@ -173,6 +173,8 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
             if optimizer and (reason := refused_objective(optimizer, objective)):
+                yield Problem((*phase.path, "optimizer", "name"), reason)
+            if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
         for trajectory in (trajectories[phase.name] for phase in stage.phases(name) if phase.name in trajectories):
             for segment in trajectory.segments:

@@ -86,7 +86,7 @@ class Harness(Spec):
 
     VERSION: ClassVar[int] = 1
     tasks: list[str] = identity(min_length=1)
-    include: str | None = execution(None, description="folder with task files of your own; `installed:specs/tasks` has an example")
+    include: str | None = execution(None, description="folder with task files of your own; `installed:examples/tasks` has an example")
     limit: int | None = identity(None, neutral=None, ge=1, description="documents per task, at most")
     few_shot: int | None = identity(None, neutral=None, ge=0)
 

@@ -149,7 +149,7 @@ def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
         ("stages.preferences.reward=best-answer", r"there is no reward 'best-answer'; use one of grounded-answer"),
         ('stages.preferences.reward={function: "my.module:reward"}', r"reward my.module:reward states no version"),
         ("stages.sft.conversations=corpus/notes", r"stage 'corpus' is a corpus; conversations is needed here"),
-        ("stages.chat.sources.notes.holdout=0.1", r"source 'notes' has format text; a conversations needs chat, function-questions"),
+        ("stages.chat.sources.notes.holdout=0.1", r"source 'notes' has format text; a conversations needs chat, conversations"),
         ("stages.qrpo.optimizer={}", r"stages\.qrpo\.optimizer\.lr: the learning rate has decayed to 0 at step 8 of 'sft'"),
         ("stages.longer.steps.0.carry=[data]", r"carries its weights; add weights to carry"),
         ("stages.qrpo.launch={processes: 2, parallel: {pp: 2}}", r"cannot run in a pipeline \(pp 2\): its loss needs the whole sequences"),

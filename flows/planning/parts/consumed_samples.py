@@ -83,8 +83,8 @@ def excluded(
 ) -> dict[str, ConsumedSamples]:
     """What a segment begins behind, by fingerprint of the mixtures, its own among them where it was drawn from.
 
-    Of an excluded stage, what counts is what the ancestry of the segment trained on, or all of it when the stage is no ancestor. The pieces of an
-    annealed mixture exclude each other.
+    Of an excluded stage, what counts is what the ancestry of the segment trained on, or all of it when the stage
+    is no ancestor. The pieces of an annealed mixture exclude each other.
 
     Args:
         at: of the phase, for problems.

@@ -22,7 +22,6 @@ from flows.planning.estimate.time_and_cost import spent
 from flows.planning.estimate.timeline import spans
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.plan import Plan, make
-from flows.published import plan_of
 from infra.store import Attempt, Store, sinks
 from infra.store.retention import prune
 from specs.cluster import GPUS, Cluster
@@ -37,6 +36,7 @@ from specs.schedule import Schedule
 from specs.stages.training import Segment
 from tests.flows.conftest import finish
 from tests.recipes import CHAT, write_recipe
+from tools.published import plan_of
 
 Planned = Callable[..., Plan]
 CLUSTER = "cluster={gpu: H100, gpus_per_node: 2, mfu: 0.5, price_per_gpu_hour: 3, power_per_gpu: 500, pue: 1.2, storage_price: 20}"

@@ -264,7 +264,7 @@ def test_the_branch_that_the_pages_show_starts_from_what_a_finished_run_of_the_m
     assert {step.action for part, step in plan_of(made, store).steps.items() if part.startswith("pretrain/")} == {"reuse"}
 
 
-def test_a_leg_of_a_chain_goes_on_with_the_legs_behind_it(chat: Path, store: Store) -> None:
+def test_a_phase_of_a_chain_resumes_with_the_phases_after_it(chat: Path, store: Store) -> None:
     made = branch(str(chat), "longer/1@step=3", "other", [], store=store.url)
     plan = plan_of(made, store)
     assert [(node.name, node.steps) for node in plan.graph.of("other")] == [("other/1", 1), ("other/2", 3)]

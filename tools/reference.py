@@ -43,7 +43,7 @@ from specs.stages.training import Goldfish, Precision
 INTRODUCTION = """\
 # The fields of a pipeline file
 
-Made from the models (`python -m specs.reference > docs/recipe.md`); the same is in `specs/pipeline.schema.json` for editors.
+Made from the models (`python -m tools.reference > docs/recipe.md`); the same is in `specs/pipeline.schema.json` for editors.
 
 The role of a field says what a change of it does. **identity**: it changes the result, so the stage and what follows it run again.
 **execution**: it says where or how; recorded, and nothing runs again. **reference**: it names sources or other stages; what counts is what

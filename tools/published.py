@@ -1,6 +1,6 @@
 """What the plans of all recipes say, and the published Apertus runs beside the plans of theirs, line by line.
 
-    python -m flows.published         # puts its tables into docs/recipes.md and README.md, between the marks there
+    python -m tools.published         # puts its tables into docs/recipes.md and README.md, between the marks there
 
 Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
 to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
