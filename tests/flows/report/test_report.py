@@ -348,7 +348,7 @@ def test_variants_in_few_layers_are_drawn_from_left_to_right() -> None:
     reads: dict[str, list[str]] = {"root": [], "data": ["root"]}
     for index in range(6):
         reads |= {f"train-{index}": ["data"], f"measure-{index}": [f"train-{index}"], f"export-{index}": [f"measure-{index}"]}
-    assert draw(reads, {}).segments == []
+    assert draw(reads, {}).cuts == []
 
 
 def test_a_long_name_keeps_the_end_that_tells_it_from_its_sibling() -> None:
