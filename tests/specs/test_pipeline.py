@@ -9,7 +9,6 @@ import pytest
 
 from specs.errors import SpecError
 from specs.recipe import load
-from specs.reference import markdown
 from specs.schema import json_schema
 from tests.recipes import write_recipe
 
@@ -132,10 +131,6 @@ def test_a_relation_that_an_override_breaks_is_blamed_on_both_places(tmp_path: P
 def test_every_recipe_loads_and_points_to_the_schema(recipe: Path) -> None:
     load(recipe)
     assert recipe.read_text().splitlines()[0] == "# yaml-language-server: $schema=../pipeline.schema.json"
-
-
-def test_the_checked_in_reference_is_the_models() -> None:
-    assert (ROOT / "docs" / "recipe.md").read_text() == markdown(), "run: python -m specs.reference > docs/recipe.md"
 
 
 def test_the_checked_in_schema_is_the_models() -> None:
