@@ -1,6 +1,6 @@
 """What the plans of all recipes say, and the published Apertus runs beside the plans of theirs, line by line.
 
-    python -m flows.published         # puts its tables into docs/recipes.md and README.md, between the marks there
+    python -m flows.published         # puts its tables into docs/recipes.md, between the marks there
 
 Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
 to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
@@ -38,7 +38,7 @@ LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 
 LENGTHS = ("8k", "16k", "32k", "64k")
 SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
 LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # the same [LC]
-PAGES = {"README.md": "specs/recipes", "docs/recipes.md": "../specs/recipes"}  # that have the overview
+PAGE = RECIPES.parents[1] / "docs" / "recipes.md"
 OVERVIEW = (
     *("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain", "wso", "optimizer-consistency", "goldfish"),
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
@@ -192,9 +192,8 @@ def markdown() -> str:
     return "\n".join(tables_of_sizes)
 
 
-def overview(folder: str) -> str:
-    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of training. `folder`: of the recipes, as
-    seen from the page."""
+def overview() -> str:
+    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of training."""
     rows = ["| recipe | | parameters | tokens | FLOPs | GPU-hours | memory of a GPU |", "|---|---|---|---|---|---|---|"]
     for name in OVERVIEW:
         plan = plan_of(name)
@@ -207,7 +206,7 @@ def overview(folder: str) -> str:
             hours,
             tables.size(totals["memory_bytes"]),
         ]
-        rows.append(f"| [`{name}`]({folder}/{name}.yaml) | {plan.pipeline.description} | {' | '.join(numbers)} |")
+        rows.append(f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} | {' | '.join(numbers)} |")
     return "\n".join([*rows, ""])
 
 
@@ -219,12 +218,9 @@ def placed(text: str, mark: str, table: str) -> str:
 
 
 def main() -> None:
-    """Writes the tables into the pages."""
-    root = RECIPES.parents[1]
-    for page, folder in PAGES.items():
-        path = root / page
-        text = placed(path.read_text(), "overview", overview(folder))
-        path.write_text(placed(text, "published", markdown()) if page == "docs/recipes.md" else text)
+    """Writes the tables into the page."""
+    text = placed(PAGE.read_text(), "overview", overview())
+    PAGE.write_text(placed(text, "published", markdown()))
 
 
 if __name__ == "__main__":
