@@ -24,6 +24,10 @@ def test_the_readme_has_at_most_900_words() -> None:
     assert words(ROOT / "README.md") <= 900
 
 
+def test_the_pages_have_at_most_25_000_words() -> None:
+    assert words(*(ROOT / "docs").glob("*.md")) <= 25_000
+
+
 def test_the_glossary_has_at_most_40_entries_in_order() -> None:
     entries = re.findall(r"^\| ([a-z][^|]*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.M)[1:]
     assert len(entries) <= 40
