@@ -67,9 +67,9 @@ def folders() -> str:
     for x in [*left.values()][1:]:
         lines.append(_arrow(f"M {x - gap} {top + high / 2} L {x - 5} {top + high / 2}"))
     for depth, (name, text) in enumerate(BACK.items()):
-        x, start, down = left[name] + BOX_WIDTH / 2, store + 12 * depth, top + high + 26 + 26 * depth
-        lines.append(_arrow(f"M {start} {top + high} V {down} H {x} V {top + high + 5}", dashed=True))
-        lines.append(_text(x + 8, down - 6, text))
+        middle, start, down = left[name] + BOX_WIDTH / 2, store + 12 * depth, top + high + 26 + 26 * depth
+        lines.append(_arrow(f"M {start} {top + high} V {down} H {middle} V {top + high + 5}", dashed=True))
+        lines.append(_text(middle + 8, down - 6, text))
     for name, (purpose, work) in FOLDERS.items():
         lines.append(_box(left[name], top, "reuse" if "/" not in name else "run", name, purpose, work))
     lines.append(_text(left["flows"] + BOX_WIDTH - 24, top - 8, LAUNCHERS))

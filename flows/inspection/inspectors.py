@@ -14,7 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.inspection.common import Options, batch, corpus, mixture
+from flows.inspection import batch, corpus, mixture
+from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
 from specs.errors import Problem, SpecError, a, did_you_mean

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.testing import CliRunner
 
-from flows.cli.__main__ import __main__ as cli
+from flows.cli import __main__ as cli
 from flows.cli.__main__ import app
 from flows.cli.live import Plain
 from flows.cli.tables import make_console, table

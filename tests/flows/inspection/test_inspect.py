@@ -24,8 +24,8 @@ from apertus_model.stages import tokenizer as tokenizer_stage
 from apertus_model.stop import StopSignal
 from flows.cli.__main__ import app
 from flows.execution.runner import Runner
+from flows.inspection import batch as inspect_batch
 from flows.inspection.common import Options
-from flows.inspection.common import batch as inspect_batch
 from flows.inspection.inspectors import INSPECTORS, inspector_of
 from flows.planning.plan import Plan, make
 from infra.store import Artifact, Attempt, Store
