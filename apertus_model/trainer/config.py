@@ -1,7 +1,8 @@
 """From a resolved segment to torchtitan's `Trainer.Config`.
 
-Invariant: every number comes from the segment, except what says where and how (layout, micro-batch, folders), which comes
-with it as its execution part. Combinations that cannot run are refused here, before anything is built.
+Invariant: every number comes from the segment, except what says where and how (layout, micro-batch, folders),
+which comes with it as its execution part. Combinations that cannot run are refused here, before anything is
+built.
 """
 
 import time
@@ -24,7 +25,7 @@ from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
 from apertus_model.trainer.metrics import Row, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
-from apertus_model.trainer.pipeline_parallel import LossThatWasRead
+from apertus_model.trainer.pipeline_parallel import OutputIsLoss
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
 from apertus_model.trainer.upload import CheckpointWriter
@@ -93,7 +94,8 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
 
     Raises:
         StageError: the optimizer cannot train in this layout, or minimise this objective.
-        ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run here.
+        ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run
+            here.
     """
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     name = segment.optimizer.name
@@ -130,7 +132,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         lr_scheduler=LearningRate.Config(
             rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))
         ),
-        loss=LossThatWasRead.Config(),
+        loss=OutputIsLoss.Config(),
         training=TrainingConfig(
             local_batch_size=share_of_rank(segment, world_size=world_size) if segment.parallel.pp > 1 else micro_batch,
             global_batch_size=segment.global_batch_size,
@@ -181,7 +183,8 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
 
 
 def initial_seed(segment: Segment) -> int:
-    """Seed of the weights that no checkpoint gives: all of a new model; the adapters of a fine-tuned one, by the seed of its data."""
+    """Seed of the weights that no checkpoint gives: all of a new model; the adapters of a fine-tuned one, by
+    the seed of its data."""
     if segment.seed is not None:
         return segment.seed
     return segment.data_seed if isinstance(segment, SftSegment) else 0
@@ -193,7 +196,8 @@ def debug_config(seed: int) -> DebugConfig:
 
 
 def parallelism_config(parallel: Parallel, *, micro_batch_size: int = 1) -> ParallelismConfig:
-    """torchtitan's description of a layout. `micro_batch_size`: sequences that go through a pipeline at a time."""
+    """torchtitan's description of a layout. `micro_batch_size`: sequences that go through a pipeline at a
+    time."""
     config = ParallelismConfig(
         data_parallel_replicate_degree=parallel.dp_replicate,
         data_parallel_shard_degree=parallel.dp_shard,
