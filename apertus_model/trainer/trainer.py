@@ -31,15 +31,14 @@ from torchtitan.trainer import Trainer
 
 from apertus_model.device import set_collective_timeout
 from apertus_model.optimizers.extra_pass import WithExtraPass
-from apertus_model.trainer.anomalies import Event, Guard
-from apertus_model.trainer.checkpoint import UploadError
+from apertus_model.trainer.anomalies import Guard
+from apertus_model.trainer.checkpoint import CheckpointStorage, Source, UploadError
 from apertus_model.trainer.hang import SLOW, HangWatch
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
-from apertus_model.trainer.loader import Batch, SampleLike
-from apertus_model.trainer.metrics import Row
+from apertus_model.trainer.loader import Batch, TrainingData
+from apertus_model.trainer.metrics import Recorder, Row
 from apertus_model.trainer.objectives import ExtraPass, MicroBatch, MicroBatchLoss, Objective, with_places
 from apertus_model.trainer.pipeline_parallel import PipelineEvaluator
-from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -67,24 +66,38 @@ class NoTokenizer(BaseTokenizer):
         raise TypeError("the training engine does not tokenise")
 
 
+@dataclass(frozen=True)
+class Lifecycle:
+    """Where a run begins, where its checkpoints go, and what ends it."""
+
+    begin_step: int  # steps of the stage that are done
+    source: Source | None  # checkpoint to begin from; None: initial weights
+    storage: CheckpointStorage
+    stop_requested: Callable[[], bool]  # whether this process was asked to stop
+    scratch: str  # local folder for torchtitan's own files
+    anomalies: dict[str, Any] = field(default_factory=dict)  # `Guard.facts` of the checkpoint that is resumed
+    first_step_done: Callable[[], None] = lambda: None  # called then: from now on there is something to commit
+    watch: HangWatch | None = None  # ends the process when it hangs
+    clock: Callable[[], float] = time.monotonic  # for checkpoints by time
+
+
 class ApertusTrainer(Trainer):
-    """One segment: `Config.begin_step` to `Config.training.steps`, both counted within the stage."""
+    """One segment: `Lifecycle.begin_step` to `Config.training.steps`, both counted within the stage."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         objective: Objective
-        begin_step: int
-        stop_requested: Callable[[], bool]
-        begun: Callable[[], None] = lambda: None
-        heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
-        heldout_interval: int = 0
-        record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
+        data: TrainingData
+        recorder: Recorder
+        lifecycle: Lifecycle
         guard: Guard
-        record_anomaly: Callable[[Event], None]
-        committed: Callable[[int], Checkpoint | str]  # the checkpoint of a step of this segment
-        save_seconds: float | None = None
-        clock: Callable[[], float] = time.monotonic
-        watch: HangWatch | None = None
+        heldout_interval: int = 0  # steps from one measurement of the held-out losses to the next; 0: none
+        save_seconds: float | None = None  # from one checkpoint to the next, at most
+
+        def to_dict(self) -> dict[str, Any]:
+            """Nothing. torchtitan copies it for loggers that are not used here; the job has the segment's
+            spec."""
+            return {}
 
     config: Config
     _objective: Objective  # of the pass that runs
@@ -103,49 +116,49 @@ class ApertusTrainer(Trainer):
             UploadError: a checkpoint was not stored.
             AnomalyError: a step at which the policy says to stop.
         """
-        config = self.config
+        config, lifecycle = self.config, self.config.lifecycle
         self._alive(SLOW)
         self._control = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self.checkpointer.load()
         self.checkpointer.facts = config.guard.facts  # StoreCheckpoints
-        self.step = config.begin_step
+        self.step = lifecycle.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
         self.metrics_processor.columns = self._averaged_columns  # StepMetrics
         batches = self.batch_generator(self.dataloader)
-        saved = config.clock()
+        saved = lifecycle.clock()
         while self.step < config.training.steps:
-            overdue = config.save_seconds is not None and config.clock() - saved >= config.save_seconds
+            overdue = config.save_seconds is not None and lifecycle.clock() - saved >= config.save_seconds
             stop, overdue = self._agree(overdue)
             if stop:
                 break
             self.step += 1
             self.gc_handler.run(self.step)
             self.train_step(batches)
-            if self.step == config.begin_step + 1:
-                config.begun()
+            if self.step == lifecycle.begin_step + 1:
+                lifecycle.first_step_done()
                 timeout = timedelta(seconds=config.comm.train_timeout_seconds)
                 set_collective_timeout(timeout, self.parallel_dims)
             last = self.step == config.training.steps
             self._alive(SLOW)
             if config.heldout_interval and (last or self.step % config.heldout_interval == 0):
-                config.record_heldout(self.step, self.heldout_losses())
+                config.recorder.add_heldout(self.step, self.heldout_losses())
                 self._alive(SLOW)
             if self.checkpointer.save(self.step, last_step=last or overdue):
-                saved = config.clock()
+                saved = lifecycle.clock()
             self._alive()
         self._alive(SLOW)
         finished = self.step == config.training.steps
         if not finished:
             logger.info("stopping after step %d of %d, as requested", self.step, config.training.steps)
-            if self.step > config.begin_step:
+            if self.step > lifecycle.begin_step:
                 self.checkpointer.save(self.step, last_step=True)
         self.checkpointer.maybe_wait_for_saving()
         return finished
 
     def _alive(self, factor: float = 1.0) -> None:
-        if self.config.watch is not None:
-            self.config.watch.alive(factor)
+        if self.config.lifecycle.watch is not None:
+            self.config.lifecycle.watch.alive(factor)
 
     def _agree(self, overdue: bool) -> tuple[bool, bool]:
         """Whether any rank was asked to stop, and whether rank 0's clock wants a checkpoint; the same answers
@@ -155,7 +168,7 @@ class ApertusTrainer(Trainer):
             UploadError: a checkpoint was not stored, on whichever rank.
         """
         overdue = overdue and dist.get_rank() == 0
-        flags = torch.tensor([self.config.stop_requested(), overdue, self.checkpointer.failed], dtype=torch.int32)
+        flags = torch.tensor([self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed], dtype=torch.int32)
         if self._control is not None:
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control)
         stop, overdue, failed = flags.tolist()
@@ -180,7 +193,7 @@ class ApertusTrainer(Trainer):
         # Layers compiled under tensor parallelism do not take the inputs they are given without gradients
         # (torch 2.13).
         with torch.compiler.set_stance("force_eager" if dims.tp_enabled else "default"), self.optimizers.averaged():  # Optimizers
-            return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
+            return {name: evaluator.loss(samples) for name, samples in self.config.data.heldout.items()}
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         """Gradients of one global batch, and an optimizer step if they are what they should be.
@@ -241,7 +254,7 @@ class ApertusTrainer(Trainer):
         logger.warning("%s", event.text)
         if event.action != "skip":
             self._alive(SLOW)  # storage comes next
-        self.config.record_anomaly(event)
+        self.config.recorder.add_anomaly(event)
         if event.action == "stop":
             if self._control is not None:
                 dist.barrier(group=self._control)  # rank 0 has stored the event; the first process that ends takes the others with it
@@ -250,7 +263,7 @@ class ApertusTrainer(Trainer):
             self.checkpointer.maybe_wait_for_saving()
             if self._control is not None:
                 dist.barrier(group=self._control)  # rank 0 has committed
-            self.checkpointer.restore(self.config.committed(event.to), event.to)
+            self.checkpointer.restore(event.to)
         return False
 
     def _begin_objective(self, batches: Sequence[Batch]) -> None:
