@@ -30,7 +30,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from benchmarks.measure import spread
 from infra.store import Attempt, Store
 from infra.store.reader import FETCH_BYTES

@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 from fsspec.implementations.memory import MemoryFileSystem
 
-from apertus_model.data.shards import TokenShard
+from apertus_model.data.stream import TokenShard
 from benchmarks.synthetic import VOCAB
 from infra.store import Artifact, Attempt, Store
 from infra.store.ranges import BlockCache, StoredFile

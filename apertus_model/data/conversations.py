@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.chat.messages import Message
-from apertus_model.data.corpora import Split
 from apertus_model.data.megatron import TokenFile
+from apertus_model.data.stream import Split
 from infra.store import Artifact
 from specs.errors import StageError
 

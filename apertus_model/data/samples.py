@@ -79,7 +79,7 @@ class MixtureSamples:
         Args:
             recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
             bins: for each source of the recipe, in its order, the token file of its training split, or the list of its shards
-                (`apertus_model.data.corpora.split_shards` gives it).
+                (`apertus_model.data.stream.split_shards` gives it).
             sequence_length: labels per sample.
             seed: of the order; the recipe's by default.
             goldfish: parameters of the Goldfish loss; None masks nothing.

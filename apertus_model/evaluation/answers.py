@@ -27,7 +27,7 @@ from apertus_model.data.rows import Row, Rows, same_rows
 from apertus_model.data.stream import Sample
 from apertus_model.evaluation.paired import compare
 from apertus_model.progress import Progress
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from apertus_model.data.corpora import split_shards
 from apertus_model.data.samples import validation_samples
-from apertus_model.data.stream import Sample
+from apertus_model.data.stream import Sample, split_shards
 from apertus_model.progress import Progress
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact
 from specs.stages.evaluate import ByPosition
 

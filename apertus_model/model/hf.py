@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from apertus_model.model.xielu import BETA, EPS
+from apertus_model.model.feed_forward import BETA, EPS
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 
 __all__ = ["from_hugging_face", "hugging_face_config", "hugging_face_name", "our_name", "to_hugging_face"]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
-from apertus_model.model.xielu import INITIAL_ALPHA_N, INITIAL_ALPHA_P
+from apertus_model.model.feed_forward import INITIAL_ALPHA_N, INITIAL_ALPHA_P
 
 _BLOCK_ELEMENTS = 1 << 16
 _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from apertus_model.model.init import local_part
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from apertus_model.optimizers.gauss_newton import drawn_labels_loss
-from apertus_model.optimizers.shards import local
 
 
 class Sophia(WithExtraPass):
@@ -81,8 +81,8 @@ class Sophia(WithExtraPass):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    gradient = local(parameter.grad)
-                    hessian = local(self._state(parameter)["hessian"])
+                    gradient = local_part(parameter.grad)
+                    hessian = local_part(self._state(parameter)["hessian"])
                     hessian.mul_(group["betas"][1]).addcmul_(gradient, gradient, value=1 - group["betas"][1])
 
     @torch.no_grad()
@@ -100,10 +100,10 @@ class Sophia(WithExtraPass):
                     continue
                 state = self._state(parameter)
                 state["step"] += 1
-                momentum = local(state["exp_avg"]).lerp_(local(parameter.grad), 1 - group["betas"][0])
-                scale = (local(state["hessian"]) * group["rho"]).clamp_(min=group["eps"])
+                momentum = local_part(state["exp_avg"]).lerp_(local_part(parameter.grad), 1 - group["betas"][0])
+                scale = (local_part(state["hessian"]) * group["rho"]).clamp_(min=group["eps"])
                 update = torch.div(momentum, scale, out=scale).clamp_(-1, 1)
-                local(parameter).mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
+                local_part(parameter).mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
         return loss
 
     def _state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from apertus_model.evaluation.memorisation import memorisation
 from apertus_model.evaluation.perplexity import forgetting, loss_by_position, perplexity
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt

@@ -19,8 +19,8 @@ from apertus_model.model.hf_folder import FolderWeights, shapes
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import STEP, causes
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Attempt
 from specs.job import Job
 from specs.launch import Launch

@@ -27,13 +27,13 @@ from apertus_model.stop import StopSignal
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Commit, Saved, Source
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
+from apertus_model.trainer.evaluator import HeldOutLoss
 from apertus_model.trainer.hang import SLOW, HangWatch
-from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.process import engine_process
 from apertus_model.trainer.trainer import Lifecycle
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.lease import LeaseLost
 from infra.store.retention import prune

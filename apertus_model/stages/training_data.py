@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from apertus_model.data.corpora import split_shards
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
+from apertus_model.data.stream import split_shards
 from infra.store import Artifact, Store
 from infra.store.ranges import BlockCache
 from specs.base import canonical_json, flatten

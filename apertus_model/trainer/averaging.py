@@ -22,8 +22,8 @@ from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import STEP, causes, load_tensors
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Checkpoint
 from specs.model import ModelSpec
 

@@ -37,7 +37,7 @@ from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapp
 
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
 from apertus_model.trainer.checkpoint_reader import CheckpointError, readable, reader
-from apertus_model.trainer.upload import CheckpointWriter, Records, StagedPlan, Staging
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter, Records, StagedPlan, Staging
 from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)

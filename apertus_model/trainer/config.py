@@ -15,12 +15,11 @@ from apertus_model.trainer.anomalies import Guard
 from apertus_model.trainer.checkpoint import StoreCheckpoints
 from apertus_model.trainer.hang import HANG_SECONDS, SLOW
 from apertus_model.trainer.loader import SampleLoader, TrainingData
+from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
-from apertus_model.trainer.pipeline_parallel import OutputIsLoss
-from apertus_model.trainer.schedule import LearningRate
-from apertus_model.trainer.trainer import ApertusTrainer, Lifecycle, NoTokenizer
+from apertus_model.trainer.trainer import ApertusTrainer, Lifecycle, NoTokenizer, OutputIsLoss
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel

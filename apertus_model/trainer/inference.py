@@ -14,11 +14,10 @@ from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
-from apertus_model.model.parallelize import parallelize
-from apertus_model.model.sharding import set_sharding
+from apertus_model.model.parallelize import parallelize, set_sharding
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS, debug_config, parallelism_config
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Checkpoint
 from specs.launch import Parallel
 from specs.model import ModelSpec

@@ -7,15 +7,15 @@ are forgotten.
 """
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
-
-from apertus_model.trainer.prefetch import computed_ahead
 
 PREFETCH = 8
 """Micro-batches read ahead. In as many threads where samples come over a network: eight answers of 20 ms at a
@@ -53,6 +53,7 @@ class TrainingData(Protocol):
 
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
+T = TypeVar("T")
 
 
 def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
@@ -62,6 +63,35 @@ def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
     tensors = {name: torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in names}
     labels = tensors.pop("labels")
     return tensors, labels
+
+
+def computed_ahead(calls: Iterable[Callable[[], T]], ahead: int, threads: int = 1) -> Generator[T, None, None]:
+    """The results of `calls`, in order, while `threads` threads compute the next `ahead` ones.
+
+    One thread is the right number for calls that compute: more of them spend their time on taking turns. Calls
+    that wait for a network overlap in as many threads as there are. With `ahead` 0 the consumer's thread makes
+    every call when its result is due.
+
+    An exception of a call is raised where its result was due, with the traceback of the thread. At most `ahead`
+    results are held, and a call is submitted only when the consumer asks for a result, so that nothing is busy
+    while the consumer is. Closing the generator drops the calls that have not begun and waits for none: the
+    garbage collector may close it, in a thread that holds what the end of another thread needs.
+    """
+    if not ahead:
+        for call in calls:
+            yield call()
+        return
+    pending: deque[Future[T]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+    try:
+        for call in calls:
+            pending.append(pool.submit(call))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class SampleLoader(BaseDataLoader):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torchtitan.components.metrics import MetricsProcessor
 
 from apertus_model.trainer.anomalies import Event
-from apertus_model.trainer.heldout import HeldOutLoss
+from apertus_model.trainer.evaluator import HeldOutLoss
 
 Row = dict[str, float]
 """The metrics of a step: those that `StepMetrics.log` lists, and the columns of the objective, averaged over

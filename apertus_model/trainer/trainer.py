@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.attention.flex_attention import BlockMask
-from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.components.loss import IGNORE_INDEX, BaseLoss
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
@@ -33,12 +33,11 @@ from apertus_model.device import set_collective_timeout
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from apertus_model.trainer.anomalies import Guard
 from apertus_model.trainer.checkpoint import CheckpointStorage, Source, UploadError
+from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEvaluator
 from apertus_model.trainer.hang import SLOW, HangWatch
-from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.metrics import Recorder, Row
 from apertus_model.trainer.objectives import ExtraPass, MicroBatch, MicroBatchLoss, Objective, with_places
-from apertus_model.trainer.pipeline_parallel import PipelineEvaluator
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +63,17 @@ class NoTokenizer(BaseTokenizer):
     def get_vocab_size(self) -> int:
         """Never called."""
         raise TypeError("the training engine does not tokenise")
+
+
+class OutputIsLoss(BaseLoss):
+    """torchtitan's loss function of a pipeline: the output of the last stage is the loss."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseLoss.Config):
+        pass
+
+    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
+        self.fn = lambda loss, labels: loss
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import torch
 import apertus_model.trainer.config  # noqa: F401  # imported here so that the children need not
 from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.trainer import Lifecycle
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Store
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec

@@ -14,7 +14,7 @@ from apertus_model.stages import __main__ as process
 from apertus_model.stages import train
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from flows.execution.runner import Runner, StageFailed
 from flows.planning.plan import Plan, Step
 from infra.launchers.local import Ended, error_of

@@ -20,7 +20,7 @@ from apertus_model.chat.encoder import ChatError
 from apertus_model.generation import TransformersGenerator
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.checkpoint_reader import CheckpointError
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.hugging_face import open_model
 from infra.store.store import to_json

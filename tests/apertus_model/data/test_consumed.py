@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apertus_model.data.corpora import split_shards
 from apertus_model.data.megatron import TokenFileError, TokenFileWriter
 from apertus_model.data.samples import MixtureSamples
+from apertus_model.data.stream import split_shards
 from apertus_model.stages.training_data import OtherDataError, same_data
 from apertus_model.trainer.loader import SampleLoader
 from infra.store.ranges import LocalFile

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from apertus_model.data.conversations import ConversationShards
-from apertus_model.data.corpora import split_files, split_shards
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFile, TokenFileWriter
 from apertus_model.data.merge import Probe, probes_json
@@ -24,6 +23,7 @@ from apertus_model.data.order import MixtureOrder
 from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.preference_samples import PreferenceSamples
 from apertus_model.data.samples import MixtureSamples
+from apertus_model.data.stream import split_files, split_shards
 from infra.store import Artifact, Store
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data_formats.md").read_text(encoding="utf-8")

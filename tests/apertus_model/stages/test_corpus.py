@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.corpora import split_files
 from apertus_model.data.megatron import TokenFile
+from apertus_model.data.stream import split_files
 from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
 

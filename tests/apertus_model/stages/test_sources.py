@@ -20,8 +20,8 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer
 
-from apertus_model.data.corpora import split_files
 from apertus_model.data.megatron import TokenFile, TokenFileError, TokenFileWriter
+from apertus_model.data.stream import split_files
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 

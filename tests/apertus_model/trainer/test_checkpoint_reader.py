@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from apertus_model.trainer import checkpoint_reader
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.checkpoint_reader import reader
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Checkpoint, Store
 from infra.store.records import DamagedCheckpoint
 from tests.infra.integrity import attempt

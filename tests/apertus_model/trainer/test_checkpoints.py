@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
-from apertus_model.trainer.upload import Staging
+from apertus_model.trainer.checkpoint_writer import Staging
 from infra.store import Store
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec

@@ -22,10 +22,10 @@ from apertus_model.model.model import model_config
 from apertus_model.optimizers.registry import NOT_DECAYED
 from apertus_model.trainer.checkpoint import Source, causes
 from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import collate
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Store
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec

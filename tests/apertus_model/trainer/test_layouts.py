@@ -17,7 +17,7 @@ from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import micro_batch_size, trainer_config
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from specs.stages.sft import Lora

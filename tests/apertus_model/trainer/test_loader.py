@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from apertus_model.trainer.loader import SampleLoader
-from apertus_model.trainer.prefetch import computed_ahead
+from apertus_model.trainer.loader import SampleLoader, computed_ahead
 
 
 class Numbered(NamedTuple):

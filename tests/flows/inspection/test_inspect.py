@@ -82,9 +82,8 @@ def test_a_mixture_shows_asked_and_realised_shares_within_the_bound(built: Plan)
 
 
 def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
-    from apertus_model.data.corpora import split_shards
     from apertus_model.data.samples import MixtureSamples
-    from apertus_model.data.stream import IGNORED
+    from apertus_model.data.stream import IGNORED, split_shards
     from specs.stages.training import Goldfish
 
     found, text = _look(built, "cooldown", step=2, limit=3)

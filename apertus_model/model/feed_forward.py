@@ -1,7 +1,7 @@
-"""xIELU, the trainable activation of Apertus (arXiv 2411.13010).
+"""The feed-forward blocks: two matrices around xIELU, the trainable activation of Apertus (arXiv 2411.13010), or SwiGLU.
 
-Invariant: the effective slopes stay positive, since both trained scalars pass through softplus; beta and eps are
-constants of the function, not parameters.
+Invariant: the effective slopes of xIELU stay positive, since both trained scalars pass through softplus; beta and
+eps are constants of the function, not parameters.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchtitan.models.common import Linear
 from torchtitan.protocols.module import Module
 
 BETA = 0.5
@@ -77,3 +78,44 @@ class _XIELU(torch.autograd.Function):
         to_slope_n = (bend - below).mul_(gradient).sum(dtype=torch.float32)
         to_x = above.mul_(2 * slope_p).add_(bend.mul_(slope_n)).add_(BETA).mul_(gradient)
         return to_x, to_slope_p.to(slope_p.dtype).view(1), to_slope_n.to(slope_n.dtype).view(1)
+
+
+class ApertusFeedForward(Module):
+    """Two matrices around xIELU, without a gate: (batch, seq_len, dim) -> (batch, seq_len, dim)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        up_proj: Linear.Config
+        down_proj: Linear.Config
+        act: XIELU.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.up_proj = config.up_proj.build()
+        self.act = config.act.build()
+        self.down_proj = config.down_proj.build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the feed-forward block position by position."""
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class GatedFeedForward(Module):
+    """SwiGLU (arXiv 2002.05202): down_proj(silu(gate_proj x) * up_proj x), (batch, seq_len, dim) -> (batch,
+    seq_len, dim)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        gate_proj: Linear.Config
+        up_proj: Linear.Config
+        down_proj: Linear.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = config.gate_proj.build()
+        self.up_proj = config.up_proj.build()
+        self.down_proj = config.down_proj.build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the feed-forward block position by position."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

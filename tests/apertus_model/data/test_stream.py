@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import apertus_model.data.corpora
-from apertus_model.data.corpora import split_shards
+import apertus_model.data.stream
 from apertus_model.data.megatron import TokenFileError, TokenFileWriter
 from apertus_model.data.samples import MixtureSamples
-from apertus_model.data.shards import TokenShard
-from apertus_model.data.stream import TokenStream
+from apertus_model.data.stream import TokenShard, TokenStream, split_shards
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.ranges import BlockCache, LocalFile
 from specs.job import Job
@@ -60,7 +58,7 @@ def _open(bins: Any) -> MixtureSamples:
 @pytest.mark.parametrize("largest_copied", [0, 2**20])
 def test_samples_from_elsewhere_are_those_of_the_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest_copied: int) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(apertus_model.data.corpora, "WHOLE_SPLIT_BYTES", largest_copied)
+    monkeypatch.setattr(apertus_model.data.stream, "WHOLE_SPLIT_BYTES", largest_copied)
     corpus = _stored(tmp_path, f"memory://{tmp_path.name}")
     here = _open([tmp_path / f"train-{number:05d}" for number in range(3)])
     there = _open(split_shards(corpus, "train", BlockCache(tmp_path, block_bytes=64, capacity_bytes=256)))

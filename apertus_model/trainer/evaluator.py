@@ -1,11 +1,11 @@
-"""Passes without training, on any layout: losses on held-out sequences and their gradient, log-probabilities,
-divergence, continuations.
+"""Evaluation of a model on any layout: losses on held-out sequences and their gradient, log-probabilities,
+divergence, continuations. Weights are read, never changed.
 
 Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that
 only fill up a batch carry no labels and change no result.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from apertus_model.losses.cross_entropy import IGNORED, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.trainer.loader import SampleLike, collate
+
+PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
+"""See `ApertusTrainer.pipelined_loss`."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,40 @@ class Evaluator:
 
     def _masks_are_made_before_the_split(self) -> bool:
         return getattr(self.model, "cp_mesh", None) is None
+
+
+class PipelineEvaluator(Evaluator):
+    """Scores rows with the pipeline of a training run. What needs logits on every rank is not for pipelines:
+    the specs refuse it."""
+
+    def __init__(
+        self,
+        stage: torch.nn.Module,
+        loss: PipelineLoss,
+        parallel_dims: ParallelDims,
+        device: torch.device,
+        *,
+        batch_size: int,
+    ) -> None:
+        """`loss`: see `ApertusTrainer.pipelined_loss`; `batch_size`: rows that it takes; `stage`: a part of
+        the model, for its layout."""
+        super().__init__(stage, parallel_dims, device, batch_size=batch_size)
+        self._loss = loss
+
+    @torch.no_grad()
+    def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
+        """As `Evaluator.loss`."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for rows in self._own_rows(samples):
+            inputs, labels = collate(rows)
+            inputs, labels = {name: tensor.to(self.device) for name, tensor in inputs.items()}, labels.to(self.device)
+            total[0] += self._loss(inputs, labels, torch.ones((), device=self.device)).double()
+            (own,) = self._split(labels)
+            total[1] += (own != IGNORED).sum()
+        nats, tokens = self._over_all_ranks(total).tolist()
+        if tokens == 0:
+            raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
+        return HeldOutLoss(nats / tokens, int(tokens))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
