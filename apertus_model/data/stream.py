@@ -22,7 +22,7 @@ from infra.store import Artifact
 from infra.store.ranges import BlockCache, LocalFile, StoredFile
 from infra.store.reader import RangeFile
 
-IGNORED = -100
+IGNORE_INDEX = -100
 TokenPath = Path | str | tuple[Path, Path]
 """A token file: the common path of `.bin` and `.idx` without suffix, or the two paths."""
 Split = Literal["train", "validation"]
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
     """One sequence of L = `sequence_length` tokens; arrays are (L,)."""
 
     input: NDArray[np.int64]
-    labels: NDArray[np.int64]  # IGNORED where nothing is trained
+    labels: NDArray[np.int64]  # IGNORE_INDEX where nothing is trained
     positions: NDArray[np.int64]  # from 0 in each document
     source: int  # index in the recipe
 

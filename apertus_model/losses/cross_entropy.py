@@ -41,7 +41,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-IGNORED = -100
+IGNORE_INDEX = -100
 CHUNK_TOKENS = 1024
 
 
@@ -107,14 +107,14 @@ def log_probabilities(
 
 def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Sum of the weights of the labels that count, a float64 scalar; their number without weights."""
-    kept = labels != IGNORED
+    kept = labels != IGNORE_INDEX
     return kept.sum().double() if weights is None else torch.where(kept, weights.double(), 0.0).sum()
 
 
 def _chunks(labels_BL: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(places in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a
     time. Waits for a GPU once, to know how many there are."""
-    kept = labels_BL != IGNORED
+    kept = labels_BL != IGNORE_INDEX
     places = kept.flatten().nonzero().squeeze(1)
     labels = labels_BL.flatten()[places]
     per_row = kept.sum(1).tolist()

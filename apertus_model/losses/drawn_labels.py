@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from apertus_model.hashing import hashed
-from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORED, VocabShard
+from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX, VocabShard
 
 PLACES = 128
 
@@ -46,10 +46,10 @@ def draw_labels(
         vocab: the words that `weight_VD` has. All ranks of its group get the same labels.
     """
     states, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
-    drawn_BL = torch.full_like(labels_BL, IGNORED)
+    drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX)
     own_V = torch.arange(len(weight_VD), dtype=torch.int32, device=weight_VD.device) + vocab.begin
     noise_V = hashed(hashed(own_V, seed), seed)  # once more than places: a place and a word with equal numbers have no common hash
-    kept = (labels_BL != IGNORED).flatten().nonzero().squeeze(1)
+    kept = (labels_BL != IGNORE_INDEX).flatten().nonzero().squeeze(1)
     for at_P in kept.split(PLACES):
         logits_PV = F.linear(states[at_P], weight_VD).to(torch.promote_types(weight_VD.dtype, torch.float32))
         logits_PV += gumbel(hashed(places[at_P], seed)[:, None] ^ noise_V, logits_PV.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apertus_model.losses.cross_entropy import IGNORED
+from apertus_model.losses.cross_entropy import IGNORE_INDEX
 
 
 def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def sequence_log_probabilities(
         group: the processes that share each row, every one with its slice of it; None when a process has
             whole rows.
     """
-    sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORED)])
+    sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORE_INDEX)])
     if group is not None:
         sums = shared_sum(sums, group)
     total, lengths = sums.to(log_probabilities_BL.dtype).unbind()

@@ -1,7 +1,8 @@
-"""The feed-forward blocks: two matrices around xIELU, the trainable activation of Apertus (arXiv 2411.13010), or SwiGLU.
+"""The feed-forward blocks: two matrices around xIELU, the trainable activation of Apertus (arXiv 2411.13010),
+or SwiGLU.
 
-Invariant: the effective slopes of xIELU stay positive, since both trained scalars pass through softplus; beta and
-eps are constants of the function, not parameters.
+Invariant: the effective slopes of xIELU stay positive, since both trained scalars pass through softplus; beta
+and eps are constants of the function, not parameters.
 """
 
 import math
@@ -36,8 +37,9 @@ class XIELU(Module):
         x >  0:  a_p x^2 + beta x
         x <= 0:  a_n (expm1(x) - x) + beta x
 
-    The published form has min(x, eps) in place of x inside expm1, eps = -1e-6, which is the same up to a_n * 1e-6 between
-    eps and 0, and leaves no derivative there. Exports state eps, since transformers computes with it.
+    The published form has min(x, eps) in place of x inside expm1, eps = -1e-6, which is the same up to a_n *
+    1e-6 between eps and 0, and leaves no derivative there. Exports state eps, since transformers computes
+    with it.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -55,8 +57,9 @@ class XIELU(Module):
 
 
 class _XIELU(torch.autograd.Function):
-    """The formula with a backward pass of its own, which keeps `x` alone: the tensors that autograd would keep for it are
-    several times the size of all other activations of a layer, and moving them is what the CPU would spend its time on.
+    """The formula with a backward pass of its own, which keeps `x` alone: the tensors that autograd would
+    keep for it are several times the size of all other activations of a layer, and moving them is what the
+    CPU would spend its time on.
     """
 
     @staticmethod

@@ -52,12 +52,12 @@ def llama3_inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
 
 
 class Llama3RoPE(CosSinRoPE):
-    """Rotary embedding in the rotate-half layout, with Llama-3 frequency scaling: cosines and sines for positions 0
-    .. max_seq_len - 1, computed in float32.
+    """Rotary embedding in the rotate-half layout, with Llama-3 frequency scaling: cosines and sines for
+    positions 0 .. max_seq_len - 1, computed in float32.
 
-    torchtitan's `ComplexRoPE` scales but interleaves the two halves of a head; its `CosSinRoPE` rotates halves but
-    refuses to scale. Here query and key weights have the layout of the Hugging Face checkpoint, so that no
-    permutation exists anywhere.
+    torchtitan's `ComplexRoPE` scales but interleaves the two halves of a head; its `CosSinRoPE` rotates
+    halves but refuses to scale. Here query and key weights have the layout of the Hugging Face checkpoint, so
+    that no permutation exists anywhere.
     """
 
     @dataclass(kw_only=True, slots=True)

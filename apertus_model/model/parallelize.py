@@ -1,10 +1,12 @@
-"""Distributes a model over processes: tensor and context parallelism, activation checkpointing, compile, FSDP2.
+"""Distributes a model over processes: tensor and context parallelism, activation checkpointing, compile,
+FSDP2.
 
-Tensor parallelism is declared module by module (`set_sharding`): column-parallel into attention and feed-forward,
-row-parallel out of them; norms and the xIELU scalars are replicated. It describes all layouts: torchtitan leaves
-out the axes that a run does not have.
+Tensor parallelism is declared module by module (`set_sharding`): column-parallel into attention and
+feed-forward, row-parallel out of them; norms and the xIELU scalars are replicated. It describes all layouts:
+torchtitan leaves out the axes that a run does not have.
 
-Invariant: gradients are summed, never averaged; the loss is already divided by the global number of trained tokens.
+Invariant: gradients are summed, never averaged; the loss is already divided by the global number of trained
+tokens.
 """
 
 from dataclasses import replace
@@ -81,7 +83,8 @@ def parallelize(
     ac_config: Any,
     dump_folder: str,
 ) -> Decoder:
-    """Apply a layout to a model, or a stage of a pipeline, on the meta device, in place. Called by torchtitan, whose arguments these are.
+    """Apply a layout to a model, or a stage of a pipeline, on the meta device, in place. Called by
+    torchtitan, whose arguments these are.
 
     Raises:
         ValueError: a torchtitan backend other than `partial_dtensor`, with the reason.

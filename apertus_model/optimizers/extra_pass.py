@@ -40,7 +40,7 @@ class WithExtraPass(Optimizer):
         Args:
             hidden: (batch, local sequence, dim), the last hidden states.
             weight: (words, dim), this rank's rows of the output weight.
-            labels: (batch, local sequence) int64; IGNORED where a token counts for nothing.
+            labels: (batch, local sequence) int64; IGNORE_INDEX where a token counts for nothing.
             vocab: which words the rows stand for.
             step: counted within the stage.
             weights: of the labels, of the same shape; 1 where samples have none.

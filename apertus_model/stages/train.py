@@ -25,12 +25,12 @@ from apertus_model.progress import Progress
 from apertus_model.stages.training_data import TrainingData, open_data, same_data
 from apertus_model.stop import StopSignal
 from apertus_model.tracking import Tracker
-from apertus_model.trainer.anomalies import Event
+from apertus_model.trainer.anomalies import AnomalyState, Event, StoredEvent
 from apertus_model.trainer.checkpoint import Commit, Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.evaluator import HeldOutLoss
-from apertus_model.trainer.hang import SLOW, HangWatch
+from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.process import engine_process
 from apertus_model.trainer.trainer import Lifecycle
@@ -74,7 +74,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, segment: Segment, watch: HangWatch, world_size: int) -> None:
-    watch.alive(SLOW)
+    watch.heartbeat(SLOW_FACTOR)
     first_rank = os.environ["RANK"] == "0"
     data = open_data(attempt.store, job.inputs, segment)
     tracker = Tracker.open(job) if first_rank else Tracker({})
@@ -86,11 +86,11 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
             {**facts["data"], "samples": facts["samples"]},
             job.resume_step,
         )
-    anomalies = facts.get("anomalies", {})
+    anomalies: AnomalyState = facts.get("anomalies", {})
     recorder = SegmentRecorder(attempt, progress, segment, tracker, resumed=facts)
     if first_rank and (stops := [event for event in _stop_events(attempt) if event not in anomalies.get("events", [])]):
         recorder.rows += map(recorder.row_of_event, stops)
-        anomalies = anomalies | {"events": [*anomalies.get("events", []), *stops]}
+        anomalies = {**anomalies, "events": [*anomalies.get("events", []), *stops]}
         facts = facts | {"anomalies": anomalies}
     passes = attempt.input_checkpoint("parent").facts["passes"] if "parent" in job.inputs else {}
     checkpoints = SegmentCheckpoints(attempt, progress, segment, data, recorder, resumed=facts, passes_before=passes)
@@ -182,7 +182,7 @@ class SegmentRecorder:
             with _storage_errors_logged(f"the event of step {event.step} was not stored"):
                 self._attempt.commit_unit(f"{STOP}{event.step:08d}", data=asdict(event))
 
-    def row_of_event(self, event: dict[str, Any]) -> dict[str, Any]:
+    def row_of_event(self, event: StoredEvent) -> dict[str, Any]:
         """The row of the history that an anomaly is."""
         return {"step": event["step"], "tokens": self._segment.tokens_at(event["step"]), "anomaly": event}
 
@@ -246,10 +246,10 @@ class SegmentCheckpoints:
     def timed(self) -> AbstractContextManager[None]:
         return self._attempt.store.timed()
 
-    def prepare_commit(self, step: int, anomalies: dict[str, Any]) -> Commit:
+    def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
         segment, data = self._segment, self._data
         samples = segment.sample_at(step)
-        facts = {
+        facts: Facts = {
             "tokens": segment.tokens_at(step),
             "samples": samples,
             "data": data.identity,
@@ -328,7 +328,7 @@ class BestCheckpoints:
         return best
 
 
-def _stop_events(attempt: Attempt) -> Iterator[dict[str, Any]]:
+def _stop_events(attempt: Attempt) -> Iterator[StoredEvent]:
     """The events at which earlier attempts at this part stopped, in the order of steps."""
     with _storage_errors_logged("events at which an earlier attempt stopped are left out"):
         for name in attempt.store.names(f"{attempt.job.path}/units"):

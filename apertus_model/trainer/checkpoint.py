@@ -1,4 +1,4 @@
-"""Saving and loading of training state, with the store in charge of what is a checkpoint.
+"""Saves and loads the training state. The store decides what is a checkpoint.
 
 torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to
 what was asked for, drops the optimizer from the last checkpoint and deletes old ones in a thread. This one
@@ -11,12 +11,11 @@ a process group of its own.
 Invariants:
 - A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay,
   betas and the position in the data come from the spec and the step, never from a checkpoint.
-- A folder is committed only when every rank has written its part. One save at most is in flight: the next one
+- A folder is committed only when every rank has written its part. At most one save is in progress: the next one
   waits for it.
 - A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one
   is committed.
-- Whoever reads weights reads them through `load_tensors`, so nobody sees the base of an adapted model in
-  place of the model.
+- All readers of weights use `load_tensors`, so that none takes the base of an adapted model for the model.
 """
 
 import logging
@@ -36,43 +35,42 @@ from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
-from apertus_model.trainer.checkpoint_reader import CheckpointError, readable, reader
+from apertus_model.trainer.anomalies import AnomalyState
+from apertus_model.trainer.checkpoint_reader import CheckpointError, read_errors, reader
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter, Records, StagedPlan, Staging
 from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 STEP = "progress.step"
-UPLOAD_TIMEOUT = timedelta(days=1)  # of the collectives of a save, in which ranks wait for the slowest; training is watched elsewhere
+# Of the collectives of a save, in which ranks wait for the slowest. `HangWatch` watches training.
+UPLOAD_TIMEOUT = timedelta(days=1)
 
 
 class UploadError(RuntimeError):
-    """A checkpoint that was not stored."""
+    """A checkpoint was not stored."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to load: a checkpoint (or the local folder of one that no marker names), the step it must be of,
-    and whether to take the optimizer's state.
+    """What to load."""
 
-    `new_adapters`: adapters of the checkpoint become part of the weights, and those of the model, if it has
-    any, stay as they are; otherwise the model goes on with the adapters that are stored."""
-
-    checkpoint: Checkpoint | str
-    step: int
-    optimizer: bool
+    checkpoint: Checkpoint | str  # a committed one, or the local folder of one that no marker names
+    step: int  # that the checkpoint must be of
+    optimizer: bool  # whether to load the optimizer's state too
+    # True: adapters of the checkpoint become part of the weights, and those of the model, if any, keep their
+    # initial values. False: the model continues with the stored adapters.
     new_adapters: bool = False
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Files that all ranks have written, and what they have cost: seconds that training stood still, on rank
-    0, and seconds of writing."""
+    """The files of a checkpoint, when all ranks have written theirs."""
 
     step: int
     files: Records
-    stall_seconds: float
-    upload_seconds: float
+    stall_seconds: float  # that training stood still, on rank 0
+    upload_seconds: float  # that writing took
 
     @property
     def bytes(self) -> int:
@@ -88,8 +86,8 @@ class CheckpointStorage(Protocol):
     def writer(self, step: int) -> CheckpointWriter:
         """A writer of the files of the checkpoint of a step."""
 
-    def prepare_commit(self, step: int, anomalies: dict[str, Any]) -> Commit:
-        """Called on rank 0 when the state of a step is copied, with the facts of the anomaly guard. Notes
+    def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
+        """Called on rank 0 when the state of a step is copied, with that of the anomaly detector. Notes
         what is known then. What it returns makes the files a checkpoint, and is called from a thread when all
         ranks have written."""
 
@@ -109,7 +107,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         source: Source | None = None  # to begin from; None: initial weights
         due: Callable[[int], bool]  # whether a checkpoint of this step is due
 
-    facts: Callable[[], dict[str, Any]] = dict  # of the anomaly guard, for the next checkpoint; set by the trainer
+    anomalies: Callable[[], AnomalyState] = AnomalyState  # what a checkpoint stores of them; set by the trainer
 
     def __init__(
         self,
@@ -128,10 +126,9 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
-    def _state(self, *, step: int, optimizer: bool) -> dict[str, Any]:
-        """Every tensor under the name it is stored by; the tensors are those in use, so loading writes into
-        them."""
-        state: dict[str, Any] = dict(self._states[MODEL].state_dict())
+    def _state(self, *, step: int, optimizer: bool) -> dict[str, torch.Tensor]:
+        """Every tensor by its stored name. They are the tensors in use: loading writes into them."""
+        state: dict[str, torch.Tensor] = dict(self._states[MODEL].state_dict())
         state[STEP] = torch.tensor(step, dtype=torch.int64)
         if optimizer:
             state |= {f"{OPTIMIZER}.{name}": value for name, value in self._states[OPTIMIZER].state_dict().items()}
@@ -180,10 +177,10 @@ class StoreCheckpoints(BaseCheckpointManager):
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Begins to save where a checkpoint is due, and with `last_step`; False when there was nothing to do.
+        """Begins to save when a checkpoint is due, or with `last_step`. Returns whether it does.
 
         Raises:
-            UploadError: the save before has failed.
+            UploadError: the previous save failed.
         """
         if curr_step == self.saved_step or not (last_step or self._config.due(curr_step)):
             return False
@@ -195,7 +192,7 @@ class StoreCheckpoints(BaseCheckpointManager):
                 copies = self._staging.copy(state)
         chief = dist.get_rank() == 0
         plan = StagedPlan(state, copies, is_coordinator=chief)
-        commit = self._config.storage.prepare_commit(curr_step, self.facts()) if chief else None
+        commit = self._config.storage.prepare_commit(curr_step, self.anomalies()) if chief else None
         self.saved_step = curr_step
         self.save_future = self._thread.submit(self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin)
         return True
@@ -204,14 +201,14 @@ class StoreCheckpoints(BaseCheckpointManager):
         """In a thread of every rank: collective over `_group`."""
         begin = time.perf_counter()
         writer = self._config.storage.writer(step)
-        with causes():
+        with raise_cause():
             dcp.save(copies, storage_writer=writer, planner=plan, process_group=self._group)
         if commit is not None:
             commit(Saved(step, writer.records, stall, time.perf_counter() - begin))
 
     @property
     def failed(self) -> bool:
-        """Whether the save in flight has failed on this rank."""
+        """Whether the save in progress has failed on this rank."""
         return self.save_future is not None and self.save_future.done() and self.save_future.exception() is not None
 
     def _wait_for_saving(self) -> None:
@@ -225,8 +222,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         """Staging is over when `_save` returns."""
 
     def _close(self) -> None:
-        """Waits for the save in flight, whatever else ends the run; its failure is logged, unless it was
-        raised before."""
+        """Waits for the save in progress. Logs its failure, unless it was raised before."""
         self._thread.shutdown(wait=True)
         if self.failed:
             assert self.save_future is not None
@@ -235,15 +231,15 @@ class StoreCheckpoints(BaseCheckpointManager):
 
 
 @contextmanager
-def causes() -> Iterator[None]:
-    """What went wrong on some rank, in place of DCP's envelope, which is no `Exception`."""
+def raise_cause() -> Iterator[None]:
+    """Raises the first error of a rank instead of DCP's `CheckpointException`, which is no `Exception`."""
     try:
         yield
     except CheckpointException as error:
         raise next(cause for cause, _ in error.failures.values()) from error
 
 
-def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
+def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -> None:
     """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
     group exists.
 
@@ -270,13 +266,13 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):
             raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has {tuple(tensor.shape)}")
-    with readable(folder), causes():
+    with read_errors(folder), raise_cause():
         dcp.load(state, storage_reader=storage)
     for name in state:
         parts = [_part(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            with readable(folder), causes():
+            with read_errors(folder), raise_cause():
                 dcp.load(adapter, storage_reader=storage, no_dist=True)  # stages of a pipeline have adapters of their own
             merge_adapter(state[name], *adapter.values())
 

@@ -1,8 +1,9 @@
-"""Copying a rank's state to host memory, and writing the copy to the store while training goes on.
+"""Copies a rank's state to host memory, and writes the copy to the store while training continues.
 
 Invariants:
 - Bounded staging: one host copy of the tensors of a rank, reused from save to save, and no local disk.
-- A file is read by nobody to know its digest: it is computed while the file is written, and goes to rank 0 with what DCP gathers anyway.
+- A file is read by nobody to know its digest: it is computed while the file is written, and goes to rank 0
+  with what DCP gathers anyway.
 - Two saves of equal tensors have equal bytes: neither place nor time is written into a checkpoint.
 """
 
@@ -33,7 +34,8 @@ class Staging:
         self._copies: dict[str, torch.Tensor] = {}
 
     def copy(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of what this rank has of each tensor, valid until the next call. Returns when they are complete."""
+        """Copies of what this rank has of each tensor, valid until the next call. Returns when they are
+        complete."""
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
             own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
@@ -48,14 +50,15 @@ class Staging:
 
 
 class StagedPlan(DefaultSavePlanner):
-    """Says what is written by looking at the tensors of the model, once, and takes the content from their copies."""
+    """Says what is written by looking at the tensors of the model, once, and takes the content from their
+    copies."""
 
     def __init__(self, state: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor], *, is_coordinator: bool) -> None:
         super().__init__(flatten_state_dict=False)
         super().set_up_planner(dict(state), None, is_coordinator)
         self._plan = super().create_local_plan()
         self._copies = copies
-        self.state_dict: dict[str, Any] = {}  # the plan is all that is needed of them
+        self.state_dict: dict[str, torch.Tensor] = {}  # the plan is all that is needed of them
 
     def set_up_planner(self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False) -> None:
         """Everything is known."""
@@ -141,7 +144,7 @@ def _alignment(item: WriteItem) -> int:
 
 
 def _block(item: WriteItem) -> Block:
-    """TypeError for what is not a tensor, or of a type that a checkpoint does not have."""
+    """The block that an item writes. TypeError for an item that is no tensor, or of a type that checkpoints lack."""
     data = item.tensor_data
     if data is None or data.properties.dtype not in DTYPE_NAMES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())

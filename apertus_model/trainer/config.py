@@ -11,9 +11,9 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import refuse_unsupported, titan_model
-from apertus_model.trainer.anomalies import Guard
+from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import StoreCheckpoints
-from apertus_model.trainer.hang import HANG_SECONDS, SLOW
+from apertus_model.trainer.hang import HANG_SECONDS, SLOW_FACTOR
 from apertus_model.trainer.loader import SampleLoader, TrainingData
 from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
@@ -66,7 +66,7 @@ def trainer_config(
     if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
         raise ValueError(f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use another layout")
     # A rank that hangs is to say where, before the others give up waiting for it.
-    collective_timeout = int(2 * SLOW * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS))
+    collective_timeout = int(2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS))
     lora = segment.lora if isinstance(segment, SftSegment) else None
     model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=initial_seed(segment), lora=lora)
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
@@ -120,7 +120,7 @@ def trainer_config(
         data=data,
         recorder=recorder,
         lifecycle=lifecycle,
-        guard=Guard(segment.anomalies, segment.start_step, lifecycle.anomalies),
+        detector=AnomalyDetector(segment.anomalies, segment.start_step, lifecycle.anomalies),
         heldout_interval=segment.validation.interval if data.heldout else 0,
         save_seconds=segment.checkpoint.seconds,
     )

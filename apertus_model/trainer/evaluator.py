@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
 
-from apertus_model.losses.cross_entropy import IGNORED, log_probabilities
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.trainer.loader import SampleLike, collate
@@ -28,15 +28,15 @@ PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], t
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Loss of one source: nats per token, over `tokens` labels."""
+    """Mean loss on the held-out sequences of a source."""
 
-    nats: float
-    tokens: int
+    nats: float  # per token
+    tokens: int  # labels that it is the mean over
 
 
 @dataclass(frozen=True)
-class Filler:
-    """A row without labels, to fill up a batch. No place belongs to any sequence."""
+class PaddingRow:
+    """A row without labels and sequences, which fills up a batch."""
 
     input: np.ndarray
     labels: np.ndarray
@@ -44,10 +44,10 @@ class Filler:
     segments: np.ndarray
 
     @classmethod
-    def like(cls, sample: SampleLike) -> "Filler":
-        """A filler of the length of `sample`."""
+    def like(cls, sample: SampleLike) -> "PaddingRow":
+        """A row of the length of `sample`."""
         nowhere = np.full_like(sample.labels, -1)
-        return cls(sample.input, np.full_like(sample.labels, IGNORED), sample.positions, nowhere)
+        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions, nowhere)
 
 
 class Evaluator:
@@ -71,11 +71,11 @@ class Evaluator:
             ValueError: there is no label in them.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for rows in self._own_rows(samples):
+        for rows in self._batches_of_rank(samples):
             log_probabilities, labels, _ = self._log_probabilities(*self._tensors(rows))
             total[0] -= log_probabilities.double().sum()
-            total[1] += (labels != IGNORED).sum()
-        nats, tokens = self._over_all_ranks(total).tolist()
+            total[1] += (labels != IGNORE_INDEX).sum()
+        nats, tokens = self._sum_over_ranks(total).tolist()
         if tokens == 0:
             raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
         return HeldOutLoss(nats / tokens, int(tokens))
@@ -86,9 +86,9 @@ class Evaluator:
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # a pass without gradients leaves some weights gathered
-        labels = sum(int((sample.labels != IGNORED).sum()) for sample in samples)
+        labels = sum(int((sample.labels != IGNORE_INDEX).sum()) for sample in samples)
         self.model.zero_grad()
-        for rows in self._own_rows(samples):
+        for rows in self._batches_of_rank(samples):
             log_probabilities, _, _ = self._log_probabilities(*self._tensors(rows))
             (-log_probabilities.sum() / labels).backward()
 
@@ -104,13 +104,13 @@ class Evaluator:
         """
         total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
         borders = torch.tensor(edges, device=self.device)
-        for rows in self._own_rows(samples):
+        for rows in self._batches_of_rank(samples):
             log_probabilities, labels, positions = self._log_probabilities(*self._tensors(rows))
-            scored = labels != IGNORED
+            scored = labels != IGNORE_INDEX
             bucket = torch.bucketize(positions, borders, right=True)[scored]  # 0 lies before the first edge
             total[0].index_add_(0, bucket, -log_probabilities[scored].double())
             total[1].index_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
-        nats_by_bucket, tokens_by_bucket = self._over_all_ranks(total)[:, 1:-1].tolist()
+        nats_by_bucket, tokens_by_bucket = self._sum_over_ranks(total)[:, 1:-1].tolist()
         return [(nats, int(tokens)) for nats, tokens in zip(nats_by_bucket, tokens_by_bucket, strict=True)]
 
     @torch.no_grad()
@@ -124,14 +124,14 @@ class Evaluator:
         """
         assert (other.batch_size, other.ranks) == (self.batch_size, self.ranks), "both models run on the same rows"
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for own in self._own_rows(rows):
+        for own in self._batches_of_rank(rows):
             tensors = self._tensors(own)
             logits, labels, _ = self._forward(*tensors)
             other_logits, _, _ = other._forward(*tensors)
-            scored = labels != IGNORED
-            total[0] += kl_divergence(_whole(logits)[scored], _whole(other_logits)[scored])
+            scored = labels != IGNORE_INDEX
+            total[0] += kl_divergence(_full_tensor(logits)[scored], _full_tensor(other_logits)[scored])
             total[1] += scored.sum()
-        divergence, tokens = self._over_all_ranks(total).tolist()
+        divergence, tokens = self._sum_over_ranks(total).tolist()
         return divergence, int(tokens)
 
     @torch.no_grad()
@@ -145,12 +145,12 @@ class Evaluator:
         """
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
-        for own in self._own_rows(rows):
+        for own in self._batches_of_rank(rows):
             inputs, labels = collate(own, ("segments",))
             log_probabilities, labels, _ = self._log_probabilities(inputs["input"], inputs["positions"], labels)
             (segments,) = self._split(inputs["segments"].to(self.device))
             sums, _ = sequence_log_probabilities(log_probabilities, labels, segments, sequences, group)
-            turns.append(self._over_batch_ranks(sums))
+            turns.append(self._gather_rows(sums))
         return torch.cat(turns)[: len(rows)].cpu()
 
     @torch.no_grad()
@@ -167,11 +167,11 @@ class Evaluator:
         logits, _, _ = self._forward(padded, positions, padded)
         if self._dims.cp_enabled:
             mesh = self._dims.get_mesh("cp")
-            own = _whole(logits).contiguous()
+            own = _full_tensor(logits).contiguous()
             slices = [torch.empty_like(own) for _ in range(mesh.size())]
             dist.all_gather(slices, own, group=mesh.get_group())
             logits = torch.cat(slices, dim=1)
-        return _whole(logits)[:, length - 1].argmax(dim=-1).cpu()
+        return _full_tensor(logits)[:, length - 1].argmax(dim=-1).cpu()
 
     def continue_greedily(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
         """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on
@@ -198,25 +198,25 @@ class Evaluator:
         parts = zip(gathered, shares, strict=True)
         return torch.cat([part[: len(share)].cpu() for part, share in parts])
 
-    def _own_rows(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
+    def _batches_of_rank(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
         """The rows of this rank, batch by batch: as many batches on every rank, and every batch full."""
         turn = self.batch_size * self.ranks
         for begin in range(0, len(samples), turn):
             own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
-            yield [samples[index] if index < len(samples) else Filler.like(samples[0]) for index in own]
+            yield [samples[index] if index < len(samples) else PaddingRow.like(samples[0]) for index in own]
 
     @staticmethod
     def _tensors(rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         inputs, labels = collate(rows)
         return inputs["input"], inputs["positions"], labels
 
-    def _over_all_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+    def _sum_over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
         """`sums`, added up over the ranks that see different tokens; in place."""
         if (mesh := self._dims.get_optional_mesh("loss")) is not None:
             dist.all_reduce(sums, group=mesh.get_group())
         return sums
 
-    def _over_batch_ranks(self, own: torch.Tensor) -> torch.Tensor:
+    def _gather_rows(self, own: torch.Tensor) -> torch.Tensor:
         """The rows of all data-parallel ranks, in order."""
         if self.ranks == 1:
             return own
@@ -285,17 +285,17 @@ class PipelineEvaluator(Evaluator):
     def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
         """As `Evaluator.loss`."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for rows in self._own_rows(samples):
+        for rows in self._batches_of_rank(samples):
             inputs, labels = collate(rows)
             inputs, labels = {name: tensor.to(self.device) for name, tensor in inputs.items()}, labels.to(self.device)
             total[0] += self._loss(inputs, labels, torch.ones((), device=self.device)).double()
             (own,) = self._split(labels)
-            total[1] += (own != IGNORED).sum()
-        nats, tokens = self._over_all_ranks(total).tolist()
+            total[1] += (own != IGNORE_INDEX).sum()
+        nats, tokens = self._sum_over_ranks(total).tolist()
         if tokens == 0:
             raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
         return HeldOutLoss(nats / tokens, int(tokens))
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

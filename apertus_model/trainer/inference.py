@@ -1,7 +1,7 @@
 """A trained model without an optimizer: same engine, same layouts.
 
-Invariant: weights come from the checkpoint alone. Computation is in float32 unless asked otherwise, so that metrics do not depend on
-how the model was trained.
+Invariant: weights come from the checkpoint alone. Computation is in float32 unless asked otherwise, so that
+metrics do not depend on how the model was trained.
 """
 
 from typing import Literal
@@ -35,7 +35,8 @@ def load_evaluator(
     dtype: Literal["float32", "bfloat16"] = "float32",
     same_length: bool = False,
 ) -> Evaluator:
-    """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for another model.
+    """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for
+    another model.
 
     Args:
         spec: dimensions.

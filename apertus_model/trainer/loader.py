@@ -68,14 +68,14 @@ def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
 def computed_ahead(calls: Iterable[Callable[[], T]], ahead: int, threads: int = 1) -> Generator[T, None, None]:
     """The results of `calls`, in order, while `threads` threads compute the next `ahead` ones.
 
-    One thread is the right number for calls that compute: more of them spend their time on taking turns. Calls
-    that wait for a network overlap in as many threads as there are. With `ahead` 0 the consumer's thread makes
-    every call when its result is due.
+    One thread is the right number for calls that compute: more of them spend their time on taking turns.
+    Calls that wait for a network overlap in as many threads as there are. With `ahead` 0 the consumer's
+    thread makes every call when its result is due.
 
-    An exception of a call is raised where its result was due, with the traceback of the thread. At most `ahead`
-    results are held, and a call is submitted only when the consumer asks for a result, so that nothing is busy
-    while the consumer is. Closing the generator drops the calls that have not begun and waits for none: the
-    garbage collector may close it, in a thread that holds what the end of another thread needs.
+    An exception of a call is raised where its result was due, with the traceback of the thread. At most
+    `ahead` results are held, and a call is submitted only when the consumer asks for a result, so that
+    nothing is busy while the consumer is. Closing the generator drops the calls that have not begun and waits
+    for none: the garbage collector may close it, in a thread that holds what the end of another thread needs.
     """
     if not ahead:
         for call in calls:

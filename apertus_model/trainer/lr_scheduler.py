@@ -1,7 +1,7 @@
 """The learning rate inside torchtitan: a pure function of the step.
 
-Invariant: after `seek(s)` and after every `step()`, all parameter groups hold the rate of the step that comes next. There is
-no other state; nothing is stored in a checkpoint.
+Invariant: after `seek(s)` and after every `step()`, all parameter groups hold the rate of the step that comes
+next. There is no other state; nothing is stored in a checkpoint.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 
 
 class LearningRate(LRSchedulersContainer):
-    """Sets the rate `rate(steps done)` in every group of every optimizer, times the group's own `lr_ratio` where it has one."""
+    """Sets the rate `rate(steps done)` in every group of every optimizer, times the group's own `lr_ratio`
+    where it has one."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):

@@ -6,7 +6,7 @@ Invariant: loss and norm are those of the whole run, not of a rank; rank 0 alone
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,7 @@ class StepMetrics(MetricsProcessor):
         global_avg_loss: float,
         global_max_loss: float,
         grad_norm: float,
-        extra_metrics: dict[str, Any] | None = None,
+        extra_metrics: dict[str, float] | None = None,
     ) -> None:
         """Called by torchtitan's Trainer on every rank when a step is done."""
         now = time.perf_counter()

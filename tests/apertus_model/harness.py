@@ -196,7 +196,7 @@ class FolderStorage:
     def writer(self, step: int) -> CheckpointWriter:
         return CheckpointWriter(self._storage(str(self._folder)), f"step-{step}")
 
-    def prepare_commit(self, step: int, anomalies: dict[str, Any]) -> Callable[[Saved], None]:
+    def prepare_commit(self, step: int, anomalies: Any) -> Callable[[Saved], None]:
         def commit(saved: Saved) -> None:
             self._result.committed.append(step)
             self._result.saved[step] = saved

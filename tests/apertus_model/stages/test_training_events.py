@@ -45,7 +45,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def one_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of step 5 is NaN on every rank, the first time that a process gets there."""
-    take = ApertusTrainer._take
+    take = ApertusTrainer._accept_step
 
     def poisoned(trainer: ApertusTrainer, loss: float, grad_norm: float) -> bool:
         seen = tmp_path / f"seen-{os.environ['RANK']}"
@@ -54,7 +54,7 @@ def one_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             loss = math.nan
         return take(trainer, loss, grad_norm)
 
-    monkeypatch.setattr(ApertusTrainer, "_take", poisoned)
+    monkeypatch.setattr(ApertusTrainer, "_accept_step", poisoned)
 
 
 def events_of(artifact: Artifact, watched: Path) -> list[list[dict[str, Any]]]:
