@@ -268,7 +268,7 @@ class Filesystem:
             write()
 
     def replace(self, path: str, data: bytes) -> None:
-        """Puts a small file in the place of another one, at once. For migrations, and for what is not a commit marker."""
+        """Puts a small file in the place of another one, at once. For what is not a commit marker."""
         full = self.full(path)
         if self.is_local:
             self.call(f"writing '{path}'", lambda: local.replace(Path(full), data))

@@ -16,7 +16,7 @@ Layout, below the store's URL:
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
     <kind>/<fingerprint>/logs/<id>.txt         what an attempt printed
     <kind>/<fingerprint>/leases/...            who works at it (`infra.store.lease`)
-    damaged/<time>/...                         markers that `apertus verify --fix` or `apertus migrate` took away
+    damaged/<time>/...                         markers that `apertus verify --fix` took away
 
 Invariants: what no marker names is never read. A marker names every file with size and digests (`infra.store.records`), which were
 computed while it was written (`infra.store.writer`) and are compared when it is read (`infra.store.reader`). A committed file is never
@@ -56,8 +56,8 @@ class Store(Filesystem):
         self.piece_bytes = piece_bytes
 
     @classmethod
-    def open(cls, url: str, *, any_format: bool = False) -> Store:
-        """Connects, and checks the version of the layout. StoreError for a store of another version, unless `any_format`."""
+    def open(cls, url: str) -> Store:
+        """Connects, and checks the version of the layout. StoreError for a store of another version."""
         try:
             without_credentials(url)
         except ValueError as error:
@@ -76,31 +76,28 @@ class Store(Filesystem):
             if not root:
                 raise StoreError(f"cannot open the store '{url}': it names no bucket")
         store = cls(fs, root)
-        if not any_format:
-            store.check_format(url)
+        store.check_format(url)
         return store
 
-    def format(self) -> dict[str, Any] | None:
+    def format(self) -> Format | None:
         """The content of `format.json`; None for a new store. DamagedError when it is not what was written."""
         document = self.read_json_if_there("format.json")
-        if document is not None:
-            try:
-                checked(Format, document)
-            except ForeignError as error:
-                raise self.damaged("format.json", error) from error
-        return document
+        try:
+            return None if document is None else checked(Format, document)
+        except ForeignError as error:
+            raise self.damaged("format.json", error) from error
 
     def check_format(self, name: str) -> None:
         """StoreError for a store of another format than this program's; `name` is its URL for the message."""
-        document = self.format()
-        if document is None or document == {"format": FORMAT}:
+        stated = self.format()
+        if stated is None or stated == Format(format=FORMAT):
             return
-        found = document.get("format")
-        if found == FORMAT:
-            raise StoreError(f"the migration of the store '{name}' to format {FORMAT} was not finished: run apertus migrate --store {name}")
-        if found == 1:
-            raise StoreError(f"the store '{name}' has format 1, this program reads format {FORMAT}: run apertus migrate --store {name}")
-        raise StoreError(f"the store '{name}' has format {found}, this program reads format {FORMAT}; use a newer program, or a new store")
+        found = f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}."
+        if stated.format > FORMAT:
+            raise StoreError(f"{found} Fix: use a newer release of this program, or a new store (--store)")
+        if stated.migrating_from is not None:
+            found = f"the store '{name}' was not completely migrated to format {FORMAT}."
+        raise StoreError(f"{found} Fix: use a new store (--store), or run `apertus migrate --store {name}` of release 0.1.0")
 
     def initialise(self) -> None:
         """Writes the version marker of a new store."""
@@ -110,8 +107,7 @@ class Store(Filesystem):
     def damaged(self, path: str, error: Exception) -> DamagedError:
         if path != "format.json":
             return super().damaged(path, error)
-        fix = f'replace it by a file that holds {{"format": {FORMAT}}}; if a program of an older format wrote '
-        fix += 'this store, by one that holds {"format": 1}, and run apertus migrate'
+        fix = f'replace it with a file that contains {{"format": {FORMAT}}}'
         return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}")
 
     def read_json(self, path: str) -> Any:

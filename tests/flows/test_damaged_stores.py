@@ -164,7 +164,7 @@ def test_what_is_advised_for_a_damaged_version_mends_the_store(sound: Path, tmp_
         assert result.exit_code == 2, command
         assert "format.json" in result.output
     if how != "device":
-        assert 'replace it by a file that holds {"format": 2}' in result.output.replace("\n", "")
+        assert 'replace it with a file that contains {"format": 2}' in result.output.replace("\n", "")
     shutil.rmtree(file) if how == "folder" else file.unlink()
     file.write_text('{"format": 2}')
     assert run(sound, tmp_path, "verify --all").exit_code == 0

@@ -82,10 +82,24 @@ def test_a_link_out_of_the_store_is_not_followed(tmp_path: Path) -> None:
         store.read_bytes("link/secret")
 
 
-def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
-    Store.open(str(tmp_path)).write_once("format.json", b'{"format": 99}')
-    with pytest.raises(StoreError, match="has format 99, this program reads format 2"):
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ('{"format": 0}', "has format 0, this program reads format 2. Fix: {migrate}"),
+        ('{"format": 1}', "has format 1, this program reads format 2. Fix: {migrate}"),
+        ('{"format": 2, "migrating_from": 1}', "was not completely migrated to format 2. Fix: {migrate}"),
+        ('{"format": 3}', "has format 3, this program reads format 2. Fix: {upgrade}"),
+        ('{"format": 99}', "has format 99, this program reads format 2. Fix: {upgrade}"),
+    ],
+)
+def test_a_store_of_another_format_is_refused_with_its_name_and_what_to_do(tmp_path: Path, document: str, message: str) -> None:
+    (tmp_path / "format.json").write_text(document)
+    with pytest.raises(StoreError) as refused:
         Store.open(str(tmp_path))
+    migrate = f"use a new store (--store), or run `apertus migrate --store {tmp_path}` of release 0.1.0"
+    upgrade = "use a newer release of this program, or a new store (--store)"
+    assert str(refused.value) == f"the store '{tmp_path}' {message.format(migrate=migrate, upgrade=upgrade)}"
+    assert os.listdir(tmp_path) == ["format.json"] and (tmp_path / "format.json").read_text() == document
 
 
 def test_an_artifact_is_visible_when_its_manifest_is_there_and_not_before(store: Store, tmp_path: Path) -> None:
