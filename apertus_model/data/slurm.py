@@ -15,16 +15,13 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import shlex
 import shutil
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +31,7 @@ from apertus_model.data.array_task import ALIVE, SPECIFICATION, ArrayTasks, resu
 from apertus_model.progress import TaskProgress
 from apertus_model.stop import StopSignal
 from infra import slurm
+from infra.liveness import LOST_SECONDS, beats_in_file
 from infra.slurm import ENDED, SlurmError
 from specs.errors import StageError
 from specs.launch import SlurmTask
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 5.0
 VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
-LOST_SECONDS = 600.0  # without a sign of life of the stage, until its tasks leave
 ARRAY_SIZE = 1000  # tasks of one job; Slurm's own limit is 1001 unless it is configured
 LOG_LINES = 20
 
@@ -83,7 +80,7 @@ def run_array(
     waited_for = dict(enumerate(ranks))
     ended: dict[int, float] = {}
     failure: StageError | SlurmError | None = None
-    with _signs_of_life(work.folder / ALIVE), stop.cooperating():
+    with beats_in_file(work.folder / ALIVE), stop.cooperating():
         try:
             array.submit(task, cluster)
             while waited_for:
@@ -187,24 +184,3 @@ def _result(folder: Path, rank: int) -> ArrayResult | None:
     files = {name: folder / record["path"] for name, record in result["files"].items()}
     seen = all(path.exists() and path.stat().st_size == result["files"][name]["size"] for name, path in files.items())
     return ArrayResult(files, result["counts"]) if seen else None
-
-
-@contextlib.contextmanager
-def _signs_of_life(file: Path) -> Iterator[None]:
-    """Rewrites a file again and again, in a thread: a long commit is life too."""
-    over = threading.Event()
-
-    def write() -> None:
-        for count in itertools.count():
-            with contextlib.suppress(OSError):
-                file.write_text(str(count))
-            if over.wait(POLL_SECONDS):
-                return
-
-    thread = threading.Thread(target=write, name="signs-of-life", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

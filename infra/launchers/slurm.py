@@ -13,9 +13,6 @@ Invariant: no job outlives its launcher for long: it is cancelled when `run` is 
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
 import os
 import shlex
 import sys
@@ -39,6 +36,7 @@ from infra.launchers.local import (
     stacks_of,
     stage_environment,
 )
+from infra.liveness import beats_in_file
 from specs.job import Job
 from specs.launch import Launch
 from specs.profile import Profile
@@ -162,7 +160,6 @@ class SlurmJob(ClusterJob):
         helpers = [
             threading.Thread(target=read, daemon=True),
             threading.Thread(target=follow, args=(Path(self.job.progress), on_progress, over), daemon=True),
-            threading.Thread(target=self._live, args=(over,), daemon=True),
         ]
         with self._lock:
             if self._stopped:
@@ -172,7 +169,8 @@ class SlurmJob(ClusterJob):
         for helper in helpers:
             helper.start()
         try:
-            state = self._wait()
+            with beats_in_file(self.scratch / "alive"):
+                state = self._wait()
             if stacks := stacks_of(self.scratch):
                 with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:  # which is followed
                     log.write("\n".join([*stacks, ""]))
@@ -262,10 +260,3 @@ class SlurmJob(ClusterJob):
             f"Slurm job {self._number}: {why}" if why and not self._stopped else "",
             tuple(sorted(dead)),
         )
-
-    def _live(self, over: threading.Event) -> None:
-        for count in itertools.count():
-            with contextlib.suppress(OSError):
-                (self.scratch / "alive").write_text(json.dumps(count))
-            if over.wait(POLL_SECONDS):
-                return

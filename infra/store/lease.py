@@ -25,15 +25,15 @@ import re
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra import liveness
+from infra.liveness import Beats, Silence
 from infra.store.store import Store, StoreError, to_json
 from specs.foreign import ForeignError, parse_json
 
@@ -85,10 +85,17 @@ class Holder(BaseModel):
     @classmethod
     def here(cls, attempt: str, seconds: float) -> Holder:
         """This process."""
-        boot, namespace = _machine()
-        pid, now = os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
-        host = re.sub(r"[^\w.:-]", "-", socket.gethostname())
-        return cls(attempt=attempt, host=host, boot=boot, namespace=namespace, pid=pid, started=_started(pid), seconds=seconds, since=now)
+        boot, namespace = liveness.machine()
+        return cls(
+            attempt=attempt,
+            host=re.sub(r"[^\w.:-]", "-", socket.gethostname()),
+            boot=boot,
+            namespace=namespace,
+            pid=os.getpid(),
+            started=liveness.started(os.getpid()),
+            seconds=seconds,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} on {self.host} (process {self.pid}) since {self.since}"
@@ -96,20 +103,12 @@ class Holder(BaseModel):
     @property
     def on_this_machine(self) -> bool:
         """Whether its process can be looked up from here."""
-        return bool(self.boot) and (self.boot, self.namespace) == _machine()
+        return bool(self.boot) and (self.boot, self.namespace) == liveness.machine()
 
     @property
     def gone(self) -> bool:
         """Whether it ran on this machine, and its process is no more. Of another machine nothing is known."""
-        if not self.on_this_machine:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # another user's, which may be hidden from this one
-            return False
-        return _started(self.pid) != self.started
+        return self.on_this_machine and not liveness.is_running(self.pid, self.started)
 
 
 @dataclass(frozen=True)
@@ -130,8 +129,7 @@ class Leases:
         self.store = store
         self.path = path
         self.timing = timing or Timing()
-        self._last: tuple[int, str, bytes] | None = None
-        self._looked = self._still = 0.0
+        self._silence = Silence(2 * self.timing.look, self.timing.clock)
 
     def look(self) -> Seen:
         """The state now. StoreError for a claim that is none."""
@@ -144,25 +142,17 @@ class Leases:
             if holder is not None:  # else cleaned up since the listing, by the next holder
                 break
         name = _beat_file(generation, holder.attempt)
-        beat = (_read(self.store, f"{_folder(self.path)}/{name}") if name in names else None) or b""
-        expired = self._stood_still(generation, holder, beat)
+        beat = (self.store.read_if_there(f"{_folder(self.path)}/{name}") if name in names else None) or b""
+        expired = self._silence.after((generation, holder.attempt, beat)) > holder.seconds
         state = _parsed(beat)
         if state.get("released"):
             return Seen(generation, holder, True)
         if expired:
             return Seen(generation, holder, True, f"no sign of life for {holder.seconds:g} s")
         if holder.gone:
-            ending = _reads_pipe(state.get("pipe"))
+            ending = isinstance(pipe := state.get("pipe"), int) and liveness.reads_pipe(pipe)
             return Seen(generation, holder, not ending, "its stage is still ending" if ending else "its process is gone")
         return Seen(generation, holder, False)
-
-    def _stood_still(self, generation: int, holder: Holder, beat: bytes) -> bool:
-        """Time passes between successful looks only, and two apart by more than a pause count as one: an observer that slept, or whose
-        storage was away, does not take its own absence for the holder's."""
-        now, seen = self.timing.clock(), (generation, holder.attempt, beat)
-        self._still = self._still + min(now - self._looked, 2 * self.timing.look) if seen == self._last else 0.0
-        self._last, self._looked = seen, now
-        return self._still > holder.seconds
 
     def claim(self, attempt: str, seen: Seen) -> Lease | None:
         """Takes the lease that a look found free; None when another attempt was quicker."""
@@ -198,19 +188,15 @@ class Lease:
         self._pipe: int | None = None
         self._count = 0
         self._on_lost: Callable[[str], None] = lambda reason: None
-        self._over = False
-        self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{holder.attempt}", daemon=True)
+        self._beats = Beats(self._try_beat, timing.seconds / BEATS, f"lease-{holder.attempt}")
 
     def __enter__(self) -> Lease:
-        self._thread.start()
+        self._beats.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
-        self._wake.set()
-        self._thread.join()
+        self._beats.__exit__()
         self.release()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -225,7 +211,7 @@ class Lease:
         """From now on the beat names the pipe (its inode) that the stage's processes have as standard input. Whoever takes over on this
         machine gives them the time to end."""
         self._pipe = pipe
-        self._wake.set()
+        self._beats.now()
 
     def check(self) -> None:
         """LeaseLost when the lease is another attempt's."""
@@ -254,20 +240,17 @@ class Lease:
     def _write(self, *, released: bool) -> None:
         self._count += 1
         document = {"count": self._count, "released": released, "pipe": self._pipe}
-        _overwrite(self.store, f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(document))
+        self.store.overwrite(f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(document))
 
-    def _keep(self) -> None:
-        while True:
-            self._wake.wait(self.timing.seconds / BEATS)
-            self._wake.clear()
-            if self._over:
-                return
-            try:
-                self.beat()
-            except LeaseLost:
-                return
-            except Exception as error:  # storage; the next beat may reach it
-                logger.warning("no beat for the lease of %s: %s", self.path, error)
+    def _try_beat(self) -> None:
+        if self.lost:
+            return
+        try:
+            self.beat()
+        except LeaseLost:
+            pass  # `check` has told whoever asked
+        except Exception as error:  # storage; the next beat may reach it
+            logger.warning("no beat for the lease of %s: %s", self.path, error)
 
 
 def require(store: Store, path: str, generation: int, attempt: str) -> None:
@@ -319,7 +302,7 @@ def _newest(names: Iterable[str]) -> int:
 def _holder(store: Store, path: str, generation: int) -> Holder | None:
     """The holder that a claim states; None when there is no such claim."""
     file = _claim_file(path, generation)
-    data = _read(store, file)
+    data = store.read_if_there(file)
     try:
         return None if data is None else Holder.model_validate_json(data)
     except ValidationError as error:
@@ -329,67 +312,9 @@ def _holder(store: Store, path: str, generation: int) -> Holder | None:
         ) from None
 
 
-def _read(store: Store, path: str) -> bytes | None:
-    try:
-        return store.read_bytes(path)
-    except StoreError:
-        if store.exists(path):
-            raise
-        return None
-
-
 def _parsed(beat: bytes) -> dict[str, Any]:
     try:
         document = parse_json(beat)
     except ForeignError:
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _overwrite(store: Store, path: str, data: bytes) -> None:
-    """Rewrites a file as a whole."""
-    full = store.full(path)
-    with store.timed():
-        if not store.is_local:
-            store.fs.pipe_file(full, data)
-            return
-        temporary = Path(full).parent / f".tmp-{uuid.uuid4().hex}"
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(data)
-            os.replace(temporary, full)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-# Processes of this machine; where there is no /proc, nothing is known of them, and leases end by time alone
-
-
-def _machine() -> tuple[str, str]:
-    """What is equal for two processes that see each other's process ids: the boot of the machine, and the namespace of ids."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "", ""
-
-
-def _started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot: ids are used again. None when it is gone, or only waits to be reaped."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if words[0] in "ZX" else int(words[19])
-
-
-def _reads_pipe(inode: Any) -> bool:
-    """Whether a process has this pipe as its standard input."""
-    if not isinstance(inode, int):
-        return False
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and os.readlink(folder / "fd" / "0") == f"pipe:[{inode}]":
-                return True
-        except OSError:
-            continue
-    return False

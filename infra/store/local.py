@@ -1,7 +1,7 @@
 """Small files on local disk, written atomically and durably.
 
 Invariants:
-- A name appears with its whole content, which is on disk by then, or not at all.
+- A name appears with its whole content, which is on disk by then unless `durable` is false, or not at all.
 - `write_once` never replaces a file: a hard link of a synced temporary file fails where the name exists. On a
   filesystem without hard links claim files make one writer at a time look and rename. They are numbered, each
   is created once (O_EXCL), and none is removed before the name is there; one that another writer has found
@@ -45,11 +45,12 @@ def write_once(path: Path, data: bytes) -> bool:
     return True
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Puts `data` in the place of what was there."""
-    with _temporary(path, data) as temporary:
+    with _temporary(path, data, durable=durable) as temporary:
         os.replace(temporary, path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync(number: int, path: Path) -> None:
@@ -73,14 +74,15 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+def _temporary(path: Path, data: bytes, *, durable: bool = True) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
     try:
         with open(temporary, "wb") as target:
             target.write(data)
             target.flush()
-            sync(target.fileno(), temporary)
+            if durable:
+                sync(target.fileno(), temporary)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)

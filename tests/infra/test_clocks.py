@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are those of another machine."""
-    monkeypatch.setattr("infra.store.lease._machine", lambda: ("", ""))
+    monkeypatch.setattr("infra.liveness.machine", lambda: ("", ""))
 
 
 @pytest.fixture

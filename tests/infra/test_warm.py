@@ -18,6 +18,7 @@ import pytest
 from infra.launchers import warm
 from infra.launchers.local import ROOT
 from infra.launchers.warm import ForkedStage, ServerLost, StageServer
+from infra.liveness import STOP_SIGNALS
 
 pytestmark = pytest.mark.skipif(any(Path(device).exists() for device in warm.GPU_DEVICES), reason="there is a GPU, so nothing is forked")
 Fork = Callable[..., ForkedStage]
@@ -144,7 +145,7 @@ time.sleep(600)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", warm.STOP_SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_that_tells_a_run_to_end_ends_stages_and_not_their_server(server: StageServer, fork: Fork, number: signal.Signals) -> None:
     os.kill(server.process.pid, number)  # it may still be starting
     stage = fork(WAITS)

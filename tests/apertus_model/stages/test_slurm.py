@@ -17,6 +17,7 @@ import pytest
 from apertus_model.data import slurm
 from apertus_model.data.slurm import Stopped
 from apertus_model.stop import StopSignal
+from infra import liveness
 from infra.slurm import SlurmError, SlurmMissing
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
@@ -235,9 +236,9 @@ _leave_with_stage(Path(sys.argv[1]), 1.0)
 
 
 def test_a_task_leaves_when_its_stage_gives_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.1)
     alive = tmp_path / "alive"
-    with slurm._signs_of_life(alive):
+    with liveness.beats_in_file(alive):
         task = subprocess.Popen([sys.executable, "-c", WATCHED, str(alive)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         with pytest.raises(subprocess.TimeoutExpired):
             task.wait(3.0)
