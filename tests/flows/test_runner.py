@@ -14,7 +14,7 @@ from flows import pipeline
 from flows.plan import Plan, Step
 from flows.runner import Interrupted, Runner, StageFailed
 from infra.launchers.local import Ended, Process
-from infra.launchers.slurm import SlurmJob
+from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
 from infra.store.retention import referred_steps
@@ -119,7 +119,7 @@ def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
     first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
 
     class Stage(SlurmJob):
-        def _wait(self) -> str:
+        def _wait(self, number: str) -> str:
             finish(plan, first)
             return "COMPLETED"
 

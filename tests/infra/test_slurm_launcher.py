@@ -15,10 +15,9 @@ from pydantic import ValidationError
 
 from infra import slurm
 from infra.launchers import Ended, launch_job
-from infra.launchers import slurm as launcher
 from infra.launchers.cluster import nodes_of
 from infra.launchers.local import TAIL_LINES
-from infra.launchers.slurm import SlurmJob
+from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError, SlurmMissing
 from specs.errors import StageError
 from specs.job import Job
@@ -147,7 +146,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     """NOT Slurm: a job that has run already, whose states squeue tells one after another."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    told = f"head -n 1 {folder}/states; [ $(wc -l < {folder}/states) = 1 ] || sed -i 1d {folder}/states"
+    told = rf"sed 's/^/7 N\/A /;1q' {folder}/states; [ $(wc -l < {folder}/states) = 1 ] || sed -i 1d {folder}/states"
     squeue = f'case "$*" in *%N*) echo "nid[001-002]" ;; *) {told} ;; esac'
     for name, line in {"sbatch": "echo 7", "scancel": "true", "squeue": squeue, "sinfo": "echo nid001 idle; echo nid002 down"}.items():
         (folder / name).write_text(f"#!/bin/sh\n{line}\n")
@@ -253,8 +252,8 @@ class Script(SlurmJob):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.3)
-    monkeypatch.setattr(launcher, "VISIBLE_SECONDS", 3.0)
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.3)
+    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 3.0)
 
 
 COOPERATES = """

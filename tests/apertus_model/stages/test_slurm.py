@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from apertus_model.data import slurm
-from apertus_model.data.slurm import Stopped
+from apertus_model.data import job_array
+from apertus_model.data.job_array import Stopped
 from apertus_model.stop import StopSignal
-from infra import liveness
+from infra import liveness, slurm
 from infra.slurm import SlurmError, SlurmMissing
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
@@ -119,7 +119,7 @@ class RecordsUnits(Attempt):
 def test_array_tasks_write_the_bytes_of_a_local_run(
     bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "ARRAY_SIZE", 1000 if jobs == 1 else 1)
+    monkeypatch.setattr(job_array, "ARRAY_SIZE", 1000 if jobs == 1 else 1)
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
     array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
     assert _bytes(array) == _bytes(here)

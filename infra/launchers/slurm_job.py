@@ -42,8 +42,6 @@ from specs.launch import Launch
 from specs.profile import Profile
 from specs.redaction import redacted
 
-POLL_SECONDS = 5.0
-VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
 ENDED_BY_CLUSTER = {
     "TIMEOUT": "its time limit was over",
     "DEADLINE": "its deadline was over",
@@ -81,7 +79,7 @@ class SlurmJob(ClusterJob):
         announced = profile.slurm.stop_before_end if profile.slurm.time_limit is not None else None
         super().__init__(job, launch, profile, distributed=distributed, announced=announced)
         self.exclude = list(exclude)
-        self._number: str | None = None
+        self._jobs = slurm.Jobs()
 
     def script(self) -> str:
         """The batch script."""
@@ -120,22 +118,14 @@ class SlurmJob(ClusterJob):
 
     def options(self) -> slurm.Options:
         """Of sbatch."""
-        settings = self.profile.slurm
+        settings, name = self.profile.slurm, f"apertus-{self.job.pipeline}-{self.job.node}"
         return {
-            **settings.arguments,
-            "job-name": f"apertus-{self.job.pipeline}-{self.job.node}",
+            **slurm.options(settings, name, self.scratch / "log.txt", settings.cpus_per_task, settings.memory, settings.time_limit),
             "nodes": self.nodes,
             "ntasks-per-node": 1,
-            "cpus-per-task": settings.cpus_per_task,
-            "mem": settings.memory,
-            "partition": settings.partition,
-            "time": slurm.minutes(settings.time_limit),
             "signal": None if settings.time_limit is None else f"B:USR1@{int(settings.stop_before_end.seconds)}",
             "exclude": ",".join(self.exclude) or None,
-            "output": str(self.scratch / "log.txt"),
-            "open-mode": "append",
             "chdir": str(self.scratch),
-            "export": "ALL",
             "no-requeue": True,
         }
 
@@ -153,7 +143,7 @@ class SlurmJob(ClusterJob):
         over = threading.Event()
 
         def read() -> None:
-            for line in lines_of(self.scratch / "log.txt", over, POLL_SECONDS / 5):
+            for line in lines_of(self.scratch / "log.txt", over, slurm.POLL_SECONDS / 5):
                 tail.append(line := redacted(line))
                 on_line(line)
 
@@ -164,24 +154,24 @@ class SlurmJob(ClusterJob):
         with self._lock:
             if self._stopped:
                 return Ended(-15, self._stopped, (), None)
-            self._number = self._submit(on_line)
-        on_line(f"submitted as Slurm job {self._number}: {self.nodes} nodes, {self.per_node} processes on each")
+            number = self._submit(on_line)
+        on_line(f"submitted as Slurm job {number}: {self.nodes} nodes, {self.per_node} processes on each")
         for helper in helpers:
             helper.start()
         try:
             with beats_in_file(self.scratch / "alive"):
-                state = self._wait()
+                state = self._wait(number)
             if stacks := stacks_of(self.scratch):
                 with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:  # which is followed
                     log.write("\n".join([*stacks, ""]))
                 self._stopped = self._stopped or HUNG
         finally:
-            slurm.cancel([self._number])
+            self._jobs.cancel()
             over.set()
             for helper in helpers:
                 helper.join()
             self._redact()
-        return self._ended(state, tuple(tail))
+        return self._ended(number, state, tuple(tail))
 
     def _redact(self) -> None:
         """Takes secrets out of what Slurm itself wrote: the log is stored next."""
@@ -195,38 +185,38 @@ class SlurmJob(ClusterJob):
         """The number of the job. Where nothing is left without the nodes that failed before, they are asked for again."""
         script = self.scratch / "job.sh"
         try:
-            return slurm.submit(script, self.options())
+            return self._jobs.submit(script, self.options())
         except slurm.SlurmError as error:
             if not self.exclude:
                 raise
             on_line(f"without {', '.join(self.exclude)}: {error}; trying with them")
-            return slurm.submit(script, {**self.options(), "exclude": None})
+            return self._jobs.submit(script, {**self.options(), "exclude": None})
 
     def _tell(self, reason: str) -> None:
         (self.scratch / "stop").write_text(reason)
 
-    def _wait(self) -> str:
+    def _wait(self, number: str) -> str:
         """Blocks until the job has ended; its last state. One that was told to stop is cancelled if it has not begun, or takes too long.
 
         A step that failed may have failed with its node, which Slurm says a little later: its last state is waited for."""
-        assert self._number is not None
-        seen: float | None = None  # since when there is an exit code or a last state
         while True:
-            state, code = slurm.state(self._number), self._code()
-            ended = state in slurm.ENDED or state == "gone"
+            states, code = self._jobs.states(), self._code()
+            state = None if states is None else states.get(number, "gone")
+            ended = state in slurm.ENDED
             if code == 0 and not ended:
                 return "COMPLETED"
-            if code is not None or ended:
-                seen = seen or time.monotonic()
+            over = True if code is not None else None if state is None else ended
+            for_long = self._jobs.over_for_long(number, over)
+            if over:
                 known = ended if code is not None else state in ENDED_BY_CLUSTER
-                if known or self._stopped or time.monotonic() - seen > VISIBLE_SECONDS:
+                if known or self._stopped or for_long:
                     return str(state)
             else:
                 if self._stopped and (state == "PENDING" or self._overdue):
-                    slurm.cancel([self._number])
+                    self._jobs.cancel()
                 if state in ("PENDING", "RUNNING"):
                     self._keep_to_limit(waits=state == "PENDING")
-            time.sleep(POLL_SECONDS)
+            time.sleep(slurm.POLL_SECONDS)
 
     def _code(self) -> int | None:
         """The exit code that the job left; 1 for one that is none."""
@@ -237,8 +227,7 @@ class SlurmJob(ClusterJob):
         except ValueError:
             return 1
 
-    def _ended(self, state: str, tail: tuple[str, ...]) -> Ended:
-        assert self._number is not None
+    def _ended(self, number: str, state: str, tail: tuple[str, ...]) -> Ended:
         code, error = self._code(), error_of(self.scratch)
         with open(self.scratch / "log.txt", "a+", encoding="utf-8", errors="replace") as log:
             log.seek(0)
@@ -251,12 +240,12 @@ class SlurmJob(ClusterJob):
         if not why and error is not None and error.get("interrupted"):  # by the clock: `launch.stop_before_end`
             why = error["message"]
         if dead or state in ("NODE_FAIL", "BOOT_FAIL"):
-            dead |= slurm.unused_nodes(self._number)
+            dead |= slurm.unused_nodes(number)
         return Ended(
             1 if code is None else code,
             self._stopped,
-            (*tail, *([f"Slurm job {self._number}: {state}"] if code is None else [])),
+            (*tail, *([f"Slurm job {number}: {state}"] if code is None else [])),
             error,
-            f"Slurm job {self._number}: {why}" if why and not self._stopped else "",
+            f"Slurm job {number}: {why}" if why and not self._stopped else "",
             tuple(sorted(dead)),
         )

@@ -19,7 +19,6 @@ import json
 import shlex
 import shutil
 import sys
-import time
 from collections import deque
 from collections.abc import Generator
 from pathlib import Path
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from apertus_model.data.conversation_tasks import ConversationTasks
     from apertus_model.data.tokenise import CorpusTasks
 
-POLL_SECONDS = 5.0
-VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
 ARRAY_SIZE = 1000  # tasks of one job; Slurm's own limit is 1001 unless it is configured
 LOG_LINES = 20
 
@@ -77,51 +74,50 @@ def run_array(
         return
     array = _Array(work.folder, ranks)
     array.write(work, task.cpus)
-    waited_for = dict(enumerate(ranks))
-    ended: dict[int, float] = {}
     failure: StageError | SlurmError | None = None
     with beats_in_file(work.folder / ALIVE), stop.cooperating():
         try:
             array.submit(task, cluster)
-            while waited_for:
-                states = array.states()  # asked before the folder is looked at: what has ended by now had its chance to be seen
-                for element, rank in list(waited_for.items()):
+            while array.waiting:
+                states = array.jobs.states()  # asked before the folder is looked at: what has ended by now had its chance to be seen
+                for name, rank in list(array.waiting.items()):
                     if stop.requested:
-                        raise Stopped(f"stopped ({stop.reason}): the Slurm jobs {', '.join(array.jobs)} were cancelled")
+                        raise Stopped(f"stopped ({stop.reason}): the Slurm jobs {', '.join(array.jobs.numbers)} were cancelled")
                     try:
                         result = _result(work.folder, rank)
                     except (StageError, SlurmError) as error:
                         failure = failure or error
                         continue
                     if result is not None:
-                        del waited_for[element]
+                        del array.waiting[name]
                         yield rank, result
-                    elif states is None or (state := states.get(element, "gone")) not in {*ENDED, "gone"}:
-                        ended.pop(element, None)
-                    elif time.monotonic() - ended.setdefault(element, time.monotonic()) >= VISIBLE_SECONDS:
-                        failure = failure or SlurmError(array.story(element, state))
+                    elif states is not None:
+                        state = states.get(name, "gone")
+                        if array.jobs.over_for_long(name, state in ENDED):
+                            failure = failure or SlurmError(array.story(name, rank, state))
                 if failure is not None:  # behind the others: what is finished is kept
                     raise failure
-                if not waited_for:
+                if not array.waiting:
                     break
                 if states is not None:
-                    alive = [state for element, state in states.items() if element in waited_for and state not in ENDED]
+                    alive = [state for name, state in states.items() if name in array.waiting and state not in ENDED]
                     progress.waiting(running=alive.count("RUNNING"), queued=len(alive) - alive.count("RUNNING"))
-                stop.wait(POLL_SECONDS)
+                stop.wait(slurm.POLL_SECONDS)
         finally:
-            if waited_for:
+            if array.waiting:
                 array.cancel()
     if stop.requested:
         raise Stopped(f"stopped ({stop.reason}); all tasks are committed")
 
 
 class _Array:
-    """Elements 0, 1, ... of an array stand for the ranks of the tasks, `ARRAY_SIZE` of them in each job."""
+    """Jobs of `ARRAY_SIZE` elements each. `waiting`: ranks of tasks without a result, by element (`7_0`)."""
 
     def __init__(self, folder: Path, ranks: list[int]) -> None:
         self.folder = folder
         self.ranks = ranks
-        self.jobs: list[str] = []
+        self.jobs = slurm.Jobs()
+        self.waiting: dict[str, int] = {}
 
     def write(self, work: CorpusTasks | ConversationTasks, cpus: int) -> None:
         """What the nodes read."""
@@ -134,31 +130,19 @@ class _Array:
 
     def submit(self, task: SlurmTask, cluster: SlurmProfile) -> None:
         for first in range(0, len(self.ranks), ARRAY_SIZE):
-            elements = min(ARRAY_SIZE, len(self.ranks) - first)
+            ranks = self.ranks[first : first + ARRAY_SIZE]
             script = self.folder / f"array-{first}.sh"
             program = [sys.executable, "-m", "apertus_model.data.array_task", str(self.folder / SPECIFICATION), str(first)]
             script.write_text(f"#!/bin/sh\nexec {' '.join(map(shlex.quote, program))}\n")
-            options: slurm.Options = {
-                **cluster.arguments,
-                **{"job-name": "apertus-tasks", "array": f"0-{elements - 1}", "output": str(self.folder / "logs" / "%A_%a.txt")},
-                **{"open-mode": "append", "export": "ALL", "ntasks": 1, "cpus-per-task": task.cpus, "mem": task.memory},
-                **{"partition": cluster.partition, "time": slurm.minutes(task.time_limit)},
-            }
-            self.jobs.append(slurm.submit(script, options))
+            logs = self.folder / "logs" / "%A_%a.txt"
+            options = slurm.options(cluster, "apertus-tasks", logs, task.cpus, task.memory, task.time_limit)
+            job = self.jobs.submit(script, {**options, "array": f"0-{len(ranks) - 1}", "ntasks": 1})
+            self.waiting.update({f"{job}_{element}": rank for element, rank in enumerate(ranks)})
 
-    def states(self) -> dict[int, str] | None:
-        """Slurm's state of each element that it still knows; None when it does not answer."""
-        answer = slurm.command("squeue", f"--jobs={','.join(self.jobs)}", "--states=all", "--array", "--noheader", "--format=%F %K %T")
-        if answer.returncode and "Invalid job id" not in answer.stderr:
-            return None
-        rows = (line.split() for line in answer.stdout.splitlines())
-        return {self.jobs.index(job) * ARRAY_SIZE + int(element): state for job, element, state in rows if job in self.jobs}
-
-    def story(self, element: int, state: str) -> str:
+    def story(self, name: str, rank: int, state: str) -> str:
         """What is known of a task that ended without a result."""
-        job = f"{self.jobs[element // ARRAY_SIZE]}_{element % ARRAY_SIZE}"
-        log = self.folder / "logs" / f"{job}.txt"
-        task = f"task {self.ranks[element]} (Slurm job {job}, {state})"
+        log = self.folder / "logs" / f"{name}.txt"
+        task = f"task {rank} (Slurm job {name}, {state})"
         if not log.exists():
             return (
                 f"{task} left neither a result nor a log in {self.folder}. Fix: a scratch folder that the nodes see at the same path "
@@ -169,8 +153,8 @@ class _Array:
         return f"{task} ended without a result; its log ends:\n{''.join(lines) or '(empty)'}".rstrip()
 
     def cancel(self) -> None:
-        if problem := slurm.cancel(self.jobs):
-            print(f"scancel {' '.join(self.jobs)} failed: {problem}", file=sys.stderr, flush=True)
+        if problem := self.jobs.cancel():
+            print(f"scancel {' '.join(self.jobs.numbers)} failed: {problem}", file=sys.stderr, flush=True)
 
 
 def _result(folder: Path, rank: int) -> ArrayResult | None:
