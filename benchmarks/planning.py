@@ -19,8 +19,8 @@ PLANNED = """
 import io, json, sys, tempfile, time
 begin = time.perf_counter()
 from rich.console import Console
-from flows.plan import make
-from flows.plan_tables import show_plan
+from flows.planning.plan import make
+from flows.cli.tables.plan import show_plan
 from infra.store import Store
 from specs.recipe import load
 imported = time.perf_counter()

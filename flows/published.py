@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows import estimate_tables as tables
-from flows.estimate.goldfish import masked_share
-from flows.plan import Plan, make
-from flows.terminal import amount, flop
+from flows.cli.tables import estimate as tables
+from flows.format import amount, flop
+from flows.inspection.goldfish import masked_share
+from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.recipe import load
 from specs.trajectory import Trajectory

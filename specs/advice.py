@@ -1,6 +1,6 @@
 """What a plan advises on: codes, which recipes can silence, each with its reason and the paper or document behind it.
 
-Invariant: a code never changes its meaning. `flows/advice` decides when one applies, and with which numbers.
+Invariant: a code never changes its meaning. `flows/planning/advice` decides when one applies, and with which numbers.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from flows.plan import Plan
+from flows.format import quantity
+from flows.graph_layout import HEIGHT, WIDTH, draw
+from flows.planning.plan import Plan
 from flows.report import experiments, result_charts, training_charts, words
-from flows.report.collect import Part, Run, collect
+from flows.report.content import Part, Run, collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
-from flows.report.graph import HEIGHT, WIDTH, draw
 from flows.report.results import PROMPTS, numbers, undrawn
-from flows.terminal import quantity
 
 
 def render(plan: Plan) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from flows.format import in_full
 from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot
 from flows.report.results import numbers
-from flows.terminal import in_full
 from specs.figures import VARIANT, Axis, FigureSpec
 
 HEIGHT = 380

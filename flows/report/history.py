@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.graph import Graph, Node
-from flows.plan import Plan, Step
+from flows.planning.graph import Graph, Node
+from flows.planning.plan import Plan, Step
 from infra.store import Artifact
 
 LIMIT = 2000  # points of one series

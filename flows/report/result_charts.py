@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import plotly.graph_objects as go
 
+from flows.format import in_full
 from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
 from flows.report.results import MEMORISATION, Evaluation, Rewards
-from flows.terminal import in_full
 
 HEIGHT = 280
 BINS = 24

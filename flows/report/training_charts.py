@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from flows.report.collect import Share
+from flows.report.content import Share
 from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, plot, short
 from flows.report.history import Curve, Series
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from flows.report.collect import Stage
+from flows.format import amount, in_full
+from flows.report.content import Stage
 from flows.report.results import number
-from flows.terminal import amount, in_full
 
 RESULTS = {
     "loss": "loss {:.3f}",

@@ -20,8 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from flows.plan import Step, make
-from flows.runner import Runner
+from flows.execution.runner import Runner
+from flows.planning.plan import Step, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import Run, command_line

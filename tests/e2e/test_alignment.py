@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.plan import Plan, make
+from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from specs.stages.corpus import CorpusStage

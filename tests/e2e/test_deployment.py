@@ -19,8 +19,8 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from flows.pages import key
-from flows.plan import make
+from flows.execution.prefect_pages import key
+from flows.planning.plan import make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, notices_interrupts
@@ -276,7 +276,7 @@ def test_the_guard_of_a_process_that_is_gone_speaks_for_a_run_that_is_shown_as_r
     flow = prefect.request("deployments/name/apertus/mini")["flow_id"]
     shown = ["RUNNING", "CANCELLING"]
     runs = [prefect.request("flow_runs/", {"flow_id": flow, "state": {"type": state}})["id"] for state in shown]
-    guards = [prefect.popen("flows.guard", run, stdin=subprocess.PIPE) for run in runs]
+    guards = [prefect.popen("flows.execution.watchdog", run, stdin=subprocess.PIPE) for run in runs]
     assert [prefect.state(run) for run in runs] == shown
     for guard in guards:
         assert guard.stdin is not None and guard.poll() is None

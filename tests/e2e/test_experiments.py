@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.plan import Plan, make
-from flows.report.collect import collect
+from flows.planning.plan import Plan, make
+from flows.report.content import collect
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.plan import Plan, make
+from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, Run

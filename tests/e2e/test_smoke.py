@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.plan import Plan, make
+from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run, ended_as_interrupted, group_twice

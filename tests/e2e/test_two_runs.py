@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.plan import Plan, make
+from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run

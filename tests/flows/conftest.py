@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.graph import Node
-from flows.nearest import Records
-from flows.plan import Plan, make
+from flows.planning.graph import Node
+from flows.planning.plan import Plan, make
+from flows.planning.run_records import Records
 from infra.store import Attempt, Store
 from specs.job import InputRef, Job
 from specs.recipe import load

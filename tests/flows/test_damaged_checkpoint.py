@@ -15,8 +15,8 @@ from apertus_model.stages import train
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.upload import CheckpointWriter
-from flows.plan import Plan, Step
-from flows.runner import Runner, StageFailed
+from flows.execution.runner import Runner, StageFailed
+from flows.planning.plan import Plan, Step
 from infra.launchers.local import Ended, error_of
 from infra.store import Artifact, Attempt, DamagedError
 from specs.job import Job
@@ -66,7 +66,7 @@ class Stages:
         early = Attempt(job_of(plan, node), plan.store)
         for step in range(self.end - 3, self.end):
             commit(early, step)
-        monkeypatch.setattr("flows.runner.launch_job", lambda job, *_, **__: self._launched(job))
+        monkeypatch.setattr("flows.execution.runner.launch_job", lambda job, *_, **__: self._launched(job))
         monkeypatch.setattr(train, "run", self._train)
         monkeypatch.setattr(StopSignal, "watch", lambda self, **_: None)
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.plan import make
+from flows.planning.plan import make
 from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
-from tests.flows.test_bad_recipes import places
-from tests.flows.test_hugging_face_parent import model_folder
+from tests.flows.planning.test_bad_recipes import places
+from tests.flows.planning.test_hugging_face_parent import model_folder
 from tests.recipes import write_recipe
 
 SECONDS = 30.0

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from flows.cli import app
-from flows.plan import make
+from flows.cli.__main__ import app
+from flows.planning.plan import make
 from infra.store import Store
 from infra.store.retention import refer
 from specs.foreign import trail
 from specs.recipe import load
 from tests.flows.conftest import finish
-from tests.flows.test_bad_recipes import places
+from tests.flows.planning.test_bad_recipes import places
 from tests.flows.test_damaged_models import HOSTILE, damage
 from tests.recipes import write_recipe
 
@@ -192,7 +192,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def fail(*args: object, **options: object) -> None:
         raise KeyError("x" * 10_000)
 
-    monkeypatch.setattr("flows.commands.app.make", fail)
+    monkeypatch.setattr("flows.cli.app.make", fail)
     return iter(())
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from flows import pipeline
-from flows.graph import Node
-from flows.pipeline import Session, walk
-from flows.plan import Plan, make
+from flows.execution import flow as pipeline
+from flows.execution.flow import Session, walk
+from flows.planning.graph import Node
+from flows.planning.plan import Plan, make
 from infra.store import Artifact, Attempt, Store, runs
 from infra.store.collect import survey
 from infra.store.retention import referred_steps
 from specs.recipe import load
 from tests.flows.conftest import job_of
-from tests.flows.test_runner import Notes
+from tests.flows.execution.test_runner import Notes
 from tests.infra.sealed import sealed
 from tests.recipes import RECIPE as TINY
 from tests.recipes import write_recipe

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import s3fs
 
-from flows.graph import Node
-from flows.plan import Plan, Step, make
-from flows.runner import Interrupted, Runner, StageFailed
-from flows.terminal import status_rows
+from flows.cli.tables.status import status_rows
+from flows.execution.runner import Interrupted, Runner, StageFailed
+from flows.planning.graph import Node
+from flows.planning.plan import Plan, Step, make
 from infra.launchers.local import Ended, Process
 from infra.store import Artifact, Attempt, Store
 from infra.store.lease import Leases, Seen, Timing

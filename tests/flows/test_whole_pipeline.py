@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.graph import Node
-from flows.plan import Plan, make
+from flows.planning.graph import Node
+from flows.planning.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.errors import SpecError
 from specs.recipe import load

@@ -25,7 +25,7 @@ READS_THE_WALL_CLOCK = {
     "apertus_model/stop.py": 1,
     "apertus_model/tracking.py": 2,
     "apertus_model/trainer/metrics.py": 1,
-    "flows/runner.py": 2,
+    "flows/execution/runner.py": 2,
     "infra/store/artifact.py": 1,
     "infra/store/attempt.py": 2,
     "infra/store/collect.py": 1,

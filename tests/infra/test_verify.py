@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.__main__ import app
 from infra.store import Artifact, Attempt, Store
 from infra.store.inputs import digest_of
 from infra.store.verify import verify, withdraw

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apertus_model.model.model import ApertusModel, GatedFeedForward, model_config
-from flows.plan import make
+from flows.planning.plan import make
 from infra.store import Store
 from specs.errors import SpecError
 from specs.hugging_face import HuggingFaceError, hugging_face_config

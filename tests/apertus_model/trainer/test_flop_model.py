@@ -15,7 +15,7 @@ from harness import ListedSamples, segment, train
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
-from flows.estimate import flops
+from flows.planning.estimate import flops
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.sft import Lora

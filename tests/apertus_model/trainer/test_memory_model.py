@@ -15,9 +15,9 @@ from apertus_model.losses import cross_entropy
 from apertus_model.model.model import model_config
 from apertus_model.optimizers import ademamix
 from apertus_model.trainer.optimizer import optimizer_config
-from flows.estimate import memory as estimated
-from flows.estimate.memory import Device, memory_of_step
-from flows.estimate.storage import checkpoint_bytes
+from flows.planning.estimate import memory as estimated
+from flows.planning.estimate.memory import Device, memory_of_step
+from flows.planning.estimate.storage import checkpoint_bytes
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec

@@ -1,0 +1,1 @@
+"""The `apertus` command line: the app, its commands, what they print."""

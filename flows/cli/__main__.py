@@ -1,0 +1,27 @@
+"""The `apertus` command line.
+
+Invariants: planning, status, lineage and report import neither torch nor Prefect. A user's mistake is printed as a message with exit
+code 2; a run that fails, or an error that nobody expected, ends with 1, a run that is interrupted with 130. Tracebacks are printed with
+`--debug` only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from flows.cli.app import app
+from flows.cli.commands import keeping, metrics, plan, run, show, trace, verify  # noqa: F401  # they register on `app`
+from specs.redaction import RedactedRecord
+
+
+def main() -> None:
+    logging.setLogRecordFactory(RedactedRecord)
+    try:
+        app()
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What all commands share: the app, its consoles and options, and the one place where an error becomes a message."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from flows.cli.tables import make_console
+from flows.format import amount
+from flows.planning.plan import Plan, make
+from infra.store import Store, StoreError
+from infra.store.inputs import Listing
+from specs.errors import SpecError, StageError
+from specs.foreign import trail
+from specs.recipe import load
+from specs.redaction import redacted
+
+
+class Commands(TyperGroup):
+    """All commands, and the one place where what goes wrong in any of them becomes a message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # what the library of the command line says by itself
+                raise
+            if ctx.params["debug"]:
+                errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
+            for message in _messages(error):
+                errors.print(f"[red]error:[/] {escape(redacted(message))}", soft_wrap=True)
+            raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
+
+
+app = typer.Typer(
+    name="apertus",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="From raw text to a trained, exported model.",
+)
+NO_TERMINAL = 200  # columns where output goes to a file or a pipe, in which nothing is to be cut
+console = make_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else NO_TERMINAL)
+errors = make_console(stderr=True)
+
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="the YAML file of the pipeline")]
+StoreOption = Annotated[str | None, typer.Option("--store", envvar="APERTUS_STORE", help="URL of the store; wins over the spec's")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")]
+MISTAKES = (SpecError, StoreError, StageError, OSError)
+LONGEST = 500  # characters of an error that nobody expected
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+
+@app.callback()
+def _options(debug: DebugOption = False) -> None:
+    """Read by `Commands`."""
+
+
+def _messages(error: Exception) -> list[str]:
+    if isinstance(error, SpecError):
+        return [str(problem) for problem in error.problems]
+    if isinstance(error, OSError) and error.filename:
+        return [f"{error.filename}: {error.strerror}"]
+    if isinstance(error, MISTAKES):
+        return [str(error)]
+    what = f"{type(error).__name__}: {error}"[:LONGEST]
+    read = f"; the file that was read last is {trail[-1]}" if trail else ""
+    return [f"unexpected {what}{read}. `apertus --debug` before the same command prints where it happened"]
+
+
+def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
+    pipeline = load(spec, overrides or [])
+    opened = Store.open(store or pipeline.store)
+
+    def reading(name: str, listing: Listing) -> None:
+        if listing.bytes > 2**28:
+            errors.print(f"reading source {name} for its digest: {len(listing.files)} files, {amount(listing.bytes)}B")
+
+    return make(pipeline, opened, reading, ask_network=ask_network)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")

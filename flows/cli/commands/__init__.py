@@ -1,0 +1,1 @@
+"""Commands of the terminal by topic; each module registers its own on `flows.cli.app`."""

@@ -1,0 +1,75 @@
+"""`apertus runs`, `forget`, `gc` and `cp`: what a store keeps, and where it goes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, print_json
+from flows.cli.tables import garbage
+from flows.provenance.transfer import transfer
+from infra.store import Store, StoreError, runs
+from infra.store.collect import survey
+from specs.pipeline import DEFAULT_STORE
+from specs.units import Duration
+
+
+def _existing(store: str | None) -> Store:
+    """A store that has something in it. StoreError where there is none."""
+    opened = Store.open(store or DEFAULT_STORE)
+    if not opened.exists("format.json"):
+        raise StoreError(f"there is no store at {opened.url}; name one with --store")
+    return opened
+
+
+@app.command("runs")
+def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the named runs of a store: what `gc` keeps."""
+    opened = _existing(store)
+    rows = garbage.run_rows(opened)
+    if as_json:
+        print_json({"store": opened.url, "runs": rows})
+    else:
+        console.print(garbage.runs_table(opened, rows))
+
+
+@app.command()
+def forget(name: Annotated[str, typer.Argument(metavar="RUN", help="one of `apertus runs`")], store: StoreOption = None) -> None:
+    """Drop the name of a run. Nothing of it is removed before the next `gc`, and nothing then that another run reaches."""
+    opened = _existing(store)
+    records = runs.forget(opened, name)
+    console.print(f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run reaches")
+
+
+@app.command()
+def gc(
+    store: StoreOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show only; so it is without --yes")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove what is shown")] = False,
+    grace: Annotated[str, typer.Option(metavar="TIME", help="what is younger stays: 90s, 30m, 2h, 1d")] = "1d",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what no named run reaches; remove it with --yes."""
+    opened = _existing(store)
+    seconds = garbage.seconds_of(Duration, grace)
+    found = survey(opened, grace=seconds)
+    removing = yes and not dry_run and bool(found.items)
+    if not as_json:
+        garbage.show(console, opened, found, grace, removing=removing)
+    freed = garbage.remove(console, opened, seconds, quiet=as_json) if removing else 0
+    if as_json:
+        print_json(garbage.to_json(opened, found) | {"removed_bytes": freed})
+
+
+@app.command()
+def cp(
+    what: Annotated[str, typer.Argument(metavar="SPEC|RUN", help="a recipe, or one of `apertus runs`")],
+    target: Annotated[str, typer.Argument(metavar="TARGET_STORE", help="folder or fsspec URL")],
+    stages: Annotated[list[str] | None, typer.Option("--stages", help="these stages, and what they were made from; again for more")] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Copy a run with its lineage to another store, every file compared with its digest. The same command goes on after an interruption."""
+    transfer(console, what, target, stages or [], store, overrides or [])

@@ -1,0 +1,66 @@
+"""`apertus metrics`: every row of training of a run, as one Parquet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
+from flows.planning.plan import Plan
+from infra.store import Artifact, StoreError
+from infra.store.rows import decode, encode
+from specs.errors import Problem, SpecError, nearest
+
+
+@app.command("metrics")
+def metrics_command(
+    spec: SpecArgument,
+    stages: Annotated[list[str] | None, typer.Argument(metavar="[STAGE]...", help="all stages that train by default")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-metrics.parquet by default")] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write the rows of training that are stored as a table: run, stage, part, attempt, step, and a column per metric."""
+    made = make_plan(spec, store, overrides)
+    for stage in stages or []:
+        if stage not in made.pipeline.stages:
+            raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, made.pipeline.stages), spec)])
+    rows = collect(made, stages or list(made.pipeline.stages))
+    if not rows:
+        training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
+        if chosen := [name for name in stages or training if name in training]:
+            raise StoreError(f"nothing is trained yet of {', '.join(chosen)} in {made.store.url}, so there are no rows to write")
+        fix = f"name some of {', '.join(training)}." if training else ""
+        raise SpecError([Problem((), "only stages that train have rows", fix, spec)])
+    target = output or Path(f"{made.pipeline.name}-metrics.parquet")
+    target.write_bytes(encode(rows))
+    console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
+
+
+def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
+    """Rows of the parts of stages, in order; of a part that is not finished those up to its last checkpoint. Nested metrics have names
+    with slashes: `validation/web`."""
+    rows = []
+    for node in plan.graph.nodes.values():
+        if node.stage not in stages or node.end_step is None or plan.graph.twin(node) is not None:
+            continue
+        artifact = Artifact(plan.store, node.path, node.end_step)
+        steps = [step for step in artifact.checkpoint_steps() if step <= node.end_step]
+        if not artifact.complete and not steps:
+            continue
+        marker = artifact.manifest if artifact.complete else artifact.checkpoint(steps[-1]).marker
+        for entry in marker["history"]:
+            data = artifact.store.reader(f"{node.path}/attempts/{entry['path']}", entry).bytes()
+            about = {"run": plan.pipeline.name, "stage": node.stage, "part": node.name, "attempt": entry["path"].split("/")[0]}
+            rows += [{**about, **_flat(row)} for row in decode(data, entry["path"])]
+    return rows
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

@@ -1,0 +1,41 @@
+"""`apertus plan`: what a run would do, and what two recipes come to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.app import JsonOption, SetOption, SpecArgument, StoreOption, app, console, make_plan, print_json
+from flows.cli.tables.estimate import show_comparison
+from flows.cli.tables.plan import show_plan
+from flows.planning.comparison import compare
+
+
+@app.command()
+def plan(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    check_sources: Annotated[bool, typer.Option("--check-sources", help="ask remote urls too whether what is declared is there")] = False,
+    against: Annotated[str | None, typer.Option(metavar="SPEC", help="another recipe: show what differs, in place of the plan")] = None,
+    details: Annotated[bool, typer.Option("--details", help="each part, variant and passage of data; memory by part; checkpoints")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a run would do with every stage, why, and what it takes. Changes nothing."""
+    made = make_plan(spec, store, overrides, check_sources)
+    if against is not None:
+        other = make_plan(against, store, None, check_sources)
+        comparison = compare(made, other)
+        if as_json:
+            print_json(comparison.to_json())
+        else:
+            names = (made.pipeline.name, other.pipeline.name)
+            show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
+        return
+    if as_json:
+        from flows.inspection.goldfish import masked_by_hash  # loads numpy
+
+        print_json(made.to_json(masked_by_hash))
+        return
+    show_plan(console, made, details)

@@ -1,0 +1,80 @@
+"""`apertus run`: plans a recipe, and runs what is not finished in this process."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, errors, make_plan
+from flows.cli.live import watcher
+from flows.cli.next_steps import show_next_steps
+from flows.cli.tables.plan import plan_table
+from flows.execution import interrupts
+from flows.planning.plan import Plan, make
+from flows.planning.run_records import Records
+from flows.planning.selection import select
+from specs.profile import load_profile
+from specs.redaction import redacted
+
+
+@app.command()
+def run(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    until: Annotated[str | None, typer.Option(help="run this stage and what it needs")] = None,
+    only: Annotated[str | None, typer.Option(help="run this stage alone; what it reads must be finished")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            envvar="APERTUS_PROFILE", metavar="FILE", help="facts about the cluster that stages run on; this machine alone by default"
+        ),
+    ] = None,
+) -> None:
+    """Run what is not finished, in order. Run it again after any interruption: it resumes from what is stored."""
+    load_profile(profile)
+    os.environ["APERTUS_PROFILE"] = profile or ""
+    overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
+    made = make_plan(spec, store, overrides)
+    chosen = select(made, until, only)
+    pending = [step for step in made.pending if step.node.stage in chosen]
+    parts = sum(step.node.stage in chosen for step in made.steps.values())
+    if not pending:
+        records = Records(made.store, made.pipeline.name)
+        records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
+        for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
+            records.protect(node)
+        all_of_it = until is None and only is None
+        which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(made.steps)})"
+        console.print(f"{which} of {made.pipeline.name} are finished; nothing to run.")
+        show_next_steps(console, made, spec, store, overrides)
+        return
+    console.print(plan_table(made, chosen=chosen, width=console.width))
+    _run(made, spec, overrides, until, only, parts)
+    show_next_steps(console, make(made.pipeline, made.store), spec, store, overrides)
+
+
+def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
+    """Starts Prefect in this process and the flow in it."""
+    interrupts.listen()
+    try:
+        console.print("starting Prefect ...", style="dim")
+        from flows.execution.flow import PipelineFailed, run_here
+        from flows.execution.server import start_prefect
+
+        interrupts.check()
+        start_prefect()
+        with watcher(console, total) as observer:
+            run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
+    except KeyboardInterrupt:  # perhaps in the middle of the imports
+        interrupts.ignore()
+        errors.print("interrupted; what was committed is kept, the same command resumes from there.")
+        raise typer.Exit(130) from None
+    except PipelineFailed as error:
+        for line in str(error).splitlines():
+            errors.print(f"[red]failed:[/] {escape(redacted(line))}", soft_wrap=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,85 @@
+"""`apertus status`, `report`, `inspect` and `schema`: what there is, shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from flows.cli.app import JsonOption, SetOption, SpecArgument, StoreOption, app, console, make_plan, print_json
+from flows.cli.tables import make_console
+from flows.cli.tables.status import status_rows, status_table
+from flows.inspection.common import Options
+from flows.inspection.inspectors import inspector_of
+from specs.schema import json_schema
+
+
+@app.command()
+def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show what is stored of every part: state, results, seconds of start-up, compute and storage."""
+    made = make_plan(spec, store, overrides)
+    if as_json:
+        print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": status_rows(made)})
+    else:
+        console.print(status_table(made, console.width))
+
+
+@app.command()
+def report(
+    spec: SpecArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-report.html by default")] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write one HTML file that shows the whole run: stages, training, data, evaluations, lineage. Reads the store only."""
+    from flows.report import render  # loads plotly
+
+    made = make_plan(spec, store, overrides)
+    target = output or Path(f"{made.pipeline.name}-report.html")
+    target.write_text(render(made), encoding="utf-8")
+    console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    spec: SpecArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a stage of training")],
+    step: Annotated[int | None, typer.Option(help="of training, from 1; the first by default")] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="samples to show, or examples of each reason")] = 2,
+    reason: Annotated[str | None, typer.Option(help="why documents were dropped: the label of a filter; or kept, replaced")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="over which the shares of a mixture are counted")] = 100_000,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write what would be printed as a page")] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show data: what a corpus kept and dropped and why, the shares of a mixture, or the samples of a step as the model sees them."""
+    made = make_plan(spec, store, overrides)
+    options = Options(step, sample, limit, samples, reason)
+    inspector, node = inspector_of(made, name, options)
+    found = inspector.collect(made, node, options)
+    if as_json:
+        print_json(found)
+    elif html is not None:
+        page = make_console(record=True, width=140, file=io.StringIO())
+        inspector.show(page, found)
+        page.save_html(str(html))
+        console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)
+    else:
+        inspector.show(console, found)
+
+
+@app.command()
+def schema(output: Annotated[Path | None, typer.Option("--output", "-o", help="write here instead of printing")] = None) -> None:
+    """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
+    text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text)

@@ -1,0 +1,120 @@
+"""The progress of a run: bars in a terminal, plain lines where there is none."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from flows.format import describe, headline
+from flows.planning.plan import Step
+
+DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
+PLAIN_INTERVAL = 5.0
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """Not for the pipeline as a whole: its parts are too different for an extrapolation."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields.get("parts") else super().render(task)
+
+
+class Live:
+    """Bars in a terminal: what runs, how far, tokens per second, loss, time left."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self.display = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            _TimeLeft(compact=True),
+            console=console,
+            transient=False,
+        )
+        self.total = total
+        self.whole = self.display.add_task("[bold]pipeline[/]", total=total, numbers=f"0 of {total} parts", parts=True)
+        self.bars: dict[str, TaskID] = {}
+        self.finished: set[str] = set()
+
+    def __enter__(self) -> Live:
+        self.display.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.display.stop()
+
+    def begin(self, step: Step) -> None:
+        name = step.node.name
+        if name in self.bars:
+            self.display.remove_task(self.bars[name])
+        self.bars[name] = self.display.add_task(f"[cyan]{escape(name)}[/]", total=None, numbers="starting")
+
+    def line(self, name: str, text: str) -> None:
+        """A stage's own lines go to its log."""
+
+    def note(self, name: str, text: str) -> None:
+        self.display.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
+
+    def progress(self, name: str, row: dict[str, Any]) -> None:
+        if name in self.bars:
+            self.display.update(self.bars[name], total=row["total"], completed=row["done"], numbers=describe(row))
+
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
+        name = step.node.name
+        if name in self.bars:
+            self.display.remove_task(self.bars.pop(name))
+        self.display.console.print(finished_line(step, outcome, seconds, metrics))
+        if outcome in DONE and name not in self.finished:
+            self.finished.add(name)
+            numbers = f"{len(self.finished)} of {self.total} parts"
+            self.display.update(self.whole, completed=len(self.finished), numbers=numbers)
+
+
+class Plain:
+    """The same as lines, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last: dict[str, tuple[float, str]] = {}
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def begin(self, step: Step) -> None:
+        self.console.print(escape(f"{step.node.name}: {step.action}, {step.reason}" if step.reason else f"{step.node.name}: {step.action}"))
+
+    def line(self, name: str, text: str) -> None:
+        """A stage's own lines go to its log."""
+
+    def note(self, name: str, text: str) -> None:
+        self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
+
+    def progress(self, name: str, row: dict[str, Any]) -> None:
+        now, text = time.monotonic(), describe(row)
+        before, told = self.last.get(name, (0.0, ""))
+        if text != told and (row["done"] >= row["total"] or now - before >= PLAIN_INTERVAL):
+            self.last[name] = now, text
+            self.console.print(escape(f"{name}: {text}"))
+
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
+        self.console.print(finished_line(step, outcome, seconds, metrics))
+
+
+def finished_line(step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> str:
+    text = headline(metrics or {}) if outcome in DONE else outcome
+    took = "" if outcome == "reused" else f" [dim]in {seconds:.1f} s[/]"
+    return f"{DONE.get(outcome, '[red]stop[/]')} {escape(step.node.name)}{took}  {escape(text)}".rstrip()
+
+
+def watcher(console: Console, total: int) -> Live | Plain:
+    return Live(console, total) if console.is_terminal else Plain(console)

@@ -1,0 +1,56 @@
+"""What `apertus run` ends with: where the model is, and three commands to go on with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from flows.planning.plan import Plan
+from infra.store import Artifact, StoreError
+from specs.redaction import redacted
+
+
+def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, overrides: list[str]) -> None:
+    """Where the model is, and three commands to go on with, about the same store and the recipe with the same overrides."""
+    exports = [
+        step.node
+        for step in plan.steps.values()
+        if step.node.kind == "export" and step.node.name == step.node.stage and step.action == "reuse"
+    ]
+    for node in exports:
+        try:
+            artifact = Artifact(plan.store, node.path)
+            folder = plan.store.location(artifact.stored_name("config.json").rsplit("/", 1)[0])
+        except (StoreError, KeyError):
+            continue
+        console.print(f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True)
+    program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).exists() else "apertus"
+    last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
+    training = [
+        leg
+        for leg, trajectory in plan.graph.trajectories.items()
+        if leg == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
+    ]
+    chosen = [*(["--store", store] if store else []), *(x for override in overrides for x in ("--set", override))]
+    recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(redacted(option))}" for option in chosen)
+    console.print("Next:")
+    for command in (f"status {recipe}", f"lineage {recipe} {last}"):
+        console.print(escape(f"  {program} {command}{options}"), soft_wrap=True)
+    if training:
+        lr = plan.graph.trajectories[training[-1]].optimizer.lr or 0.0
+        halved = f"--set stages.{training[-1]}.optimizer.lr={lr / 2:g}"
+        console.print(escape(f"  {program} plan {recipe}{options} {halved}"), soft_wrap=True)
+
+
+def _short(path: str) -> str:
+    """A local path relative to the working folder where it lies below it; a URL as it is."""
+    if "://" in path:
+        return path
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return path

@@ -1,0 +1,72 @@
+"""Tables in a terminal. The modules beside this file make one family each.
+
+Invariants: nothing here decides anything; every number comes from the plan or the store. What is no markup of ours is printed as it is
+written: it goes through `escape`, and no console or text knows emoji codes (`:smile:`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE = 110  # columns of a terminal from which on there is room for ids
+NUMBERS = (  # columns set to the right
+    *("steps", "tokens", "draws", "drawn", "FLOPs", "GPUs", "time", "GPU-hours", "energy", "cost", "per GPU", "total", "difference"),
+    *("weights", "grads", "states", "kept", "working", "output", "gathered", "update"),
+    *("checkpoint", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "stored", "requests"),
+    *("from step", "to step", "from token", "to token", "masked 1/k", "by hash"),
+)
+
+
+def make_console(**options: Any) -> Console:
+    """A console for names, paths and messages of others."""
+    return Console(emoji=False, **options)
+
+
+def table(
+    title: str,
+    caption: str,
+    headings: tuple[str, ...],
+    rows: list[list[str]],
+    *,
+    optional: tuple[str, ...] = (),
+    width: int | None = None,
+) -> Table:
+    """A table whose columns keep their width; the last one gets what is left of the terminal. `optional`: columns that are left out where
+    no row has a value, and, those named first before the others, where the table is wider than `width`; the caption says so."""
+    shown = [name for name in headings if name not in optional or any(row[headings.index(name)] not in ("-", "") for row in rows)]
+    room, cut = dict(zip(headings, _widths(headings, rows), strict=True)), []
+    padding = 1 if width is None or _needed(room, shown, 1) <= width else 0
+    for name in (name for name in optional if name in shown):
+        if width is not None and _needed(room, shown, padding) > width:
+            shown.remove(name)
+            cut.append(name)
+    caption = "; ".join(part for part in (caption, f"no room for: {', '.join(cut)}" if cut else "") if part)
+    found = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, padding, 0, 0))
+    for name in shown[:-1]:
+        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
+        found.add_column(name, justify=justify, no_wrap=True, min_width=room[name])
+    found.add_column(shown[-1], justify="right" if shown[-1] in NUMBERS else "left", overflow="fold")
+    for row in rows:
+        found.add_row(*(row[headings.index(name)] for name in shown))
+    return found
+
+
+LONG_WORD = 24  # characters; a longer one of the last column, such as a path, may be broken
+
+
+def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
+    """What each column needs: the longest of its cells, and the longest word of the last one."""
+    cells = [[Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headings]
+    widths = [max(len(name), *(cell.cell_len for cell in column), 0) for name, column in zip(headings, cells, strict=True)]
+    words = [len(word) for cell in cells[-1] for word in cell.plain.split()]
+    return [*widths[:-1], max(len(headings[-1]), min(LONG_WORD, max(words, default=0)))]
+
+
+def _needed(room: dict[str, int], shown: list[str], padding: int) -> int:
+    """Width of a table with an edge, and a gap behind each column."""
+    return 1 + sum(room[name] + padding + 1 for name in shown)

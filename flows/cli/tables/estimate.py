@@ -1,0 +1,201 @@
+"""Estimates, advice and the comparison of two plans as people see them.
+
+Invariant: nothing here is computed but differences and units; every number comes from the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.cli.tables import table
+from flows.format import ROUNDED_UP, amount, flop
+from flows.planning.comparison import Comparison
+from flows.planning.estimate import Estimates
+from flows.planning.estimate.memory import Memory
+
+Rows = dict[str, list[str]]  # stages by the label of the row that they share
+MEMORY_PARTS = {
+    "weights": "weights", "gradients": "grads", "optimizer_states": "states", "activations": "kept", "working": "working",
+    "output": "output", "communication": "gathered", "update": "update",
+}  # fmt: skip
+assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
+TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`: label, and what a number of it is shown as
+    "parameters": ("parameters", amount),
+    "tokens": ("tokens", amount),
+    "steps": ("steps", lambda value: f"{value:,}"),
+    "flops": ("FLOPs", flop),
+    "gpu_hours": ("GPU-hours", amount),
+    "seconds": ("time", lambda value: duration(value)),
+    "energy_kwh": ("energy", lambda value: energy(value)),
+    "cost": ("cost", amount),
+    "memory_bytes": ("memory of a GPU", lambda value: size(value)),
+    "peak_storage_bytes": ("most that is stored", lambda value: size(value)),
+}
+
+
+def duration(seconds: float | None) -> str:
+    """`83 d`, `4.2 h`, `12 min`, `30 s`; `-` where it is not known."""
+    if seconds is None:
+        return "-"
+    for limit, unit in ((86400 * 2, "d"), (3600, "h"), (60, "min")):
+        if seconds >= limit:
+            divisor = 86400 if unit == "d" else limit
+            return f"{seconds / divisor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def size(count: float | None) -> str:
+    """Bytes as `57.2 GB` (10^9)."""
+    if count is None:
+        return "-"
+    for limit, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= limit * ROUNDED_UP:
+            return f"{count / limit:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def energy(kwh: float | None) -> str:
+    """`3.2 GWh`."""
+    if kwh is None:
+        return "-"
+    for limit, unit in ((1e6, "GWh"), (1e3, "MWh"), (1, "kWh"), (1e-3, "Wh")):
+        if kwh >= limit * ROUNDED_UP:
+            return f"{kwh / limit:.3g} {unit}"
+    return f"{kwh * 1e3:.3g} Wh"
+
+
+def estimate_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
+    """A line per stage of training, or per label of `rows_of` for the stages that it stands for, which are alike; and their sum."""
+    rows = []
+    for label, names in (rows_of or {name: [name] for name in estimates.stages}).items():
+        documents = [estimates.stages[name].to_json() for name in names]
+        first = documents[0]
+        need = size(first["memory_bytes"]["total"])
+        held = f"[red]{need}[/]" if first["fits"] is False else need
+        spent = {name: _sum([document[name] for document in documents]) for name in ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")}
+        rows.append([escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])])
+    totals = estimates.totals()
+    rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), ""])
+    headings = ("stage", "GPUs", "FLOPs", "time", "GPU-hours", "energy", "cost", "per GPU", "checkpoint")
+    optional = ("energy", "cost", "GPU-hours", "time")
+    return table("what training takes", _caption(estimates, totals), headings, rows, optional=optional, width=width)
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _spent(document: dict[str, Any]) -> list[str]:
+    hours, cost = document["gpu_hours"], document["cost"]
+    numbers = [amount(hours) if hours is not None else "-", energy(document["energy_kwh"]), amount(cost) if cost is not None else "-"]
+    return [flop(document["flops"]), duration(document["seconds"]), *numbers]
+
+
+def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
+    cluster = estimates.cluster
+    stored = f"checkpoints: {size(totals['stored_bytes'])} stay, at most {size(totals['peak_storage_bytes'])} at a time"
+    if cluster is None:
+        return f"without a cluster: in the recipe there is no time, energy or cost; {stored}"
+    found: dict[str, list[float]] = {}
+    for part in estimates.parts:
+        if part.mfu is not None:
+            found.setdefault(part.mfu_source or "", []).append(part.mfu)
+    ranges = [f"{'' if min(of) == max(of) else f'{min(of):.1%} to '}{max(of):.1%} {source}" for source, of in found.items()]
+    mfu = f"MFU {', '.join(ranges)}" if ranges else "no MFU is stated (cluster.mfu), and none was measured"
+    beside = len({span.begin for span in estimates.spans.values()}) < len(estimates.spans)
+    nodes = f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)})"
+    return "; ".join([nodes, mfu, *(["time of all: with parts side by side"] if beside else []), stored])
+
+
+def memory_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
+    """Memory of a GPU at its peak, by part, in the unit of the largest."""
+    most = max(stage.largest.memory.total for stage in estimates.stages.values())
+    divisor, unit = next(((divisor, unit) for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= divisor), (1, "bytes"))
+    rows = []
+    for label, name in _first(estimates, rows_of):
+        memory = estimates.stages[name].largest.memory
+        values = [value / divisor for value in (*(getattr(memory, part) for part in MEMORY_PARTS), memory.total)]
+        rows.append(
+            [escape(label), *(f"{value:.3g}" if value >= 1 else f"{value:.2f}" if value else "-" for value in values), memory.moment]
+        )
+    headings = ("stage", *MEMORY_PARTS.values(), "total", "peak at")
+    caption = "states: of the optimizer; kept: activations; gathered: weights and gradients on their way between GPUs"
+    return table(f"memory of a GPU ({unit})", caption, headings, rows, optional=("update", "peak at"), width=width)
+
+
+def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
+    """Checkpoints of a stage: sizes, intervals, storage and requests."""
+    rows = []
+    for label, name in _first(estimates, rows_of):
+        saved = estimates.stages[name].to_json()["checkpoint"]
+        requests = sum(saved["requests_each"].values())
+        numbers = [size(saved["bytes"]), *(duration(saved[f"{name}_seconds"]) for name in ("copy", "write", "interval", "young_daly"))]
+        numbers += [f"{saved['written']:,}", size(saved["written_bytes"])]
+        rows.append([escape(label), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"])
+    headings = ("stage", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
+    caption = "stop: training stands still; requests: to object storage, to write each; of variants: one of them"
+    optional = ("stop", "write", "Young/Daly", "requests", "in all", "every")
+    return table("checkpoints", caption, headings, rows, optional=optional, width=width)
+
+
+def segment_table(estimates: Estimates, width: int | None = None) -> Table:
+    """Where each segment begins and ends, what Goldfish leaves out of it, and what is stored when it has ended."""
+    from flows.inspection.goldfish import masked_by_hash  # numpy, which a plan without details does not load
+
+    after, _ = estimates.stored()
+    rows = []
+    for part in sorted(estimates.parts, key=lambda part: list(after).index(part.node.name)):
+        found = part.to_json()
+        steps = [f"{found[name]:,}" for name in ("start_step", "end_step")]
+        tokens = [amount(found[name]) for name in ("start_tokens", "end_tokens", "masked_labels")]
+        tokens.append(amount(masked_by_hash(part.segment, part.node.tokens)))
+        rows.append([escape(part.node.name), *steps, *tokens, size(after[part.node.name])])
+    headings = ("part", "from step", "to step", "from token", "to token", "masked 1/k", "by hash", "stored")
+    caption = (
+        "in the order of their ends; steps and tokens that the stage has done before and after; masked: labels that Goldfish leaves out, "
+        "nominally, and by its hash for uniform ids; stored: checkpoints, after the part"
+    )
+    optional = ("masked 1/k", "by hash", "from token")
+    return table("segments of training", caption, headings, rows, optional=optional, width=width)
+
+
+def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:
+    """Labels of rows, and the first stage that each stands for."""
+    return [(label, names[0]) for label, names in rows_of.items()] if rows_of is not None else [(name, name) for name in estimates.stages]
+
+
+def show_comparison(console: Console, comparison: Comparison, name: str, against: str) -> None:
+    """Two plans side by side, what they come to first."""
+    numbers = Table(title="totals of training", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    numbers.add_column("")
+    for heading in (against, name, "difference"):
+        numbers.add_column(escape(heading), justify="right", overflow="fold")
+    for total, (before, now) in comparison.totals.items():
+        label, shown = TOTALS[total]
+        pair = [shown(value) if value else "-" for value in (before, now)]
+        change = f"{now / before - 1:+.1%}" if before and now is not None else "-"
+        numbers.add_row(label, *pair, change)
+    console.print(numbers)
+    if not comparison.fields:
+        console.print("no field differs")
+        return
+    fields = Table(title="fields that differ", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("field", against, name):
+        fields.add_column(escape(heading), overflow="fold")
+    for stage, differing in comparison.by_stage.items():
+        if stage:
+            fields.add_row(f"[bold]stages.{escape(stage)}[/]")
+        for field, (before, now) in differing.items():
+            fields.add_row(f"{'  ' * bool(stage)}{escape(field)}", escape(_shown(before)), escape(_shown(now)))
+    console.print(fields)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,175 @@
+"""What `apertus plan` prints: the sum of it first, then what would be done, what it takes, what it draws, notes and advice.
+
+Invariants: nothing here decides anything, every number comes from the plan. Parts of a stage, and variants of one, that say the same are
+one row with their sum; `details` shows each part. `--json` has everything and is not folded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from flows.cli.tables import estimate as tables
+from flows.cli.tables import table
+from flows.format import COLOURS, amount, flop, quantity
+from flows.planning import declared_inputs
+from flows.planning.plan import Plan, Step
+from flows.planning.source_usage import Demand
+from specs.advice import CODES
+from specs.pipeline import Pipeline
+
+FEWEST = {"parts": 3, "variants": 4}  # rows that are folded into one
+NAMED = 3  # things of a list that are named; of others the number
+
+
+class Fold(NamedTuple):
+    """Names of parts or stages that are one row, and what it is called."""
+
+    label: str
+    names: list[str]
+
+
+def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False) -> list[Fold]:
+    """Rows (name, its stage, what must be equal), of which `FEWEST` or more that are equal are put together where they are of one stage, or
+    of variants of one. A row stands where the first of it stood, and says of how many it has some."""
+    rows = list(rows)
+    groups: dict[Hashable, list[tuple[str, str]]] = {}
+    order: dict[str, int] = {}
+    families = Counter(pipeline.family(stage) for _, stage, _ in rows)
+    for name, stage, common in rows:
+        order[name] = len(order)
+        groups.setdefault(name if details else (pipeline.family(stage), common), []).append((name, stage))
+    found: list[tuple[int, Fold]] = []
+    for members in groups.values():
+        names = [name for name, _ in members]
+        kind = "variants" if all(name == stage for name, stage in members) else "parts"
+        if len(names) < FEWEST[kind]:
+            found += [(order[name], Fold(name, [name])) for name in names]
+        else:
+            family = pipeline.family(members[0][1])
+            of = f" of {families[family]}" if len(names) < families[family] else ""
+            found.append((order[names[0]], Fold(f"{family}: {len(names)}{of} {kind}", names)))
+    return [fold for _, fold in sorted(found, key=lambda pair: pair[0])]
+
+
+def plan_table(plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None) -> Table:
+    """A row for each part, or for those of a stage that are alike; `chosen`: of these stages alone."""
+    rows = []
+    alike = [
+        (name, step.node.stage, (step.state, "" if step.absent else step.reason, step.node.steps, step.node.tokens, step.node.flops))
+        for name, step in plan.steps.items()
+        if chosen is None or step.node.stage in chosen
+    ]
+    for label, names in folded(plan.pipeline, alike, details):
+        steps = [plan.steps[name] for name in names]
+        nodes = [step.node for step in steps]
+        action = steps[0].state
+        colour = "red" if steps[0].gate_failures else COLOURS[steps[0].action]
+        steps_and_tokens = [amount(sum(getattr(node, name) for node in nodes)) for name in ("steps", "tokens")]
+        numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
+        rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
+    headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
+    caption = "declared: depends on something that is declared and unavailable" if plan.graph.absent else ""
+    return table("what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width)
+
+
+def _reason(plan: Plan, steps: list[Step]) -> str:
+    """The reason that they have in common, or what they read themselves that is unavailable."""
+    if not steps[0].absent:
+        return steps[0].reason
+    names = dict.fromkeys(name for step in steps for name in declared_inputs.own(plan.graph, step.node))
+    return f"unavailable: {few(list(names))}" if names else ""
+
+
+def few(names: list[str]) -> str:
+    """`a, b, c`, or `a, b and 5 more`."""
+    return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
+
+
+def supply_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
+    """What training asks of the sources: with `details` for each stage, else where a source has been passed over most, and the one that
+    comes nearest to its limit first. Passes count everything from new weights on."""
+    demands = plan.demands
+    if not details:
+        most: dict[str, Demand] = {}
+        for demand in sorted(plan.demands, key=lambda demand: -demand.passes / demand.allowed):
+            most.setdefault(demand.source, demand)
+        demands = list(most.values())
+    rows = []
+    for demand in demands:
+        held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
+        passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
+        rows.append([escape(demand.source), held, amount(demand.drawn), passes, amount(demand.tokens), escape(demand.stage)])
+    headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
+    caption = "tokens; draws: by the stage; drawn: from new weights on"
+    return table("what training draws", caption, headings, rows, optional=("draws", "drawn"), width=width)
+
+
+def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
+    """All of it; what is asked first stands first."""
+    pipeline, totals, width = plan.pipeline, plan.totals(), console.width
+    console.print(f"[bold]plan of {escape(pipeline.name)}[/]  {escape(pipeline.description)}", soft_wrap=True)
+    facts = [f"{amount(totals['parameters'])} parameters", f"{amount(totals['tokens'])} tokens", f"{flop(totals['flops'])} FLOPs"]
+    whole = plan.estimates.totals()
+    if whole["gpu_hours"]:
+        facts += [f"{amount(whole['gpu_hours'])} GPU-hours", tables.duration(whole["seconds"]), tables.energy(whole["energy_kwh"])]
+        facts += [f"cost {amount(whole['cost'])}"] if whole["cost"] else []
+    facts += [f"{tables.size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
+    show_item(console, "in all", ", ".join(facts))
+    todo = totals["to_do"]
+    show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {quantity(todo['tokens'])} tokens")
+    show_item(console, "store", plan.store.url)
+    console.print()
+    console.print(plan_table(plan, details, width))
+    if plan.estimates.stages:
+        alike = dict(folded(pipeline, [(name, name, stage.alike) for name, stage in plan.estimates.stages.items()]))
+        console.print(tables.estimate_table(plan.estimates, alike, width))
+        if details:
+            console.print(tables.memory_table(plan.estimates, alike, width))
+            console.print(tables.checkpoint_table(plan.estimates, alike, width))
+            console.print(tables.segment_table(plan.estimates, width))
+    if plan.demands:
+        console.print(supply_table(plan, details, width))
+    for note in plan.graph.notes:
+        show_item(console, "note", note)
+    show_advice(console, plan, details)
+
+
+def show_item(console: Console, label: str, text: str, style: str = "", indent: int = 0) -> None:
+    """A line with its label; in a terminal it is broken between words, with what follows set in below, elsewhere it stays one line."""
+    if not console.is_terminal:
+        console.print(f"{' ' * indent}{escape(label)}: {escape(text)}", style=style, soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(f"[bold]{escape(label)}[/]:", escape(text))
+    console.print(Padding(grid, (0, 0, 0, indent)), style=style)
+
+
+def show_advice(console: Console, plan: Plan, details: bool = False) -> None:
+    """Advice by code: the reason once, then what is said of each stage; of variants that are given the same advice, of the first."""
+    codes = dict.fromkeys(advice.code for advice in plan.advice.given)
+    for code in codes:
+        about = CODES[code]
+        console.print(f"[yellow]advice[/] [bold]{code}[/]", soft_wrap=True)
+        show_item(console, "why", f"{about.reason} ({about.source})", style="dim", indent=2)
+        given = [(str(at), advice) for at, advice in enumerate(plan.advice.given) if advice.code == code]
+        by_place = dict(given)
+        for fold in folded(plan.pipeline, [(at, advice.stage, None) for at, advice in given], details):
+            advice, more = by_place[fold.names[0]], len(fold.names) - 1
+            likewise = f" (and {more} more of {plan.pipeline.family(advice.stage)}; --details has them)" if more else ""
+            show_item(console, advice.stage, advice.message + likewise, indent=2)
+    silenced: dict[str, list[str]] = {}
+    for advice in plan.advice.silenced:
+        silenced.setdefault(advice.code, []).append(advice.stage)
+    for code, stages in silenced.items():
+        unique = dict.fromkeys(stages)
+        names = [fold.label for fold in folded(plan.pipeline, [(name, name, None) for name in unique], details)]
+        show_item(console, "silenced", f"{code} ({', '.join(names)})", style="dim")

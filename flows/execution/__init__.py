@@ -1,0 +1,1 @@
+"""Runs a plan: the Prefect flow, its server and pages, and the runner of one part."""

@@ -1,0 +1,298 @@
+"""The Prefect flow: walks a plan, a task run for every part.
+
+Prefect owns order, retries, cancellation, logs and the page people look at. It never decides what is cached: a task asks the store first;
+nor how often an attempt is worth another: that is the runner's, which knows what was committed meanwhile.
+Runs in this process without a server, or against the one that `PREFECT_API_URL` names; `prefect.yaml` deploys it.
+
+Invariants: a part starts when all that it reads, and all stages it comes after, have finished. A failure stops what depends on
+it and nothing else. Whatever ends the flow, its stages are told to stop, and it waits for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from prefect import flow, get_run_logger, runtime, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Cancelled, Completed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.execution import interrupts
+from flows.execution.parameters import Override, RecipeFile, StageName, StoreUrl
+from flows.execution.prefect_pages import ProgressBar, only_shown, publish_results, publish_run
+from flows.execution.runner import Observer, Runner, StageFailed
+from flows.execution.watchdog import guard
+from flows.format import describe
+from flows.planning.plan import Plan, Step, make
+from flows.planning.selection import select
+from flows.report import render
+from infra.store import Store
+from specs.profile import load_profile
+from specs.recipe import load
+from specs.redaction import RedactedRecord, redacted, without_secrets
+
+STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
+ENDLESS = 10**6  # threads of the task runner, which the walk limits, and retries of a part, which the runner limits
+
+
+class PipelineFailed(RuntimeError):
+    """At least one part did not finish. The message lists each with its reason."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items()))
+        self.reasons = reasons
+
+
+class WorkerLost(RuntimeError):
+    """The worker that started a deployed run is gone, and nobody would hear of a cancellation."""
+
+
+class PipelineInterrupted(KeyboardInterrupt):
+    """A stage was stopped from outside, so the run ends as if it had been."""
+
+
+class _Silent:
+    """An observer for runs without a terminal: Prefect's logs say it all."""
+
+    def begin(self, step: Step) -> None: ...
+    def line(self, name: str, text: str) -> None: ...
+    def note(self, name: str, text: str) -> None: ...
+    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
+
+
+_observer: ContextVar[Observer] = ContextVar("observer")  # the terminal of `apertus run`; not set: nobody watches
+
+
+class _Logged:
+    """Sends a stage's lines to the log of its task run as well."""
+
+    def __init__(self, inner: Observer) -> None:
+        self.inner = inner
+        self.loggers: dict[str, Any] = {}
+        self.bars: dict[str, ProgressBar] = {}
+
+    def begin(self, step: Step) -> None:
+        self.inner.begin(step)
+
+    def line(self, name: str, text: str) -> None:
+        if name in self.loggers:
+            self.loggers[name].info(text)
+        self.inner.line(name, text)
+
+    def note(self, name: str, text: str) -> None:
+        text = redacted(text)
+        if name in self.loggers:
+            self.loggers[name].warning(text)
+        self.inner.note(name, text)
+
+    def progress(self, name: str, row: dict[str, Any]) -> None:
+        if name in self.bars:
+            self.bars[name].update(row, f"{name}: {describe(row)}")
+        self.inner.progress(name, row)
+
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
+        self.inner.end(step, redacted(outcome), seconds, metrics)
+
+
+class Session:
+    """One run of a plan: what the tasks share. A plain class, so that Prefect does not look into it."""
+
+    def __init__(self, plan: Plan, observer: Observer, chosen: set[str]) -> None:
+        self.plan = plan
+        self.chosen = chosen
+        self.observer = _Logged(observer)
+        self.runner = Runner(plan, self.observer, profile=load_profile(os.environ.get("APERTUS_PROFILE")))
+        self.worker = os.getppid() if runtime.deployment.id is not None else None
+
+    def needs(self, name: str) -> set[str]:
+        """Parts that have to be finished before a part. Of two that are the same work, the second waits, and finds it finished."""
+        graph = self.plan.graph
+        node = graph.nodes[name]
+        twin = graph.twin(node)
+        same = {twin} if twin is not None and graph.nodes[twin].stage in self.chosen else set()
+        return {*graph.parents(node), *same, *(other.name for stage in graph.after[node.stage] for other in graph.of(stage))}
+
+
+def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
+    try:
+        state.result()
+    except StageFailed as error:
+        return error.again
+    except Exception:
+        return False
+    return False
+
+
+@task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+def run_part(name: str, session: Session) -> Any:
+    """Runs one part, or finds it finished (state *Cached*)."""
+    logger = get_run_logger()
+    session.observer.loggers[name] = logger
+    before = session.plan.steps[name]
+    logger.info("%s: %s", before.action, before.reason)
+    if before.action != "reuse":
+        session.observer.bars[name] = ProgressBar(session.plan.pipeline.name, name)
+    with _secrets_kept():
+        step = session.runner.run(name)
+        publish_results(step, session.plan)
+    if name in session.observer.bars:
+        session.observer.bars.pop(name).finish()
+    if before.action == "reuse":
+        return Completed(name="Cached", message=f"finished before: {step.node.path}")
+    return step.node.path
+
+
+@contextmanager
+def _secrets_kept() -> Iterator[None]:
+    """Prefect stores what an error says, with those that led to it: one that says something secret leaves as another."""
+    try:
+        yield
+    except Exception as error:
+        shown = without_secrets(error)
+        if shown is error:
+            raise
+        raise shown from None
+
+
+def walk(session: Session) -> None:
+    """Submits every chosen part when it is ready, as many at a time as the recipe allows. PipelineFailed when one did not finish."""
+    plan, runner = session.plan, session.runner
+    part = run_part.with_options(retries=ENDLESS, retry_condition_fn=_worth_another_try)
+    waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
+    finished: set[str] = {name for name in plan.graph.nodes if name not in waiting}
+    failed: dict[str, str] = {}
+    running: dict[str, Any] = {}
+    over: SimpleQueue[str] = SimpleQueue()
+    try:
+        while waiting or running:
+            interrupts.check()
+            for name in [name for name in waiting if session.needs(name) & failed.keys()]:
+                waiting.remove(name)
+                failed[name] = f"not run, since {', '.join(sorted(session.needs(name) & failed.keys()))} did not finish"
+            for name in [name for name in waiting if session.needs(name) <= finished]:
+                if len(running) < plan.pipeline.concurrency:
+                    waiting.remove(name)
+                    running[name] = part.submit(name, session)
+                    running[name].add_done_callback(lambda _, name=name: over.put(name))
+            if session.worker is not None and os.getppid() != session.worker:
+                raise WorkerLost("the worker that started this run is gone; what was committed is kept, the next run resumes from there")
+            try:
+                name = over.get(timeout=0.5)
+            except Empty:
+                continue
+            future = running.pop(name)
+            future.wait()
+            state = future.state
+            if state.is_completed():
+                finished.add(name)
+                _check_again(session, name)
+            else:
+                failed[name] = _reason(state)
+    except BaseException as error:
+        told = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        runner.stop(f"the run was stopped by {told or STOPPED_BY.get(type(error).__name__, repr(error))}")
+        for future in running.values():
+            future.wait()
+        raise
+    if runner.stopping:
+        raise PipelineInterrupted(runner.stopping)
+    if failed:
+        raise PipelineFailed(failed)
+
+
+def _check_again(session: Session, finished: str) -> None:
+    """Plans again after every part: a corpus that turned out too small is refused before anything trains on it, and what `@best:` means is
+    known when its stage has finished. A storage that is away is waited for as one that a part needs; others go on meanwhile."""
+    retries = session.plan.pipeline.retries
+    for before in itertools.count():
+        try:
+            plan = make(session.plan.pipeline, session.plan.store)
+            session.runner.go_on(plan)
+            session.plan = plan
+            return
+        except OSError as error:
+            if before >= retries.attempts:
+                raise
+            wait = retries.wait(before)
+            session.observer.note(finished, f"what follows could not be planned: {error}; the next try begins in {wait:g} s")
+            time.sleep(wait)
+
+
+def _reason(state: Any) -> str:
+    try:
+        state.result()
+    except BaseException as error:
+        return str(error) or type(error).__name__
+    return str(state.message)
+
+
+def run_plan(plan: Plan, observer: Observer, until: str | None, only: str | None) -> None:
+    """Runs what a plan asks for, inside a flow run."""
+    session = Session(plan, observer, select(plan, until, only))
+    session.runner.prepare()
+    try:
+        walk(session)
+    except PipelineFailed as error:
+        _show(plan, error.reasons)
+        raise
+    _show(plan, {})
+
+
+def _show(plan: Plan, failed: dict[str, str]) -> None:
+    """For a deployed run, whose people look at Prefect's pages: stores the report as it is now, and says where."""
+    if runtime.deployment.id is None:
+        return
+    with only_shown("the report"):
+        plan = make(plan.pipeline, plan.store)
+        path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
+        plan.store.write_bytes(path, render(plan).encode())
+        publish_run(plan, plan.store.location(path), failed)
+
+
+@flow(name="apertus", validate_parameters=True, task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS), persist_result=False)  # type: ignore[arg-type]
+def pipeline(
+    spec: RecipeFile,
+    overrides: list[Override] | None = None,
+    until: StageName | None = None,
+    only: StageName | None = None,
+    store: StoreUrl | None = None,
+) -> State[None] | None:
+    """Runs what is not finished of a recipe, in order.
+
+    Args:
+        spec: YAML file of the recipe, on the worker's machine; relative to the checkout.
+        overrides: fields to change, as with --set: stages.sft.optimizer.lr=2e-6
+        until: run this stage and what it needs; everything by default.
+        only: run this stage alone; what it reads must be finished.
+        store: folder or fsspec URL, without credentials; that of the recipe by default.
+    """
+    logging.setLogRecordFactory(RedactedRecord)
+    if runtime.deployment.id is not None:
+        guard(str(runtime.flow_run.id))
+    interrupts.listen_again()  # Prefect has taken SIGTERM; its own exception may come twice
+    with _secrets_kept():
+        recipe = load(spec, overrides or [])
+        plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+        try:
+            run_plan(plan, _observer.get(_Silent()), until, only)
+        except WorkerLost as error:
+            return Cancelled(message=str(error))
+        return None
+
+
+def run_here(observer: Observer, **parameters: Any) -> None:
+    """Calls the flow in this process, watched by `observer`. PipelineFailed when a stage did not finish."""
+    token = _observer.set(observer)
+    try:
+        pipeline(**parameters)
+    finally:
+        _observer.reset(token)

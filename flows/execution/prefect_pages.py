@@ -1,0 +1,94 @@
+"""What people see on Prefect's pages without opening a log: progress that moves, results as tables, the way to the report.
+
+Invariant: pages are for looking at. Nothing is read back from them, and a page that cannot be made never ends a stage.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
+
+from flows.planning.plan import Plan, Step
+from infra.store import Artifact
+from specs.base import flatten
+from specs.redaction import without_secrets
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 5.0
+
+
+def key(*names: str) -> str:
+    """An artifact's key: lower-case letters, digits and dashes, the same in every run."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(names).lower()).strip("-")
+
+
+@contextmanager
+def only_shown(what: str) -> Iterator[None]:
+    """Prefect's server or the store may be away: what cannot be shown is said in the log."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("%s is not on Prefect's pages: %s", what, without_secrets(error))
+
+
+class ProgressBar:
+    """The progress of one part, told to Prefect every few seconds at most. Made inside the part's task run."""
+
+    def __init__(self, pipeline: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told = clock()
+        self._id: Any = None
+        with only_shown(f"the progress of {name}"):
+            self._id = create_progress_artifact(progress=0.0, key=key(pipeline, name, "progress"), description=name)
+
+    def update(self, row: dict[str, Any], text: str) -> None:
+        """`row`: done and total, in whatever unit; `text` describes it."""
+        done = row["done"] >= row["total"]
+        if not done and self._clock() - self._told < INTERVAL_SECONDS:
+            return
+        self._told = self._clock()
+        self._tell(100.0 * row["done"] / row["total"], text)
+
+    def finish(self) -> None:
+        """The part is finished, whether it reported anything or not."""
+        self._tell(100.0, "finished")
+
+    def _tell(self, percent: float, text: str) -> None:
+        if self._id is None:
+            return
+        try:
+            update_progress_artifact(artifact_id=self._id, progress=percent, description=text)
+        except Exception as error:
+            logger.debug("progress was not told: %s", error)
+
+
+def publish_results(step: Step, plan: Plan) -> None:
+    """The results of a part as a table."""
+    with only_shown(f"the table of {step.node.name}"):
+        manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
+        values = flatten({**manifest["metrics"], "seconds": manifest.get("seconds", {})})
+        rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
+        create_table_artifact(key=key(plan.pipeline.name, step.node.name), table=rows, description=f"{step.node.name}: {step.node.path}")
+
+
+def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
+    """The whole run on one page: a line per part, what failed and why, and where the report is."""
+    lines = [f"# {plan.pipeline.name}", "", f"The report: [{report}]({report})" if "://" in report else f"The report: `{report}`", ""]
+    lines += [f"- **{name}** did not finish: {_one_line(reason)}" for name, reason in failed.items()]
+    lines += ["", "| part | kind | state | artifact |", "|---|---|---|---|"]
+    for step in plan.steps.values():
+        state = "failed" if step.node.name in failed else ("finished" if step.action == "reuse" else step.reason or step.action)
+        lines.append(f"| {step.node.name} | {step.node.kind} | {_one_line(state)} | `{step.node.path}` |")
+    with only_shown("the page of the run"):
+        create_markdown_artifact(key=key(plan.pipeline.name, "run"), markdown="\n".join(lines), description=f"Run of {plan.pipeline.name}")
+
+
+def _one_line(text: str) -> str:
+    return (text.splitlines() or [""])[0].replace("|", "\\|")

@@ -1,0 +1,368 @@
+"""Runs one part: makes the job, starts its process, and judges the outcome by the store.
+
+Invariant: a part counts as finished when its manifest is in the store, whatever its process returned; a process that returned 0 without one
+has failed. Nothing is started while the runner is stopping. Whoever works at a part holds its lease; a run that finds it held waits, and
+reuses what the holder has made, or takes over when the holder ends without a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from flows.planning.graph import Input, Node
+from flows.planning.plan import Plan, Step, decide
+from flows.planning.run_records import Records
+from infra.launchers import REFUSED, Ended, Launched, launch_job, make_scratch
+from infra.store import Artifact, StoreError
+from infra.store.inputs import lock
+from infra.store.lease import Lease, LeaseLost, Leases, Timing
+from infra.store.retention import hold, refer
+from specs.base import Spec
+from specs.job import InputRef, Job
+from specs.pipeline import CHECKPOINTS
+from specs.profile import Profile
+
+JOBS_IN_VAIN = 3
+REFUSALS = 100  # one after another, of a cluster that took jobs of the same run before: most of a day
+DISTRIBUTED = {*CHECKPOINTS, "evaluate", "probe", "log_probabilities"} - {"select"}  # kinds that run on the training engine, under torchrun
+
+
+class StageFailed(RuntimeError):
+    """A part that did not reach its manifest. `again`: another attempt may succeed. `refused`: the cluster did not take this one."""
+
+    def __init__(self, message: str, *, again: bool, refused: bool = False) -> None:
+        super().__init__(message)
+        self.again = again
+        self.refused = refused
+
+
+class GateFailed(RuntimeError):
+    """A finished evaluation that does not meet a bound of the recipe."""
+
+
+class Interrupted(RuntimeError):
+    """The part was stopped from outside; what it had committed is kept, and the next run resumes from there."""
+
+
+class Observer(Protocol):
+    """Who watches a run: the terminal, Prefect's logs."""
+
+    def begin(self, step: Step) -> None: ...
+    def line(self, name: str, text: str) -> None: ...
+    def note(self, name: str, text: str) -> None: ...
+    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
+
+
+class Runner:
+    """Runs the parts of one plan. Safe to call from several threads; `stop` may come from any."""
+
+    def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None, profile: Profile | None = None) -> None:
+        self.plan = plan
+        self.profile = profile or Profile()
+        self.observer = observer
+        self.timing = timing or Timing()
+        self.stopping = ""
+        self._stopped = threading.Event()
+        self._processes: set[Launched] = set()
+        self._dead_nodes: set[str] = set()
+        self._in_vain: dict[str, int] = {}  # jobs of a part, one after another, that a cluster ended before anything was committed
+        self._failed: dict[str, int] = {}  # attempts at a part, one after another, that failed before anything was committed
+        self._seen: dict[str, set[str]] = {}  # what was committed of a part when the attempts began that count as failed
+        self._taken = False  # the cluster has taken a job of this run
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Records, before anything runs, what the run refers to and what the sources held."""
+        self.plan.store.initialise()
+        _note_inputs(self.plan)
+        Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, _dump(self.plan.pipeline))
+
+    def go_on(self, plan: Plan) -> None:
+        """Goes on with a plan made anew, in which `@best:` and selections mean what has come out since. What differs is recorded first: at
+        any moment the last record names everything that this run has made."""
+        before, after = ([(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan))
+        if (self.plan.graph.best, before) != (plan.graph.best, after):
+            _note_inputs(plan)
+            Records(plan.store, plan.pipeline.name).keep(plan.graph, _dump(plan.pipeline))
+        self.plan = plan
+
+    def stop(self, reason: str) -> None:
+        """Ends what is running, with a checkpoint where there is one to write; nothing is started any more."""
+        with self._lock:
+            self.stopping = self.stopping or reason
+            self._stopped.set()
+            running = list(self._processes)
+        for process in running:
+            process.stop(reason)
+
+    def run(self, name: str) -> Step:
+        """Runs a part, or finds it finished. Its state afterwards. StageFailed, GateFailed or Interrupted otherwise.
+
+        After a StageFailed that says `again`, the next call for the same part waits first, as `retries` of the recipe states."""
+        node = self.plan.graph.nodes[name]
+        if failed := self._failed.get(name, 0):
+            wait = self.plan.pipeline.retries.wait(failed - 1)
+            if wait and not self.stopping:
+                self.observer.note(name, f"the next attempt begins in {wait:g} s")
+            self._stopped.wait(wait)
+        try:
+            return self._finish(node)
+        except StageFailed as error:
+            error.again = error.again and self._another(node, refused=error.refused)
+            raise
+        except OSError as error:
+            raise StageFailed(f"{name}: {error}", again=self._another(node)) from error
+
+    def _another(self, node: Node, *, refused: bool = False) -> bool:
+        """Whether an attempt that failed is followed by another: as often as the recipe states without anything new in the store."""
+        gained: set[str] = set()
+        with contextlib.suppress(OSError):
+            committed = self._committed(node)
+            gained = committed - self._seen.get(node.name, committed)
+            self._seen[node.name] = committed
+        failed = self._failed[node.name] = 1 if gained else self._failed.get(node.name, 0) + 1
+        return failed <= (REFUSALS if refused and self._taken else self.plan.pipeline.retries.attempts)
+
+    def _finish(self, node: Node) -> Step:
+        name = node.name
+        begun, outcome = time.monotonic(), "reused"
+        while (lease := self._turn(node)) is not None:
+            begun = time.monotonic()
+            try:
+                with lease:
+                    step = decide(node, self.plan)
+                    if step.action != "reuse":  # the holder before may have finished it since the last look
+                        self.observer.begin(step)
+                        self._attempt(node, step, lease)
+                        outcome = "finished"
+            except LeaseLost as error:
+                self.observer.note(name, f"{error}; the rest is left to it")
+            except (StageFailed, Interrupted) as error:
+                self.observer.end(step, str(error).splitlines()[0], time.monotonic() - begun, None)
+                raise
+        step = decide(node, self.plan)
+        if step.action == "reuse" and self.plan.pipeline.stages[node.stage].protect:
+            Records(self.plan.store, self.plan.pipeline.name).protect(node)
+        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
+        if step.gate_failures:
+            self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
+            raise GateFailed("; ".join(step.gate_failures))
+        self.observer.end(step, outcome, time.monotonic() - begun, metrics)
+        return step
+
+    def _turn(self, node: Node) -> Lease | None:
+        """Waits until the part is finished, by whomever (None), or is this runner's to do. Interrupted when it is told to stop."""
+        artifact = Artifact(self.plan.store, node.path, node.end_step)
+        leases = Leases(self.plan.store, node.path, self.timing)
+        told = ""
+        while not artifact.complete:
+            if self.stopping:
+                raise Interrupted(f"{node.name} was not started: {self.stopping}")
+            seen = leases.look()
+            if seen.free and (lease := leases.claim(attempt_id(), seen)) is not None:
+                if seen.why:
+                    self.observer.note(node.name, f"taken over from {seen.holder}: {seen.why}")
+                return lease
+            why = f" ({seen.why})" if seen.why else ""
+            if not seen.free and told != (told := f"held by {seen.holder}{why}, waiting"):
+                self.observer.note(node.name, told)
+            self._stopped.wait(self.timing.look)
+        return None
+
+    def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
+        """One attempt. Returns when the part is finished, or a cluster ended the attempt before it was: the next one resumes from what is
+        committed."""
+        scratch = make_scratch(node.name, self.profile.scratch)
+        before = self._committed(node)
+        self._seen.setdefault(node.name, before)
+        try:
+            job = self._job(node, step, scratch, lease)
+            process = self._process(job, node)
+            with self._lock:
+                self._processes.add(process)
+                stopping = self.stopping
+            if stopping:
+                process.stop(stopping)
+            lease.when_lost(process.stop)
+            try:
+                ended = process.run(
+                    lambda text: self.observer.line(node.name, text),
+                    lambda row: self.observer.progress(node.name, row),
+                    lease.stage_started,
+                )
+            except REFUSED as error:
+                raise StageFailed(f"{node.name}: {error}", again=True, refused=True) from error
+            except BaseException:
+                process.stop("the launcher failed")
+                raise
+            finally:
+                with self._lock:
+                    self._processes.discard(process)
+            self._taken = True
+            log = self._keep_log(job, scratch)
+            if ended.requeue and not self.stopping:
+                self._submit_again(node, ended, before, log)
+            else:
+                self._judge(node, ended, log, lease)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _process(self, job: Job, node: Node) -> Launched:
+        distributed = node.kind in DISTRIBUTED
+        return launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
+
+    def _committed(self, node: Node) -> set[str]:
+        """What a next attempt would not do again."""
+        return {f"{folder}/{name}" for folder in ("checkpoints", "units") for name in self.plan.store.names(f"{node.path}/{folder}")}
+
+    def _submit_again(self, node: Node, ended: Ended, before: set[str], log: str) -> None:
+        """Notes that the next attempt follows. StageFailed when attempts get nowhere."""
+        if Artifact(self.plan.store, node.path, node.end_step).complete:
+            return
+        self._dead_nodes |= {*ended.dead_nodes}
+        in_vain = self._in_vain.get(node.name, 0) + 1 if self._committed(node) == before else 0
+        self._in_vain[node.name] = in_vain
+        if in_vain == JOBS_IN_VAIN:
+            raise StageFailed(
+                f"{node.name}: {in_vain} jobs, one after another, ended before anything was committed, the last since {ended.requeue}. "
+                f"Fix: a longer time limit, or more frequent checkpoints (log: {log})",
+                again=False,
+            )
+        without = f", without {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
+        self.observer.note(node.name, f"submitted again{without}, since {ended.requeue}")
+
+    def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
+        if Artifact(self.plan.store, node.path, node.end_step).complete:
+            return
+        if ended.stopped and self.stopping:
+            saved = Artifact(self.plan.store, node.path).checkpoint_steps() if node.end_step is not None else []
+            kept = f"; checkpoints at steps {', '.join(map(str, saved))}" if saved else ""
+            raise Interrupted(f"{node.name} was interrupted: {ended.stopped}{kept}")
+        lease.check()
+        if ended.stopped:
+            raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
+        if ended.error and ended.error.get("damaged"):
+            self._withdraw_damaged(node, ended.error["damaged"] | {"message": ended.error["message"]}, log, lease)
+            return
+        if ended.error and ended.error.get("interrupted"):  # told to stop by somebody else, or by the clock
+            self.stop(ended.error["message"])
+            raise Interrupted(f"{node.name} was interrupted: {ended.error['message']}")
+        if ended.error:
+            raise StageFailed(f"{node.name}: {ended.error['message']} (log: {log})", again=bool(ended.error["again"]))
+        last = ended.tail[-1] if ended.tail else "it printed nothing"
+        raise StageFailed(f"{node.name}: ended with exit code {ended.code} and no result: {last} (log: {log})", again=True)
+
+    def _keep_log(self, job: Job, scratch: Path) -> str:
+        """Stores what the attempt printed, whatever became of it; where."""
+        path = f"{job.path}/logs/{job.attempt}.txt"  # not in the attempt's folder, which may be a model to hand on
+        log = scratch / "log.txt"
+        log.touch()
+        try:
+            self.plan.store.upload(log, path)
+        except (OSError, StoreError) as error:  # the attempt is judged nevertheless
+            self.observer.note(job.node, f"its log could not be stored: {error}")
+            return "could not be stored"
+        return self.plan.store.location(path)
+
+    def _job(self, node: Node, step: Step, scratch: Path, lease: Lease) -> Job:
+        inputs = {role: self._input(node, read) for role, read in node.inputs.items()}
+        resume = self.sound_checkpoint(node, step.resume_step, lease)
+        return Job(
+            pipeline=self.plan.pipeline.name,
+            node=node.name,
+            kind=node.kind,
+            version=node.version,
+            fingerprint=node.fingerprint,
+            spec=_dump(node.part),
+            identity=node.identity,
+            inputs=inputs,
+            launch=_dump(node.launch),
+            store=self.plan.store.url,
+            path=node.path,
+            attempt=lease.holder.attempt,
+            lease=lease.generation,
+            scratch=str(scratch),
+            progress=str(scratch / "progress.jsonl"),
+            resume_step=resume,
+            profile=_dump(self.profile),
+            tracking=self.plan.pipeline.tracking.located(),
+            launched_at=time.time(),
+        )
+
+    def _input(self, node: Node, read: Input) -> InputRef:
+        if read.node is None:
+            return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name)
+        path = self.plan.graph.nodes[read.node].path
+        folder = None
+        if read.step is not None:
+            hold(self.plan.store, path, read.step, node.path)
+            checkpoint = Artifact(self.plan.store, path).checkpoint(read.step)
+            checkpoint.check(content=False)
+            folder = checkpoint.folder
+        return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
+
+    def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
+        """The last checkpoint of the part's own trajectory, up to `step`, whose files are there with the lengths that its marker states.
+        What they hold is compared by the stage, while it loads them (`_withdraw_damaged`).
+
+        The marker of a damaged one is withdrawn, so that the step can be committed again."""
+        artifact = Artifact(self.plan.store, node.path)
+        for candidate in reversed(self._own_steps(node)):
+            if step is None or candidate > step:
+                continue
+            try:
+                artifact.checkpoint(candidate).check(content=False)
+                return candidate
+            except StoreError as error:
+                self._withdraw(node, [candidate], error, lease)
+        return None
+
+    def _own_steps(self, node: Node) -> list[int]:
+        """Steps of the stored checkpoints that are the part's own work."""
+        return [step for step in Artifact(self.plan.store, node.path).checkpoint_steps() if step > (node.start_step or 0)]
+
+    def _withdraw_damaged(self, node: Node, damaged: dict[str, Any], log: str, lease: Lease) -> None:
+        """A stage has found a checkpoint damaged while it read it. One of its own is withdrawn, with those after it (a rollback reads one
+        that is not the last), and the next attempt resumes from the one before. StageFailed for one of another part, and for one that is
+        sound when all of it is read again."""
+        step, message = int(damaged["step"]), f"{node.name}: {damaged['message']} (log: {log})"
+        if damaged["artifact"] != node.path or step not in (own := self._own_steps(node)):
+            raise StageFailed(message, again=False)
+        try:
+            Artifact(self.plan.store, node.path).checkpoint(step).check()
+        except StoreError as error:
+            self._withdraw(node, [later for later in own if later >= step], error, lease)
+            return
+        raise StageFailed(f"{message}; read again, it is not", again=True)
+
+    def _withdraw(self, node: Node, steps: list[int], error: StoreError, lease: Lease | None) -> None:
+        """Takes checkpoints away, the last one first, so that what is left never misses one in between."""
+        for step in reversed(steps):
+            if lease is not None:
+                lease.check()
+            self.observer.note(node.name, f"checkpoint {step} is withdrawn, the one before it is used: {error}")
+            Artifact(self.plan.store, node.path).withdraw(step)
+
+
+def attempt_id() -> str:
+    return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
+
+
+def _note_inputs(plan: Plan) -> None:
+    """Records what the sources held, and beside the checkpoints that the parts start from."""
+    for name, listing in plan.graph.listings.items():
+        lock(plan.store, listing, plan.graph.digests[name])
+    for node, parent, step in plan.graph.starts(plan.pipeline):
+        refer(plan.store, parent.path, step, node.path)
+
+
+def _dump(spec: Spec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,113 @@
+"""Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names one.
+
+Invariant: the temporary server lives as long as the process, however that ends. It has to be told how the
+run ended, so the signals that end a run do not end it. It is killed at exit, when its logs are delivered;
+when this process was killed, by a guard, which holds the other end of a pipe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flows.execution import interrupts
+from infra.liveness import STOP_SIGNALS, start_guard
+
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
+}
+
+
+def start_prefect() -> None:
+    """Sets Prefect up for the rest of this process. What the user has set in the environment wins. ConnectionError when the server that
+    `PREFECT_API_URL` names does not answer, or the temporary one does not start."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    _reach_this_machine_directly()
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    refresh_global_settings_context()  # Prefect read the environment when it was imported, which may be long ago
+    _log_to_the_server_only()
+    url = get_current_settings().api.url
+    if url is not None:
+        _reach(url)
+        return
+    from prefect.server.api.server import SubprocessASGIServer
+
+    class Guarded(SubprocessASGIServer):  # from its first moment, and when `start` begins again
+        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+            with interrupts.blocked():
+                process = super()._run_uvicorn_command()
+                _guard(process.pid)
+            return process
+
+        def stop(self) -> None:
+            if self.server_process:
+                self.server_process.kill()  # SIGTERM, which Prefect sends, is blocked
+            super().stop()
+
+    server = Guarded()
+    with _alone(get_current_settings().home):
+        try:
+            server.start()
+        except RuntimeError as error:
+            fix = "run again; or start one and name it in PREFECT_API_URL"
+            raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
+
+
+def _reach_this_machine_directly() -> None:
+    """Requests to this machine, from child processes too, bypass a proxy that the environment names."""
+    stated = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # in the order of Python's clients
+    if stated != "*":
+        direct = ",".join([*filter(None, [stated]), "127.0.0.1", "localhost"])
+        os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
+
+
+def _guard(pid: int) -> None:
+    """Kills that server when this process is gone; not another process that has its number since. What is
+    blocked is ignored too: the shell unblocks it when a command has ended."""
+    numbers = " ".join(str(int(number)) for number in STOP_SIGNALS)
+    program = f"trap '' {numbers}; read _; " + 'grep -q prefect.server "/proc/$0/cmdline" && kill -9 "$0"'
+    kill = ["/bin/sh", "-c", program, str(pid)]
+    start_guard(kill)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """No other run starts a server there meanwhile: of two that make one new database, one fails, prints why, and starts again."""
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "apertus-starts-a-server", "w") as file:
+        with suppress(OSError):  # a filesystem without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _reach(url: str) -> None:
+    """ConnectionError when no server answers there."""
+    import httpx
+
+    try:
+        httpx.get(f"{url}/health", timeout=10)
+    except httpx.TransportError as error:
+        raise ConnectionError(f"no Prefect server answers at {url} ({error}). Fix: start it, or unset PREFECT_API_URL") from error
+
+
+def _log_to_the_server_only() -> None:
+    """Takes Prefect's own lines off the terminal, where the observer of the run writes."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    for name in (None, "prefect", "prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            if isinstance(handler, PrefectConsoleHandler):
+                logger.removeHandler(handler)

@@ -1,0 +1,65 @@
+"""Numbers, results and progress as people read them in a sentence or a cell.
+
+Invariant: nothing here knows where it is printed: a terminal, a page of Prefect, the report.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # of the actions of a plan
+ROUNDED_UP = 0.9995  # of a magnitude: from here on three digits are the next one
+
+
+def amount(value: float) -> str:
+    """1,234 as `1.23k`: three digits and a magnitude; `-` for zero."""
+    if not value:
+        return "-"
+    for limit, suffix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit * ROUNDED_UP:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def quantity(value: float) -> str:
+    """The same in a sentence, where zero is a number too."""
+    return amount(value) if value else "0"
+
+
+def in_full(value: float, digits: int = 4) -> str:
+    """As a person writes it: a count in full (`25,120`), and of a fraction so many digits, but all of those before the point."""
+    if isinstance(value, float) and abs(value) < 10**digits - 0.5:
+        return f"{value:,.{digits}g}"
+    return f"{value:,.0f}"
+
+
+def flop(value: float) -> str:
+    """Floating-point operations as papers write them: `6.74e24`; `-` for zero."""
+    return f"{value:.3g}".replace("e+", "e") if value else "-"
+
+
+HEADLINES = (
+    *("loss", "validation_loss", "perplexity", "documents", "conversations", "vocab_size", "logit_difference"),
+    *("reward/mean", "reward/difference", "mean_offline", "mean_sampled", "pairs", "prompts", "completions", "sequences"),
+)
+SHOWN = 3
+
+
+def headline(metrics: dict[str, Any]) -> str:
+    """The few numbers that say how a part turned out."""
+    found = [f"{name.replace('_', ' ')} {in_full(metrics[name])}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
+    return ", ".join(found[:SHOWN])
+
+
+def describe(row: dict[str, Any]) -> str:
+    """`step 120/400  9.1k tokens/s  loss 3.21`."""
+    metrics = dict(row["metrics"])
+    text = f"{row['unit']} {row['done']:g}/{row['total']:g}"
+    if (speed := metrics.pop("tokens_per_second", None)) is not None:
+        text += f"  {amount(speed)} tokens/s"
+    for name in ("loss", "validation_loss"):
+        if (value := metrics.pop(name, None)) is not None:
+            text += f"  {name.replace('_', ' ')} {value:.3f}"
+    if (queued := metrics.pop("queued", None)) is not None:
+        text += f"  {metrics.pop('running'):g} running, {queued:g} queued"
+    return text

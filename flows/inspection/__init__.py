@@ -1,0 +1,1 @@
+"""What became of data: one inspector per kind of artifact."""

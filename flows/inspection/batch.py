@@ -1,0 +1,157 @@
+"""What the model sees: the samples of a step of training, decoded, with document borders, what is trained and where each comes from.
+
+A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored. The first token of a document
+is never predicted. In text, what is not trained was left out by the Goldfish loss; in conversations it is not the assistant's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from flows.inspection.common import Options, artifact, references
+from flows.planning.graph import Node
+from flows.planning.plan import Plan
+from specs.errors import Problem, SpecError
+from specs.stages.training import Segment
+
+MARKS = {"untrained": ("⟦", "⟧"), "first": ("‹", "›")}  # of what is printed without colours
+STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "padding": "dim"}
+
+
+def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
+    """The segment that a step lies in, of one leg; the first one by default. SpecError for a step that there is not."""
+    legs = sorted({node.leg for node in nodes})
+    if len(legs) > 1:
+        raise SpecError([Problem((), f"'{name}' has {len(legs)} steps of its own length", f"name one: {', '.join(legs)}.", "inspect")])
+    step = options.step if options.step is not None else (nodes[0].start_step or 0) + 1
+    for node in nodes:
+        if (node.start_step or 0) < step <= (node.end_step or 0):
+            return node
+    first, last = (nodes[0].start_step or 0) + 1, nodes[-1].end_step
+    raise SpecError([Problem((), f"'{name}' has no step {step}", f"name one from {first} to {last}.", "--step")])
+
+
+def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+    """`samples`: for each its index, source, arrays (`input`, `labels`, `positions`, ...) and `documents` with decoded pieces."""
+    from tokenizers import Tokenizer
+
+    from apertus_model.stages.training_data import open_data
+
+    segment = node.part
+    assert isinstance(segment, Segment)
+    inputs = references(plan, node)
+    data: Any = open_data(
+        plan.store, inputs, segment.model_copy(update={"validation": segment.validation.model_copy(update={"interval": 0})})
+    )
+    tokenizer_artifact = artifact(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
+    tokenizer = Tokenizer.from_str(tokenizer_artifact.bytes("tokenizer.json").decode())
+    step = options.step if options.step is not None else (node.start_step or 0) + 1
+    begin, count = segment.sample_at(step - 1), segment.global_batch_size
+    if options.sample is not None:
+        begin, count = options.sample, 1
+    pad = {tokenizer_artifact.manifest["facts"].get("pad_id"), tokenizer_artifact.manifest["facts"].get("eos_id")}
+    samples = [sample_of(data, tokenizer, index, pad) for index in range(begin, begin + min(count, options.limit))]
+    first, end = segment.sample_at(segment.start_step), segment.sample_at(segment.end_step)
+    drawn = first <= begin < end
+    return {
+        "name": node.name,
+        "kind": node.kind,
+        "note": "" if drawn else f"training draws the samples {first:,} to {end - 1:,} here; {begin:,} is not among them",
+        "step": step if options.sample is None else None,
+        "global_batch_size": segment.global_batch_size,
+        "sequence_length": segment.sequence_length,
+        "packing": segment.packing,
+        "samples": samples,
+    }
+
+
+def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> dict[str, Any]:
+    """One sample of some `TrainingData`, decoded. `pad`: ids that fill sequences up."""
+    sample = data.samples[index]
+    ids, labels, positions = (array.tolist() for array in (sample.input, sample.labels, sample.positions))
+    weights = getattr(sample, "weights", None)
+    found: dict[str, Any] = {"index": index, "input": ids, "labels": labels, "positions": positions}
+    if weights is not None:
+        found["weights"] = [round(float(weight), 6) for weight in weights]
+    for name in ("segments", "rewards", "reference"):
+        if (array := getattr(sample, name, None)) is not None:
+            found[name] = array.tolist()
+    origins = _origins(data, sample, index)
+    starts = [place for place, position in enumerate(positions) if position == 0]
+    found["documents"] = []
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(ids)], strict=True)):
+        inside = range(start, end)
+        trained = [place for place in inside if labels[place] >= 0]
+        padding = not trained and end == len(ids) and {ids[place] for place in inside} <= pad
+        kinds = ["padding" if padding else _status(place, start, labels) for place in inside]
+        pieces = [
+            {"status": status, "tokens": len(places), "text": tokenizer.decode([ids[place] for place in places], skip_special_tokens=False)}
+            for status, places in _runs(list(inside), kinds)
+        ]
+        origin = "padding" if padding else (origins[number] if number < len(origins) else origins[-1])
+        found["documents"].append({"begin": start, "tokens": end - start, "trained": len(trained), "source": origin, "pieces": pieces})
+    if labels[-1] >= 0:
+        found["last_label"] = tokenizer.decode([labels[-1]], skip_special_tokens=False)
+    found["source"] = ", ".join(dict.fromkeys(document["source"] for document in found["documents"] if document["source"] != "padding"))
+    return found
+
+
+def _status(place: int, start: int, labels: list[int]) -> str:
+    if place == start:
+        return "first"
+    return "trained" if labels[place - 1] >= 0 else "untrained"
+
+
+def _runs(places: list[int], kinds: list[str]) -> Iterator[tuple[str, list[int]]]:
+    """Neighbours of one kind together, so that characters of several tokens are decoded whole."""
+    for kind, run in groupby(zip(kinds, places, strict=True), key=lambda pair: pair[0]):
+        yield kind, [place for _, place in run]
+
+
+def _origins(data: Any, sample: Any, index: int) -> list[str]:
+    """Where the documents of a sample come from, in order; the last one stands for all that follow."""
+    samples = data.samples
+    if hasattr(samples, "order"):
+        draw = samples.order[index]
+        return [f"{data.names[draw.source]} (sequence {draw.window:,} of {samples.order.windows[draw.source]:,}, pass {draw.epoch + 1})"]
+    if hasattr(samples, "conversations"):
+        return [f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)]
+    sides = ("chosen", "rejected")
+    return [
+        f"{data.names[0]} ({sides[number % 2]}, quantile reward {reward:.3f}, reference log-probability {logp:.2f})"
+        for number, (reward, logp) in enumerate(zip(sample.rewards.tolist(), sample.reference.tolist(), strict=True))
+    ]
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    at = f"step {found['step']}, {found['global_batch_size']} sequences" if found["step"] is not None else "one sample"
+    console.print(f"[bold]{escape(found['name'])}[/]: {at} of {found['sequence_length']} tokens", highlight=False)
+    if found["note"]:
+        console.print(f"[yellow]note[/] {escape(found['note'])}", highlight=False, soft_wrap=True)
+    marks = {} if console.is_terminal or console.record else MARKS
+    legend = Text("tokens: ")
+    for status, style in STYLES.items():
+        begin, end = marks.get(status, ("", ""))
+        legend.append(f"{begin}{status}{end}", style=style).append("  ")
+    console.print(legend)
+    for sample in found["samples"]:
+        trained = sum(document["trained"] for document in sample["documents"])
+        console.rule(Text(f"sample {sample['index']}: {trained} of {len(sample['input'])} places trained"))
+        for document in sample["documents"]:
+            end = document["begin"] + document["tokens"] - 1
+            heading = f"tokens {document['begin']} to {end}, positions 0 to {document['tokens'] - 1}: {document['source']}"
+            console.print(Text(heading, style="bold magenta"), soft_wrap=True)
+            if document["source"] != "padding":
+                text = Text()
+                for piece in document["pieces"]:
+                    begin, end = marks.get(piece["status"], ("", ""))
+                    text.append(f"{begin}{piece['text']}{end}", style=STYLES[piece["status"]])
+                console.print(text)
+        if "last_label" in sample:
+            console.print(Text(f"and then, predicted at the last place: {sample['last_label']!r}", style="dim"))

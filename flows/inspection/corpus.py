@@ -1,0 +1,111 @@
+"""What became of the documents of a corpus: counts, and a few kept and dropped ones with the reason.
+
+Invariant: reads the manifest and `examples.jsonl` only; imports neither torch nor Prefect.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from apertus_model.data.examples import Row, from_jsonl
+from flows.inspection.common import Options, artifact
+from flows.planning.graph import Node
+from flows.planning.plan import Plan
+from infra.store import Artifact
+from specs.errors import Problem, SpecError, nearest
+
+EXAMPLES = "examples.jsonl"
+LINES = 15
+_CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
+
+
+def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+    """What `account_of` says of a part of a corpus that has been made."""
+    return account_of(artifact(plan, node), limit=options.limit, reason=options.reason)
+
+
+def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> dict[str, Any]:
+    """`account`: rows from what was read to what was kept; `kept`: what became of it; `examples`: at most `limit` of each reason, or of
+    `reason` alone: the label of a filter, `kept`, or `replaced`.
+
+    Raises:
+        SpecError: for a reason that the corpus does not know.
+    """
+    metrics = corpus.manifest["metrics"]
+    reasons = [*metrics["filters"], "kept", "replaced"]
+    if reason is not None and reason not in reasons:
+        raise SpecError([Problem((), f"there is no reason '{reason}' in this corpus", nearest(reason, reasons), "inspect")])
+    rows = from_jsonl(corpus.bytes(EXAMPLES))
+    return {
+        "name": corpus.identity["name"],
+        "kind": "corpus",
+        "account": [{"what": what, "documents": documents, "characters": characters} for what, documents, characters in account(metrics)],
+        "kept": {"train": metrics["train"], "validation": metrics["validation"], "probes": metrics["probes"]},
+        "replaced": metrics["replaced"],
+        "examples": [
+            row for name in (reasons if reason is None else [reason]) for row in [row for row in rows if row["reason"] == name][:limit]
+        ],
+    }
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """Prints what `account_of` has found."""
+    console.print(_account(found))
+    console.print(_destination(found), highlight=False)
+    for row in found["examples"]:
+        _print_example(console, row)
+
+
+def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
+    """(what, documents, characters) from what was read to what was kept. Characters are those of the text as read; what was rejected never
+    became a text."""
+    read, dropped, characters = metrics["read"], metrics["dropped"], metrics["dropped_characters"]
+    rows: list[tuple[str, int, int | None]] = [(f"rejected: {name}", count, None) for name, count in sorted(metrics["rejected"].items())]
+    rows.append(("read", read["documents"], read["characters"]))
+    rows += [(f"dropped: {name}", dropped[name], characters[name]) for name in metrics["filters"]]
+    kept = read["documents"] - sum(dropped.values()), read["characters"] - sum(characters.values())
+    return [*rows, ("kept", *kept)]
+
+
+def _account(found: dict[str, Any]) -> Table:
+    table = Table(title=escape(found["name"]), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    table.add_column("documents", justify="right", no_wrap=True)
+    table.add_column("characters", justify="right", no_wrap=True)
+    for row in found["account"]:
+        table.add_row(escape(row["what"]), f"{row['documents']:,}", "" if row["characters"] is None else f"{row['characters']:,}")
+    return table
+
+
+def _destination(found: dict[str, Any]) -> str:
+    replaced = ", ".join(f"{count:,} {kind}" for kind, count in found["replaced"].items())
+    kept = found["kept"]
+    splits = f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out, {kept['probes']:,} probes"
+    return f"kept: {splits}; replaced: {replaced or 'nothing'}\n"
+
+
+def _print_example(console: Console, row: Row) -> None:
+    heading = Text(row["reason"], style="bold")
+    heading.append(f"  {row['hash']}", style="dim")
+    if "value" in row:
+        heading.append(f"  {row['value']} (rule: {row['rule']})", style="red")
+    console.print(heading)
+    for label, text in (("as read", row.get("before")), ("", row["text"]), ("kept instead", row.get("like"))):
+        if text is not None:
+            if label:
+                console.print(Padding(Text(f"{label}:", style="dim"), (0, 0, 0, 2)))
+            console.print(Padding(Text(_shown(text)), (0, 0, 1, 4)))
+
+
+def _shown(text: str) -> str:
+    """The first lines, without what a terminal would obey."""
+    lines = _CONTROL.sub(" ", text).split("\n")
+    return "\n".join([*lines[:LINES], "[...]"] if len(lines) > LINES else lines)

@@ -1,0 +1,86 @@
+"""What a mixture draws: asked and realised shares, with the bound that holds for any number of samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.inspection.common import Options, artifact
+from flows.planning.graph import Node
+from flows.planning.mixtures import corpora
+from flows.planning.plan import Plan
+
+
+def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+    """`sources`: a row for each, with what every stage that trains on the mixture asks of it; `first`: sources of the first samples."""
+    from fractions import Fraction
+
+    from apertus_model.data.order import BLOCK, MixtureOrder
+
+    recipe = artifact(plan, node).json("recipe.json")
+    names = {read.fingerprint: read.name for read in corpora(plan.graph, node.name)}
+    entries = recipe["sources"]
+    order = MixtureOrder([Fraction(entry["weight"]) for entry in entries], [1] * len(entries), recipe["seed"])
+    drawn = order.drawn(options.samples)
+    readers = {
+        segment.stage for segment in plan.graph.nodes.values() if "mixture" in segment.inputs and _stage(plan, segment) == node.stage
+    }
+    sources = []
+    for index, entry in enumerate(entries):
+        name = names[entry["fingerprint"]]
+        uses = [
+            {"stage": demand.stage, "sequences": demand.sequences, "sequence_length": demand.sequence_length, "tokens": demand.tokens}
+            | {"passes": demand.passes, "allowed": demand.allowed}
+            for demand in plan.demands
+            if demand.source == name and demand.stage in readers
+        ]
+        sources.append(
+            {
+                "source": name,
+                "weight": entry["weight"],
+                "share": float(order.shares[index]),
+                "drawn": drawn[index],
+                "realised": drawn[index] / options.samples,
+                "off_by": float(drawn[index] - options.samples * order.shares[index]),
+                "bound": float(order.discrepancy(index)),
+                "tokens": entry["tokens"],
+                "documents": entry["documents"],
+                "uses": uses,
+            }
+        )
+    first = [names[entries[order[i].source]["fingerprint"]] for i in range(options.limit)]
+    return {"name": node.name, "kind": "mixture", "seed": recipe["seed"], "samples": options.samples, "block": BLOCK} | {
+        "sources": sources,
+        "first": first,
+    }
+
+
+def _stage(plan: Plan, segment: Node) -> str:
+    """The stage of the mixture that a segment draws from."""
+    return plan.graph.nodes[segment.inputs["mixture"].name].stage
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    title = f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first {found['samples']:,} samples"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("source", "weight", "asked", "realised", "off by", "bound", "tokens"):
+        table.add_column(heading, justify="left" if heading == "source" else "right", no_wrap=True)
+    uses = Table(title="passes, at the end of a stage", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("source", "stage", "passes", "allowed"):
+        uses.add_column(heading, justify="right" if heading in ("passes", "allowed") else "left", no_wrap=True)
+    for row in sorted(found["sources"], key=lambda row: -row["share"]):
+        table.add_row(
+            *(escape(row["source"]), str(row["weight"]), f"{row['share']:.4%}", f"{row['realised']:.4%}", f"{row['off_by']:+.2f}"),
+            *(f"{row['bound']:.1f}", f"{row['tokens']:,}"),
+        )
+        for use in row["uses"]:
+            uses.add_row(escape(row["source"]), escape(use["stage"]), f"{use['passes']:.2f}", f"{use['allowed']:g}")
+    console.print(table)
+    console.print("off by, bound: in samples; the bound holds for any number of samples.", style="dim")
+    if uses.row_count:
+        console.print(uses)
+    console.print(f"first samples: {escape(', '.join(found['first']))}", soft_wrap=True)

@@ -1,0 +1,62 @@
+"""What a plan has to say about a recipe that can run, and might not be what its author wants.
+
+Each check is a generator that yields `Advice` with one code of `specs.advice`. What a recipe silences is left out, and what it silences
+without need is noted.
+
+Invariant: advice refuses nothing and changes nothing; it depends on what was planned alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flows.planning.advice import resources, training
+from flows.planning.advice.given import Advice, Context
+from flows.planning.estimate import Estimates
+from flows.planning.graph import Graph
+from flows.planning.source_usage import Demand
+from specs.pipeline import Pipeline
+
+CHECKS = (
+    training.sft_optimizer,
+    training.decay_before_sft,
+    training.learning_rate_jump,
+    training.slow_warmup,
+    training.never_reached,
+    training.repetition,
+    training.goldfish_off,
+    training.rope_theta,
+    training.tokens_per_batch,
+    resources.checkpoint_interval,
+    resources.gpu_memory,
+    resources.sampling_memory,
+    resources.cluster_size,
+)
+
+
+class Given(NamedTuple):
+    """given: to be shown; silenced: that would be; notes: silences that have no effect."""
+
+    given: list[Advice] = []  # noqa: RUF012  # never changed
+    silenced: list[Advice] = []  # noqa: RUF012
+    notes: list[str] = []  # noqa: RUF012
+
+    def to_json(self) -> dict[str, Any]:
+        return {"advice": [advice.to_json() for advice in self.given], "silenced": [advice.to_json() for advice in self.silenced]}
+
+
+def advise(graph: Graph, pipeline: Pipeline, demands: list[Demand], estimates: Estimates) -> Given:
+    """All advice on a plan, in the order of the stages."""
+    context = Context(graph, pipeline, demands, estimates)
+    found = [advice for check in CHECKS for advice in check(context)]
+    order = list(pipeline.stages)
+    found.sort(key=lambda advice: order.index(advice.stage))
+    silent = {(name, code) for name, stage in pipeline.stages.items() for code in stage.silence}
+    everywhere = set(pipeline.silence)
+    given = [advice for advice in found if advice.code not in everywhere and (advice.stage, advice.code) not in silent]
+    silenced = [advice for advice in found if advice not in given]
+    applies = {(advice.stage, advice.code) for advice in found}
+    notes = [f"{name}: silence: [{code}] has no effect, there is nothing to silence" for name, code in sorted(silent - applies)]
+    codes = {advice.code for advice in found}
+    notes += [f"silence: [{code}] has no effect, there is nothing to silence" for code in sorted(everywhere - codes)]
+    return Given(given, silenced, notes)

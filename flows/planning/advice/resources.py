@@ -1,0 +1,180 @@
+"""Checks of where it runs: memory, checkpoints, GPUs. They need a `cluster:` in the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from flows.planning.advice.given import Advice, Context
+from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.memory import memory_of_step
+from flows.planning.estimate.storage import NOTICED
+from flows.planning.graph import Node
+from specs.launch import Launch
+from specs.layout import misfits
+from specs.stages.evaluate import HarnessPart
+from specs.stages.export import ExportPart
+from specs.stages.preference_data import CompletionsPart
+from specs.stages.training import Segment
+
+FAR = 3.0  # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
+RECOMPUTATION = ("none", "selective", "full")
+
+
+def checkpoint_interval(context: Context) -> Iterator[Advice]:
+    for name, stage in context.estimates.stages.items():
+        part = stage.costliest
+        saving = part.saving
+        stated, best, lost, longest = saving.interval, saving.best, saving.lost, saving.longest
+        if not part.lost_seconds or stated is None or best is None or lost is None or longest is None:
+            continue
+        if not best / FAR <= stated <= best * FAR and lost > NOTICED:
+            rare = stated > best
+            steps = max(1, int((longest if rare else best) / (part.step_seconds or 1.0)))
+            yield Advice(
+                "checkpoint-interval",
+                name,
+                f"'{part.node.name}' saves every {stated:,.0f} s, which with the failures of this cluster takes {lost:.1%} more time than "
+                f"the interval that wastes least: {best:,.3g} s, for {saving.copy:,.2g} s of standing still and {saving.upload:,.2g} s of "
+                f"writing; checkpoint.interval {steps:,} {f'loses {NOTICED:.0%}' if rare else 'wastes least'}",
+                {
+                    "interval_seconds": stated,
+                    "young_daly_seconds": best,
+                    "copy_seconds": saving.copy,
+                    "write_seconds": saving.upload,
+                    "lost": lost,
+                    "interval_steps": steps,
+                },
+            )
+
+
+def cluster_size(context: Context) -> Iterator[Advice]:
+    cluster = context.estimates.cluster
+    if cluster is None:
+        return
+    there = cluster.nodes * cluster.gpus_per_node
+    for name, stage in context.estimates.stages.items():
+        asked = max(part.gpus for part in stage.parts)
+        if asked > there:
+            yield Advice(
+                "cluster-size",
+                name,
+                f"asks for {asked:,} processes, one per GPU; {cluster.nodes:,} nodes of {cluster.gpus_per_node} have {there:,}: raise "
+                "cluster.nodes, or lower launch.processes",
+                {"processes": asked, "gpus": there},
+            )
+    for node in context.graph.nodes.values():
+        shared = node.launch.tensor_parallel
+        if _sampled_by(node) not in ("", "transformers") and shared > cluster.gpus_per_node:
+            yield Advice(
+                "cluster-size",
+                node.stage,
+                f"{node.name} is one process that shares the model among {shared} GPUs of its node, and a node has "
+                f"{cluster.gpus_per_node}: state launch.parallel.tp: {cluster.gpus_per_node} or less for '{node.stage}'",
+                {"processes": shared, "gpus": cluster.gpus_per_node},
+            )
+
+
+def _sampled_by(node: Node) -> str:
+    """What samples from a model or runs tasks on it: `transformers`, `vllm` or `harness`; an empty text for other parts."""
+    if isinstance(node.part, CompletionsPart):
+        return node.part.sampling.engine
+    return "harness" if isinstance(node.part, HarnessPart) else ""
+
+
+def gpu_memory(context: Context) -> Iterator[Advice]:
+    cluster = context.estimates.cluster
+    if cluster is None:
+        return
+    limit = cluster.device.memory
+    for name, stage in context.estimates.stages.items():
+        part = stage.largest
+        need = part.memory.total
+        if need <= limit:
+            continue
+        found = nearest_that_fits(part, limit, cluster.gpus_per_node)
+        fix = "no setting on as many GPUs does; use more of them"
+        if found is not None:
+            settings, fits = found
+            fix = f"{', '.join(f'{field}: {value}' for field, value in settings.items())} needs {fits / 1e9:.1f} GB"
+        yield Advice(
+            "gpu-memory",
+            name,
+            f"needs {need / 1e9:.1f} GB on each {cluster.gpu}, which has {limit / 1e9:.0f} GB; {fix}",
+            {"memory_bytes": round(need), "memory_limit_bytes": round(limit), "nearest": found[0] if found else None},
+        )
+
+
+def sampling_memory(context: Context) -> Iterator[Advice]:
+    """Parts of one process that hold a whole model. Only its weights are counted, as they are loaded: by vLLM in bfloat16, by the others as
+    they are exported. transformers has one GPU, vLLM and the harness share them among `launch.parallel.tp` of a node."""
+    cluster = context.estimates.cluster
+    if cluster is None:
+        return
+    limit = cluster.device.memory
+    for node in context.graph.nodes.values():
+        if not (engine := _sampled_by(node)):
+            continue
+        exported = context.graph.nodes[node.inputs["model"].node or ""].part
+        assert isinstance(exported, ExportPart)
+        halves = exported.model.parameters * 2
+        weights = halves if engine == "vllm" or exported.dtype == "bfloat16" else 2 * halves
+        need = weights if engine == "transformers" else weights / node.launch.tensor_parallel
+        if need <= limit:
+            continue
+        wanted = halves if engine == "transformers" else weights
+        enough = next((tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit), None)
+        settings: dict[str, Any] = {"engine": "vllm"} if engine == "transformers" else {}
+        settings |= {} if enough is None else {"launch.parallel.tp": enough}
+        fix = ", ".join(f"{field}: {value}" for field, value in settings.items()) + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
+        if enough is None:
+            fix = f"all {cluster.gpus_per_node} of a node together do not hold it"
+        yield Advice(
+            "gpu-memory",
+            node.stage,
+            f"{node.name} needs {need / 1e9:.1f} GB for the weights alone on each {cluster.gpu}, which has {limit / 1e9:.0f} GB; {fix}",
+            {"memory_bytes": round(need), "memory_limit_bytes": round(limit), "nearest": settings if enough else None},
+        )
+
+
+def nearest_that_fits(part: PartEstimate, limit: float, gpus_per_node: int) -> tuple[dict[str, Any], float] | None:
+    """The settings to change so that a segment fits into `limit` bytes on as many processes, and what it needs then. What costs least comes
+    first: smaller micro-batches, then weights shared by more processes, then recomputation, then tensor parallelism up to a node; of
+    settings at the same cost, the one with the fewest changes."""
+    segment, launch = part.segment, part.node.launch
+    parallel = segment.parallel
+    share = max(1, segment.global_batch_size // launch.data_parallel)
+    micro = min(segment.micro_batch_size or share, share)
+    sizes = sorted({size for size in (1, 2, 4, 8, 16, 32, 64, micro) if size <= micro}, reverse=True)
+    again = RECOMPUTATION[RECOMPUTATION.index(segment.activation_checkpointing) :]
+    degrees = [tp for tp in (1, 2, 4, 8, 16) if parallel.tp <= tp <= max(gpus_per_node, parallel.tp)]
+    copies = sorted({parallel.dp_replicate, 1}, reverse=True)
+    for tp, recomputed, replicas, size in product(degrees, again, copies, sizes):
+        layout = parallel.model_copy(update={"tp": tp, "dp_replicate": replicas, "dp_shard": -1})
+        if tp > parallel.tp:
+            layout = layout.model_copy(update={"sequence_parallel": True})
+        trial = launch.model_copy(update={"parallel": layout})
+        if not _runs(trial, segment):
+            continue
+        changed = segment.model_copy(update={"parallel": layout, "micro_batch_size": size, "activation_checkpointing": recomputed})
+        need = memory_of_step(changed, launch.world_size).total
+        if need <= limit:
+            settings: dict[str, Any] = {}
+            if size != micro:
+                settings["micro_batch_size"] = size
+            if recomputed != segment.activation_checkpointing:
+                settings["activation_checkpointing"] = recomputed
+            if replicas != parallel.dp_replicate:
+                settings["launch.parallel.dp_shard"] = launch.world_size // (tp * parallel.cp * parallel.pp)
+            if tp != parallel.tp:
+                settings |= {"launch.parallel.tp": tp, "launch.parallel.sequence_parallel": True}
+            return settings, need
+    return None
+
+
+def _runs(launch: Launch, segment: Segment) -> bool:
+    """Whether a layout is one that the pipeline's own checks would let pass."""
+    if launch.mismatch is not None or segment.global_batch_size % launch.data_parallel:
+        return False
+    return not any(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size))

@@ -1,0 +1,202 @@
+"""Checks of what is trained: optimizers, rates, data, lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from flows.planning.advice.given import Advice, Context
+from specs.stages.training import MixtureTraining
+from specs.trajectory import Trajectory, legs
+
+POST_TRAINING = ("sft", "qrpo", "dpo")
+PASSES = 4  # arXiv 2305.16264
+JUMP = 1.5
+
+# Lengths L, and about the least base with sum_i cos(m base^(-2 i / 128)) >= 0 at all distances m < L: then a query prefers a similar token
+# to a random one at any of them. Published for heads of 128 without scaling of frequencies (arXiv 2405.14591).
+ROPE_BOUNDS = (
+    (1024, 4.3e3), (2048, 1.6e4), (4096, 2.7e4), (8192, 8.4e4), (16_384, 3.1e5), (32_768, 6.4e5), (65_536, 2.1e6), (131_072, 7.8e6),
+    (262_144, 3.6e7), (524_288, 6.4e7), (1_048_576, 5.1e8),
+)  # fmt: skip
+
+
+def sft_optimizer(context: Context) -> Iterator[Advice]:
+    for name, trajectory in context.legs():
+        before = [parent for _, parent in context.way(trajectory) if context.kind(parent.stage) not in (*POST_TRAINING, "")]
+        if context.kind(trajectory.stage) in POST_TRAINING and before and before[-1].optimizer.name != trajectory.optimizer.name:
+            own, first = trajectory.optimizer.name, before[-1]
+            yield Advice(
+                "sft-optimizer",
+                trajectory.stage,
+                f"'{name}' is trained with {own}, '{first.stage}' was pretrained with {first.optimizer.name}; use that, or compare both",
+                {"optimizer": own, "pretraining_optimizer": first.optimizer.name},
+            )
+
+
+def decay_before_sft(context: Context) -> Iterator[Advice]:
+    for name, trajectory in context.legs():
+        if context.kind(trajectory.stage) != "sft":
+            continue
+        for start, parent in context.way(trajectory):
+            if context.kind(parent.stage) in POST_TRAINING or parent.merged or parent.imported:
+                continue
+            peak, last = max(cut.schedule.peak for cut in parent.cuts), parent.lr_at(start.step)
+            begin = next((cut.schedule.decay_start for cut in parent.cuts if cut.schedule.decay != "none"), None)
+            if begin is not None and parent.tokens_at(start.step) > begin and last < peak:
+                yield Advice(
+                    "decay-before-sft",
+                    trajectory.stage,
+                    f"'{name}' begins after '{start.leg}' has decayed the learning rate from {peak:g} to {last:g}; branching off before "
+                    "the decay, or a decay: none, may give a better model after SFT",
+                    {"peak_lr": peak, "final_lr": last},
+                )
+                break
+
+
+def learning_rate_jump(context: Context) -> Iterator[Advice]:
+    for name, trajectory in context.legs():
+        start = trajectory.parent
+        if start is None or context.kind(trajectory.stage) in POST_TRAINING:
+            continue
+        parent = context.graph.trajectories[start.leg]
+        if parent.merged or parent.imported:
+            continue
+        before, schedule = parent.lr_at(start.step), trajectory.cuts[0].schedule
+        first, peak = schedule.lr(0), schedule.peak
+        if not before or first == before:
+            continue
+        up = first > JUMP * before and not schedule.warmup_tokens
+        down = max(first, peak) < before / JUMP
+        if up or down:
+            reached = first if up else peak
+            yield Advice(
+                "learning-rate-jump",
+                trajectory.stage,
+                f"the learning rate goes from {before:g} at step {start.step} of '{start.leg}' to {reached:g} at the first step of "
+                f"'{name}'; "
+                + ("warm up to it (schedule.warmup), or begin lower" if up else "resume from the rate there, and decay from it"),
+                {"before": before, "after": reached},
+            )
+
+
+def slow_warmup(context: Context) -> Iterator[Advice]:
+    for name, trajectory in context.legs():
+        optimizer = trajectory.optimizer
+        if optimizer.name != "ademamix":
+            continue
+        steps, later = trajectory.steps, trajectory
+        for start, parent in context.way(trajectory):
+            if "optimizer" not in later.carry:
+                break
+            steps, later = steps + start.step, parent
+        continued = any(other.parent is not None and other.parent.leg == name and "optimizer" in other.carry for _, other in context.legs())
+        longest = max((optimizer.alpha_warmup or 0) if optimizer.alpha else 0, optimizer.beta3_warmup or 0)
+        if longest > steps and not continued:
+            reached = (optimizer.alpha or 0.0) * min(1.0, steps / optimizer.alpha_warmup) if optimizer.alpha_warmup else optimizer.alpha
+            yield Advice(
+                "slow-warmup",
+                trajectory.stage,
+                f"the states of AdEMAMix live for {steps:,} steps until the end of '{name}', its warm-ups are {optimizer.alpha_warmup:,} "
+                f"(alpha, which reaches {reached:.3g} of {optimizer.alpha:g}) and {optimizer.beta3_warmup:,} (b3) steps; shorten them to "
+                f"{steps:,}, or carry: [weights, optimizer]",
+                {"steps": steps, "alpha_warmup": optimizer.alpha_warmup, "beta3_warmup": optimizer.beta3_warmup, "alpha_reached": reached},
+            )
+
+
+def never_reached(context: Context) -> Iterator[Advice]:
+    stated = {leg.name: leg.settings.checkpoint.milestones for name in context.pipeline.stages for leg in legs(context.pipeline, name)}
+    for name, trajectory in context.legs():
+        late = [step for step in stated.get(name, []) if step > trajectory.steps]
+        if late:
+            steps = ", ".join(f"{step:,}" for step in late)
+            message = (
+                f"'{name}' has {trajectory.steps:,} steps, and ends before its milestones {steps}; raise its budget, or leave them out"
+            )
+            yield Advice("never-reached", trajectory.stage, message, {"steps": trajectory.steps, "milestones": late})
+        warmup, tokens = trajectory.cuts[0].schedule.warmup_tokens, trajectory.tokens
+        if warmup > tokens:
+            reached = trajectory.cuts[0].schedule.factor(tokens)
+            message = (
+                f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches {reached:.3g} of the peak; shorten it"
+            )
+            yield Advice("never-reached", trajectory.stage, message, {"tokens": tokens, "warmup_tokens": warmup, "reached": reached})
+
+
+def repetition(context: Context) -> Iterator[Advice]:
+    for demand in context.demands:
+        if demand.passes > PASSES and demand.passes != math.inf:
+            yield Advice(
+                "repetition",
+                demand.stage,
+                f"'{demand.source}' has been seen {demand.passes:.1f} times at the end of '{demand.stage}'; add data, or lower its weight "
+                f"to {PASSES / demand.passes:.0%} of what it is",
+                {"source": demand.source, "passes": demand.passes, "worth_repeating": PASSES},
+            )
+
+
+def goldfish_off(context: Context) -> Iterator[Advice]:
+    for demand in context.demands:
+        segments = [trajectory for _, trajectory in context.legs() if trajectory.stage == demand.stage]
+        if demand.passes > 1 and any(trajectory.goldfish is None for trajectory in segments):
+            yield Advice(
+                "goldfish-off",
+                demand.stage,
+                f"'{demand.source}' has been seen {demand.passes:.1f} times at the end of '{demand.stage}', which trains on all of its "
+                "labels; state goldfish: {}",
+                {"source": demand.source, "passes": demand.passes},
+            )
+
+
+def rope_theta(context: Context) -> Iterator[Advice]:
+    for name, trajectory in context.legs():
+        model, length = trajectory.model, trajectory.sequence_length
+        bound = rope_bound(length)
+        if model.rope_theta < bound:
+            yield Advice(
+                "rope-theta",
+                trajectory.stage,
+                f"'{name}' has sequences of {length:,} tokens and rope_theta {model.rope_theta:g}; the bound for them is about {bound:.2g}",
+                {"sequence_length": length, "rope_theta": model.rope_theta, "bound": bound},
+            )
+            continue
+        before = [parent for _, parent in context.way(trajectory)][:1]
+        if before and length > before[0].context_length and model.rope_theta <= before[0].model.rope_theta:
+            yield Advice(
+                "rope-theta",
+                trajectory.stage,
+                f"'{name}' extends sequences from {before[0].context_length:,} to {length:,} tokens and keeps rope_theta "
+                f"{model.rope_theta:g}; the published runs raise it with the length (a long_context stage states it per step)",
+                {"sequence_length": length, "rope_theta": model.rope_theta, "context_before": before[0].context_length},
+            )
+
+
+def rope_bound(length: int) -> float:
+    """The least base for sequences of `length` tokens, between and beyond the table by powers; 0 below the shortest. Scaled
+    frequencies (Llama 3), which turn slower, only lower it."""
+    if length < ROPE_BOUNDS[0][0]:
+        return 0.0
+    pairs = list(pairwise(ROPE_BOUNDS))
+    (short, low), (long, high) = next((pair for pair in pairs if length <= pair[1][0]), pairs[-1])
+    return float(low * (high / low) ** (math.log(length / short) / math.log(long / short)))
+
+
+def tokens_per_batch(context: Context) -> Iterator[Advice]:
+    for stage in context.pipeline.stages:
+        for leg in legs(context.pipeline, stage):
+            trajectory: Trajectory | None = context.graph.trajectories.get(leg.name)
+            if trajectory is None or trajectory.parent is None or not isinstance(leg.settings, MixtureTraining):
+                continue
+            parent = context.graph.trajectories[trajectory.parent.leg]
+            batch = trajectory.cuts[0].batch
+            before, after = batch * parent.sequence_length, batch * trajectory.sequence_length
+            if leg.settings.global_batch_size is None and before != after and not parent.imported:
+                yield Advice(
+                    "tokens-per-batch",
+                    stage,
+                    f"'{leg.name}' inherits {batch} sequences per step, whose length changes from {parent.sequence_length:,} to "
+                    f"{trajectory.sequence_length:,}: {after:,} tokens per step in place of {before:,}; state global_batch_size, "
+                    f"{max(1, before // trajectory.sequence_length)} for as many tokens as before",
+                    {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},
+                )

@@ -1,0 +1,76 @@
+"""Two plans side by side: fields of the recipes that differ, and what training comes to.
+
+Invariant: recipes are compared as they are read (composed, defaults filled in), so that two spellings of one recipe do not differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specs.base import flatten
+from specs.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from flows.planning.plan import Plan
+
+COMPARED = (
+    *("parameters", "tokens", "steps", "flops", "gpu_hours", "seconds", "energy_kwh", "cost", "memory_bytes", "peak_storage_bytes"),
+)
+NAMES = ("name", "description", "store")
+
+
+class Comparison(NamedTuple):
+    """fields: by path, the value in the other recipe and in this one, None where it is not there; totals: by name, likewise, None where
+    it is not known (`Estimates.totals`); by_stage: the fields again, by stage, "" for what is of none; where variants of a stage differ in
+    the same way, under the name of the stage."""
+
+    fields: dict[str, tuple[Any, Any]]
+    totals: dict[str, tuple[float | None, float | None]]
+    by_stage: dict[str, dict[str, tuple[Any, Any]]]
+
+    def to_json(self) -> dict[str, Any]:
+        totals = {}
+        for name, (before, now) in self.totals.items():
+            both = before is not None and now is not None
+            totals[name] = {"against": before, "this": now, "difference": now - before if both else None}  # type: ignore[operator]
+        fields = {name: {"against": before, "this": now} for name, (before, now) in self.fields.items()}
+        return {"fields": fields, "totals": totals}
+
+
+def compare(plan: Plan, other: Plan) -> Comparison:
+    """What `plan` has other than `other`."""
+    common = {
+        "stages": plan.pipeline.stages.keys() & other.pipeline.stages.keys(),
+        "sources": plan.pipeline.sources.keys() & other.pipeline.sources.keys(),
+    }
+    before, now = _fields(other.pipeline, common), _fields(plan.pipeline, common)
+    differing = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    totals, others = plan.estimates.totals(), other.estimates.totals()
+    fields = {name: (before.get(name), now.get(name)) for name in differing}
+    return Comparison(fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline))
+
+
+def _by_stage(fields: dict[str, tuple[Any, Any]], pipeline: Pipeline) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Differing fields by stage and path in it; those of all variants that differ in the same way once, under the name of their stage."""
+    stages = sorted(pipeline.stages, key=len, reverse=True)
+    alike: dict[tuple[str, str], list[tuple[str, tuple[Any, Any]]]] = {}
+    for path, pair in fields.items():
+        stage = next((stage for stage in stages if path.startswith(f"stages.{stage}.")), "")
+        rest = path.removeprefix(f"stages.{stage}.") if stage else path
+        alike.setdefault((pipeline.family(stage) if stage else "", rest), []).append((stage, pair))
+    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for (family, rest), members in alike.items():
+        same = len(members) > 1 and len({repr(pair) for _, pair in members}) == 1
+        for stage, pair in [(family, members[0][1])] if same else members:
+            found.setdefault(stage, {})[rest] = pair
+    return found
+
+
+def _fields(pipeline: Pipeline, common: dict[str, set[str]]) -> dict[str, Any]:
+    """Values by path; a stage or source that only one of the recipes has is one value."""
+    document = pipeline.model_dump(mode="json", by_alias=True, exclude=set(NAMES))
+    for group in ("stages", "sources"):
+        document[group] = {
+            name: value if name in common[group] else value.get("kind", "declared") for name, value in document[group].items()
+        }
+    return {name: value for name, value in flatten(document).items() if value is not None}

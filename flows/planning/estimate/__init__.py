@@ -1,0 +1,319 @@
+"""What a plan would take: FLOPs, hours, energy, cost, memory, storage, per stage of training and in all.
+
+Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Only training is estimated: sampling,
+evaluation and data work are not, and docs/estimates.md says so. Work that two stages share is counted once, with the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.planning.estimate import flops, storage, time_and_cost
+from flows.planning.estimate.memory import Memory, memory_of_step
+from flows.planning.estimate.schedule import Span, spans
+from flows.planning.estimate.storage import REQUESTS, Requests
+from flows.planning.graph import Graph, Node
+from flows.planning.run_records import Records
+from infra.store import Store
+from specs.cluster import Cluster
+from specs.pipeline import Pipeline
+from specs.stages.training import Segment
+
+
+@dataclass(frozen=True)
+class PartEstimate:
+    """One segment. `flops` without recomputation; `step_seconds` of one optimizer step; `mfu_source`: stated, measured, measured elsewhere,
+    or None where nothing says."""
+
+    node: Node
+    flops: int
+    recomputed_flops: int
+    mfu: float | None
+    mfu_source: str | None
+    spent: time_and_cost.Spent
+    memory: Memory
+    checkpoints: storage.Checkpoints
+    saving: storage.Saving
+    requests: Requests
+
+    @property
+    def segment(self) -> Segment:
+        assert isinstance(self.node.part, Segment)
+        return self.node.part
+
+    @property
+    def gpus(self) -> int:
+        return self.node.launch.world_size
+
+    @property
+    def sequences(self) -> int:
+        return self.node.steps * self.segment.global_batch_size
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self.spent.seconds / self.node.steps if self.spent.seconds is not None else None
+
+    @property
+    def lost_seconds(self) -> float:
+        """What its interval between checkpoints wastes beside the best one; nothing where it is shorter than that and saves at its end."""
+        whole, best, lost = self.spent.seconds, self.saving.best, self.saving.lost
+        return whole * lost if whole is not None and best is not None and lost is not None and whole >= best else 0.0
+
+    @property
+    def masked_labels(self) -> int:
+        """That the Goldfish loss leaves out, nominally: one in k."""
+        return self.node.tokens // self.segment.goldfish.k if self.segment.goldfish is not None else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Names as in docs/estimates.md."""
+        return {
+            "name": self.node.name,
+            **borders(self.node),
+            "seconds": self.spent.seconds,
+            "masked_labels": self.masked_labels,
+            "checkpoint": {**_seconds(self.saving), "written": self.checkpoints.written, "kept": self.checkpoints.kept},
+        }
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """A stage of training, the sum of its segments; memory is that of the segment that needs the most."""
+
+    name: str
+    kind: str
+    parts: list[PartEstimate]
+    cluster: Cluster | None
+
+    @property
+    def largest(self) -> PartEstimate:
+        return max(self.parts, key=lambda part: part.memory.total)
+
+    @property
+    def costliest(self) -> PartEstimate:
+        """The segment whose interval between checkpoints wastes most time; the last where that is not known."""
+        return max(self.parts, key=lambda part: (part.lost_seconds, part.segment.start_step))
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What stages have in common that take the same."""
+        return (self.parts[0].gpus, sum(part.flops for part in self.parts), self.largest.memory, self.parts[-1].checkpoints)
+
+    def sum(self, name: str) -> float | None:
+        """Sum of a field of `Spent` over the parts; None where it is not known of one."""
+        return _sum([getattr(part.spent, name) for part in self.parts])
+
+    def to_json(self) -> dict[str, Any]:
+        """Names as in docs/estimates.md, which gives the units."""
+        first, last = self.parts[0], self.parts[-1]
+        segment, limit = last.segment, self.cluster.device.memory if self.cluster else None
+        need = self.largest.memory.to_json()
+        return {
+            "kind": self.kind,
+            "parameters": segment.model.parameters,
+            "trained_parameters": storage.trained_parameters(segment),
+            "tokens": sum(part.node.tokens for part in self.parts),
+            "sequences": sum(part.sequences for part in self.parts),
+            "steps": sum(part.node.steps for part in self.parts),
+            "flops": sum(part.flops for part in self.parts),
+            "recomputed_flops": sum(part.recomputed_flops for part in self.parts),
+            "gpus": first.gpus,
+            "nodes": -(-first.gpus // self.cluster.gpus_per_node) if self.cluster else None,
+            "mfu": first.mfu,
+            "mfu_source": first.mfu_source,
+            "masked_labels": sum(part.masked_labels for part in self.parts),
+            **{name: self.sum(name) for name in time_and_cost.Spent._fields},
+            "memory_bytes": need,
+            "memory_limit_bytes": limit,
+            "fits": need["total"] <= limit if limit else None,
+            "checkpoint": {
+                "bytes": last.checkpoints.bytes,
+                **_seconds(self.costliest.saving),
+                "written": sum(part.checkpoints.written for part in self.parts),
+                "written_bytes": sum(part.checkpoints.written * part.checkpoints.bytes for part in self.parts),
+                "kept": sum(part.checkpoints.kept for part in self.parts),
+                "kept_bytes": sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts),
+                "requests_each": last.requests._asdict(),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Stages of training, in the order of the plan; `spans`: when each part would run, empty where that is not known; `loads`: bytes of
+    each time that a checkpoint of training is read."""
+
+    cluster: Cluster | None = None
+    stages: dict[str, StageEstimate] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)
+    loads: list[int] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[PartEstimate]:
+        return [part for stage in self.stages.values() for part in stage.parts]
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock of all parts, those side by side that the nodes and the recipe's `concurrency` allow."""
+        return max((span.end for span in self.spans.values()), default=None)
+
+    def stored(self) -> tuple[dict[str, int], int]:
+        """Bytes that are stored when each part has ended, in that order, and the most that there are at a time. Where times are not known
+        parts run one after the other."""
+        times = self.spans or {part.node.name: Span(at, at + 1) for at, part in enumerate(self.parts)}
+        events = [(times[part.node.name].begin, 1, part) for part in self.parts]
+        events += [(times[part.node.name].end, 0, part) for part in self.parts]
+        after, stored, peak = dict[str, int](), 0, 0
+        for _, begins, part in sorted(events, key=lambda event: event[:2]):
+            saved = part.checkpoints
+            if begins:
+                stored += saved.most * saved.bytes
+                peak = max(peak, stored)
+            else:
+                stored -= (saved.most - saved.kept) * saved.bytes
+                after[part.node.name] = stored
+        return after, peak
+
+    def totals(self) -> dict[str, Any]:
+        """Sums over the stages; `seconds` is the wall-clock, memory is the most of any, and `peak_storage_bytes` the most that is stored at
+        a time, retention included."""
+        documents = [stage.to_json() for stage in self.stages.values()]
+        stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
+        requests = Requests(0, 0, 0, 0, 0)
+        for part in self.parts:
+            every = part.requests.times(part.checkpoints.written)
+            requests = Requests(*(before + more for before, more in zip(requests, every, strict=True)))
+        price = self.cluster.storage_price if self.cluster else None
+        return {
+            "parameters": max((document["parameters"] for document in documents), default=0),
+            **{
+                name: sum(document[name] for document in documents)
+                for name in ("tokens", "sequences", "steps", "flops", "recomputed_flops", "masked_labels")
+            },
+            **{name: _sum([stage.sum(name) for stage in self.stages.values()]) for name in time_and_cost.Spent._fields},
+            "seconds": self.seconds,
+            "memory_bytes": max((document["memory_bytes"]["total"] for document in documents), default=0),
+            "checkpoints_written_bytes": sum(document["checkpoint"]["written_bytes"] for document in documents),
+            "stored_bytes": stored,
+            "peak_storage_bytes": self.stored()[1],
+            "storage_cost_per_month": stored / 1e12 * price if price is not None else None,
+            "requests": requests._asdict(),
+            "checkpoint_loads": len(self.loads),
+            "checkpoint_read_bytes": sum(self.loads),
+        }
+
+    def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
+        """`masked_by_hash`: labels that the hash of Goldfish leaves out of so many of a segment; it takes numpy, which the planner does not
+        load (`flows.inspection.goldfish`). Without it `masked_labels_by_hash` is None."""
+        cluster = self.cluster
+        facts = None
+        if cluster is not None:
+            gpu = cluster.device
+            facts = {
+                "gpu": cluster.gpu,
+                "gpus": cluster.nodes * cluster.gpus_per_node,
+                "bf16_flops": gpu.bf16_flops,
+                "memory_bytes": gpu.memory,
+                "watts": cluster.watts,
+                "pue": cluster.pue,
+                "source": gpu.source,
+            }
+        after, _ = self.stored()
+        stages, totals = {name: stage.to_json() for name, stage in self.stages.items()}, self.totals()
+        for name, stage in self.stages.items():
+            masked = [masked_by_hash(part.segment, part.node.tokens) if masked_by_hash else None for part in stage.parts]
+            more = [
+                {"masked_labels_by_hash": by, "stored_bytes_after": after[part.node.name]}
+                for part, by in zip(stage.parts, masked, strict=True)
+            ]
+            stages[name]["masked_labels_by_hash"] = _sum(masked)
+            stages[name]["parts"] = [part.to_json() | fields for part, fields in zip(stage.parts, more, strict=True)]
+        totals["masked_labels_by_hash"] = _sum([stage["masked_labels_by_hash"] for stage in stages.values()])
+        return {"cluster": facts, "stages": stages, "totals": totals}
+
+
+def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
+    """The estimates of all stages of training."""
+    cluster = pipeline.cluster
+    nodes = [node for node in graph.nodes.values() if isinstance(node.part, Segment)]
+    twins = graph.twins()
+    nodes = [node for node in nodes if node.name not in twins]
+    measured = time_and_cost.measured_mfu(nodes, store, cluster, Records(store, pipeline.name))
+    stages: dict[str, list[PartEstimate]] = {}
+    for node in nodes:
+        stages.setdefault(node.stage, []).append(part_estimate(node, cluster, measured))
+    found = {name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()}
+    return Estimates(cluster, found, _spans(graph, found, pipeline), _loads(graph))
+
+
+def _spans(graph: Graph, stages: dict[str, StageEstimate], pipeline: Pipeline) -> dict[str, Span]:
+    """When each part would run; nothing where the time of one is not known."""
+    parts, cluster = [part for stage in stages.values() for part in stage.parts], pipeline.cluster
+    seconds = {part.node.name: part.spent.seconds for part in parts if part.spent.seconds is not None}
+    if cluster is None or len(seconds) < len(parts):
+        return {}
+    nodes = {part.node.name: -(-part.gpus // cluster.gpus_per_node) for part in parts}
+    return spans(graph, seconds, nodes, pipeline.concurrency, cluster.nodes)
+
+
+def _loads(graph: Graph) -> list[int]:
+    """Bytes of each checkpoint of training that a part reads, once for each: its weights, and the states where training goes on with them,
+    in the next segment of a leg or by `carry`."""
+    twins, found = graph.twins(), []
+    for node in graph.nodes.values():
+        for read in node.inputs.values() if node.name not in twins else ():
+            parent = graph.nodes[read.node] if read.node is not None else None
+            if read.step is not None and parent is not None and isinstance(parent.part, Segment):
+                chained = isinstance(node.part, Segment) and (node.leg == parent.leg or "optimizer" in node.part.carry)
+                found.append(storage.checkpoint_bytes(parent.part) if chained else storage.weight_bytes(parent.part))
+    return found
+
+
+def borders(node: Node) -> dict[str, Any]:
+    """First and last step of a segment, and the tokens of its stage before and after it; all None for other parts."""
+    segment = node.part if isinstance(node.part, Segment) else None
+    return {
+        "start_step": segment.start_step if segment else None,
+        "end_step": segment.end_step if segment else None,
+        "start_tokens": segment.start_tokens if segment else None,
+        "end_tokens": segment.tokens_at(segment.end_step) if segment else None,
+    }
+
+
+def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float]) -> PartEstimate:
+    """The estimate of one segment. `measured`: the MFU of stored stages."""
+    segment, processes = node.part, node.launch.world_size
+    assert isinstance(segment, Segment)
+    mfu = time_and_cost.utilisation(node, cluster, measured)
+    model_flops = node.tokens * flops.training(segment)
+    spent = time_and_cost.spent(model_flops, processes, mfu.value, cluster)
+    step_seconds = spent.seconds / node.steps if spent.seconds is not None else None
+    saved = storage.checkpoints(segment, step_seconds)
+    return PartEstimate(
+        node=node,
+        flops=model_flops,
+        recomputed_flops=node.tokens * flops.recomputation(segment),
+        mfu=mfu.value,
+        mfu_source=mfu.source,
+        spent=spent,
+        memory=memory_of_step(segment, processes),
+        checkpoints=saved,
+        saving=storage.saving(segment, processes, saved, step_seconds, cluster),
+        requests=REQUESTS(processes, saved.bytes),
+    )
+
+
+def _seconds(saving: storage.Saving) -> dict[str, float | None]:
+    return {
+        "copy_seconds": saving.copy,
+        "write_seconds": saving.upload,
+        "interval_seconds": saving.interval,
+        "young_daly_seconds": saving.best,
+        "lost": saving.lost,
+    }
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

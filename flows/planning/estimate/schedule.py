@@ -1,0 +1,61 @@
+"""When each part of training would run, if everything else took no time.
+
+Parts begin in the order of the plan, each as soon as what it reads is there, fewer than `concurrency` others are running, and the nodes
+that it asks for are free; one that does not fit yet lets later ones go first. So a run submits them (`flows.execution.flow`), but for the
+nodes, for which it leaves the waiting to the cluster.
+
+Invariant: a pure function of graph and durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flows.planning.graph import Graph
+
+
+class Span(NamedTuple):
+    """Begin and end of a part, in seconds from the begin of the run."""
+
+    begin: float
+    end: float
+
+
+def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], concurrency: int, available: int) -> dict[str, Span]:
+    """The span of every part that `seconds` names; `nodes`: how many it asks for, `available`: how many there are."""
+    twins = graph.twins()
+    needs = {name: _needs(graph, name, twins) for name in graph.nodes}
+    waiting, finished, found = list(graph.nodes), set[str](), dict[str, Span]()
+    running: dict[str, int] = {}
+    now = 0.0
+    while waiting:
+        begun = []
+        for name in waiting:  # inputs first
+            asked = min(nodes.get(name, 0), available)
+            if not needs[name] <= finished:
+                continue
+            if name not in seconds:
+                finished.add(name)
+            elif len(running) < concurrency and asked <= available - sum(running.values()):
+                running[name], found[name] = asked, Span(now, now + seconds[name])
+            else:
+                continue
+            begun.append(name)
+        waiting = [name for name in waiting if name not in set(begun)]
+        if begun and not running:
+            continue  # `after:` may name what stands later in the plan
+        if not running:
+            break
+        over = min(running, key=lambda name: found[name].end)
+        now = found[over].end
+        del running[over]
+        finished.add(over)
+    return found
+
+
+def _needs(graph: Graph, name: str, twins: Mapping[str, str]) -> set[str]:
+    """Parts that have to be finished before a part begins; of one that is done as another, that one."""
+    node = graph.nodes[name]
+    before = {end for stage in graph.after.get(node.stage, ()) for end in graph.ends_of(stage)}
+    return {twins[name]} if name in twins else {*graph.parents(node), *before}

@@ -1,0 +1,155 @@
+"""Sizes of checkpoints, what of them is stored at a time, how long saving takes, and how many requests it makes.
+
+A save stands in the way of training while a GPU copies its part to host memory; it is written while training goes on:
+
+    copy = bytes x dp_replicate / processes / host_bandwidth        upload = bytes / storage_bandwidth
+
+The next save waits for the upload of the one before, so the interval that wastes least is that of Young and Daly for the copy, and no
+shorter than the upload.
+
+Invariant: everything follows from resolved segments, by the rules that the engine saves and prunes by (`Segment.checkpoint_due`,
+`Checkpointing.kept`, `Anomalies.rollback_from`); `REQUESTS` is the one place that says what a checkpoint asks of object storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from flows.planning.estimate.memory import adapters, parameters, state_bytes
+from infra.store.sinks import parts_of
+from specs.cluster import Cluster
+from specs.intervals import expected_time, longest_interval, young_daly
+from specs.stages.sft import SftSegment
+from specs.stages.training import Segment
+from specs.units import Duration
+
+NOTICED = 0.01  # of the time of training: what an interval loses beside the best one before anything is said of it
+
+
+class Checkpoints(NamedTuple):
+    """Of one segment. bytes: of one checkpoint; written: how many are; kept: how many stay when it is finished; most: how many there are at
+    a time, while one more is written than is kept; gap: the most steps between two of them."""
+
+    bytes: int
+    written: int
+    kept: int
+    most: int
+    gap: int
+
+
+def trained_parameters(segment: Segment) -> int:
+    """Parameters that have gradients: all, or those of the adapters."""
+    lora = segment.lora if isinstance(segment, SftSegment) else None
+    return segment.model.parameters if lora is None else segment.model.n_layers * adapters(segment.model, lora.rank, lora.targets)
+
+
+def weight_bytes(segment: Segment) -> int:
+    """Weights in float32, with the adapters where there are any."""
+    model, trained = segment.model, trained_parameters(segment)
+    return 4 * (model.parameters + (0 if trained == model.parameters else trained))
+
+
+def checkpoint_bytes(segment: Segment) -> int:
+    """Weights in float32 and the optimizer's states; schedule-free AdamW stores the weights that it trains beside the averaged ones."""
+    model, trained = segment.model, trained_parameters(segment)
+    count = parameters(model)
+    matrices = model.n_layers * count.matrices if trained == model.parameters else float(trained)
+    states = state_bytes(segment.optimizer, matrices, trained - matrices, model, model.n_layers)
+    more = 4 * trained if segment.optimizer.name == "schedule-free-adamw" else 0
+    return round(weight_bytes(segment) + states + more)
+
+
+def written_steps(segment: Segment, step_seconds: float | None) -> list[int]:
+    """Steps whose checkpoints a segment writes: those that are due, and the end. An interval that is a time is counted in steps of
+    `step_seconds`; where these are not known it adds none."""
+    begin, end, settings, anomalies = segment.start_step, segment.end_step, segment.checkpoint, segment.anomalies
+    intervals = [_interval_steps(segment, step_seconds), settings.keep_every, anomalies.rollback_interval if anomalies.rolls_back else None]
+    regular = (step for every in intervals if every for step in range((begin // every + 1) * every, end + 1, every))
+    return sorted({end, *regular, *(step for step in settings.milestones if begin < step <= end)})
+
+
+def checkpoints(segment: Segment, step_seconds: float | None) -> Checkpoints:
+    """How often a segment saves, and what pruning after each save leaves: the newest `keep`, what is kept for good, where a rollback may go
+    to, and for each metric of `best` one more at most."""
+    settings, written = segment.checkpoint, written_steps(segment, step_seconds)
+    for_good, most, passing = 0, 0, list[int]()
+    for index, step in enumerate(written):
+        most = max(most, for_good + len(passing) + 1)
+        if settings.kept(step):
+            for_good += 1
+        else:
+            passing.append(step)
+        newest = written[max(0, index + 1 - settings.keep)]
+        stays = min(newest, segment.anomalies.rollback_from(step, segment.start_step))
+        passing = [old for old in passing if old >= stays]
+    kept = min(len(written), for_good + len(passing) + len(settings.best))
+    gap = max(after - before for before, after in pairwise([segment.start_step, *written]))
+    return Checkpoints(checkpoint_bytes(segment), len(written), kept, min(len(written), most + len(settings.best)), gap)
+
+
+def _interval_steps(segment: Segment, step_seconds: float | None) -> int | None:
+    interval: object = segment.checkpoint.interval
+    if isinstance(interval, Duration):
+        return max(1, round(interval.seconds / step_seconds)) if step_seconds else None
+    assert isinstance(interval, int)
+    return interval
+
+
+class Saving(NamedTuple):
+    """Seconds of one segment's saves, None where something is not stated. copy: training stands still; upload: it goes on; interval: the
+    longest time of training between two; best: the interval that wastes least; lost: what the one as stated takes longer than that one, as
+    a fraction of the time of training; longest: the interval that takes `NOTICED` longer."""
+
+    copy: float | None = None
+    upload: float | None = None
+    interval: float | None = None
+    best: float | None = None
+    lost: float | None = None
+    longest: float | None = None
+
+
+def saving(segment: Segment, processes: int, saved: Checkpoints, step_seconds: float | None, cluster: Cluster | None) -> Saving:
+    """How long the saves of a segment take, and how far apart they should be."""
+    interval = step_seconds * saved.gap if step_seconds is not None else None
+    if cluster is None:
+        return Saving(interval=interval)
+    copy = upload = best = lost = longest = None
+    if cluster.host_bandwidth is not None:
+        copy = saved.bytes * segment.parallel.dp_replicate / processes / (cluster.host_bandwidth * 1e9)
+    if cluster.storage_bandwidth is not None:
+        upload = saved.bytes / (cluster.storage_bandwidth * 1e9)
+    if copy is not None and upload is not None and cluster.mean_time_between_failures is not None:
+        mean = cluster.mean_time_between_failures.seconds / -(-processes // cluster.gpus_per_node)
+        best = max(young_daly(copy, mean), upload)
+        longest = longest_interval(NOTICED, best, copy, mean)
+        if interval is not None:
+            lost = expected_time(max(interval, upload), copy, mean) - expected_time(best, copy, mean)
+    return Saving(copy, upload, interval, best, lost, longest)
+
+
+class Requests(NamedTuple):
+    """Requests to object storage by which checkpoints are written and removed. get: those around a marker."""
+
+    put: int
+    get: int
+    list: int
+    head: int
+    delete: int
+
+    def times(self, number: int) -> Requests:
+        return Requests(*(number * count for count in self))
+
+
+def _counted(processes: int, size: int) -> Requests:
+    """A checkpoint has a file per process, an index, rows of metrics, and the marker that commits it. A file that is no shorter than a part
+    goes up in parts, with a request before and one after them and one for the digests of its pieces; each file is looked at once for its
+    size, and removed when newer checkpoints take its place. docs/object_storage.md has what a server saw."""
+    parts = parts_of(-(-size // processes))
+    files = processes + 2
+    return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files)
+
+
+REQUESTS: Callable[[int, int], Requests] = _counted
+"""(processes, bytes of the checkpoint) -> requests of writing it once."""

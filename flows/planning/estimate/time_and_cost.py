@@ -1,0 +1,86 @@
+"""From FLOPs to GPU-hours, wall-clock, energy and cost; and the utilisation that stored runs had.
+
+    GPU-hours = FLOPs / (MFU x peak) / 3600        seconds = 3600 GPU-hours / GPUs        kWh = GPU-hours x watts x PUE / 1000
+
+Invariant: a number that depends on something not stated (a price, a utilisation) is None, never a guess.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import NamedTuple
+
+from flows.planning.graph import Node
+from flows.planning.run_records import Records
+from infra.store import Artifact, Store, StoreError
+from specs.cluster import Cluster
+from specs.stages.training import Segment
+
+
+class Spent(NamedTuple):
+    """seconds: wall-clock; energy: kWh with the PUE; cost: in the currency of the price."""
+
+    seconds: float | None = None
+    gpu_hours: float | None = None
+    energy_kwh: float | None = None
+    cost: float | None = None
+
+
+def spent(flops: float, gpus: int, mfu: float | None, cluster: Cluster | None) -> Spent:
+    """What `flops` model FLOPs take on so many GPUs of a cluster."""
+    if cluster is None or mfu is None:
+        return Spent()
+    hours = flops / (mfu * cluster.device.bf16_flops) / 3600
+    price = cluster.price_per_gpu_hour
+    return Spent(hours * 3600 / gpus, hours, hours * cluster.watts * cluster.pue / 1000, hours * price if price is not None else None)
+
+
+class Utilisation(NamedTuple):
+    """An MFU, and where it is from: `stated`, `measured` (of this stage), `measured elsewhere` (median of the others), or None."""
+
+    value: float | None
+    source: str | None
+
+
+def utilisation(node: Node, cluster: Cluster | None, measured: dict[str, float]) -> Utilisation:
+    """The MFU that a segment is planned with. `measured`: of stored stages."""
+    if node.launch.mfu is not None:
+        return Utilisation(node.launch.mfu, "stated")
+    if cluster is None:
+        return Utilisation(None, None)
+    if cluster.mfu != "measured":
+        return Utilisation(cluster.mfu, "stated")
+    if node.stage in measured:
+        return Utilisation(measured[node.stage], "measured")
+    if measured:
+        return Utilisation(median(measured.values()), "measured elsewhere")
+    return Utilisation(None, None)
+
+
+def measured_mfu(nodes: list[Node], store: Store, cluster: Cluster | None, records: Records) -> dict[str, float]:
+    """By stage, the median over its segments of `tokens_per_second x FLOPs per token / (processes x peak)`, from what is stored of them, or
+    of the parts that had their names in the last run of the pipeline."""
+    if cluster is None or cluster.mfu != "measured":
+        return {}
+    found: dict[str, list[float]] = {}
+    for node in nodes:
+        speed = _speed(store, node.path)
+        last = records.last(node.name)
+        if speed is None and last is not None:
+            speed = _speed(store, last.path)
+        if speed is not None and isinstance(node.part, Segment) and node.tokens:
+            found.setdefault(node.stage, []).append(speed * node.flops / node.tokens / cluster.device.bf16_flops)
+    return {stage: median(values) for stage, values in found.items()}
+
+
+def _speed(store: Store, path: str) -> float | None:
+    """Tokens per second and process of the last end of a trajectory; None where none is stored, or its manifest is damaged."""
+    try:
+        steps = Artifact(store, path).manifest_steps()
+        if not steps:
+            return None
+        manifest = Artifact(store, path, max(steps)).manifest
+        processes = manifest["execution"]["launch"].get("processes") or 1
+        return float(manifest["metrics"]["tokens_per_second"]) / processes
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None

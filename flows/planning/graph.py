@@ -1,0 +1,159 @@
+"""Parts with fingerprints, and what they read: the form that a recipe takes before it is planned. `flows.planning.parts` makes it.
+
+Invariant: a part's fingerprint is a pure function of its resolved spec and of its inputs' fingerprints. Names of stages, and where things
+lie or run, do not enter it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from flows.planning.unavailable import Unavailable
+from infra.store.hugging_face import HubModel
+from infra.store.inputs import Listing
+from specs.base import Spec, fingerprint
+from specs.dependencies import uses
+from specs.launch import Launch
+from specs.pipeline import Pipeline
+from specs.stages.select import SelectStage
+from specs.trajectory import Trajectory
+from specs.units import Reference
+
+TOKENIZER = " (tokenizer)"  # ends the name of the tokenizer's files in the folder of a Hugging Face model
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a part reads: another part (`node`), at a step if it is a checkpoint, or documents outside the store (`node` is None)."""
+
+    kind: str
+    fingerprint: str
+    name: str
+    node: str | None = None
+    step: int | None = None
+
+    @property
+    def hashed(self) -> str:
+        """What enters the fingerprint of the part that reads it."""
+        return self.fingerprint if self.step is None else f"{self.fingerprint}@{self.step}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One part of a stage: what has a fingerprint, and is run, stored and reused as a whole. `kind` is the part's, which need not be the
+    stage's; `leg` is the leg of training that a segment belongs to."""
+
+    name: str
+    stage: str
+    kind: str
+    version: int
+    part: Spec
+    inputs: dict[str, Input]
+    launch: Launch
+    start_step: int | None = None
+    end_step: int | None = None
+    tokens: int = 0
+    flops: int = 0
+    leg: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.part.identity_fields()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.kind, self.version, self.identity, {role: read.hashed for role, read in self.inputs.items()})
+
+    @property
+    def path(self) -> str:
+        """Folder of the artifact in the store."""
+        return f"{self.kind}/{self.fingerprint}"
+
+    @property
+    def steps(self) -> int:
+        return (self.end_step or 0) - (self.start_step or 0)
+
+
+@dataclass
+class Graph:
+    """All parts, inputs first. `notes` are things a reader of the plan should know."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    listings: dict[str, Listing] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    after: dict[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> what it names under `after:`
+    notes: list[str] = field(default_factory=list)
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by leg
+    best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
+    models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
+    absent: dict[str, Unavailable] = field(default_factory=dict)  # what is declared and unavailable, by its name
+
+    def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
+        """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""
+        if (source := pipeline.sources.get(name)) is not None:
+            return {"url": source.url, "format": source.format, "language": source.language, "license": source.license}
+        model = self.models.get(name.removesuffix(TOKENIZER))
+        return model.facts if model is not None else {}
+
+    def waits_for(self) -> dict[str, tuple[str, ...]]:
+        """For each part, what it reads, itself or through others, that is unavailable."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, node in self.nodes.items():  # inputs first
+            read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
+            found[name] = tuple(dict.fromkeys(absent for names in read for absent in names if absent in self.absent))
+        return found
+
+    def provisional(self, pipeline: Pipeline) -> set[str]:
+        """Parts whose fingerprints will be others: what they start from is an `@best:` or a selection that is not known yet, or depends on
+        one, or on unavailable inputs."""
+
+        def unknown(ref: Reference) -> bool:
+            chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
+            return (ref.best is not None and str(ref) not in self.best) or (chosen and ref.stage not in self.best)
+
+        stages = {name for name, stage in pipeline.stages.items() if any(unknown(ref) for _, ref, _ in uses(name, stage))}
+        found = {name for name, absent in self.waits_for().items() if absent}
+        for name, node in self.nodes.items():  # inputs first
+            if node.stage in stages or found & {*self.parents(node)}:
+                found.add(name)
+        return found
+
+    def starts(self, pipeline: Pipeline) -> list[tuple[Node, Node, int]]:
+        """Every checkpoint that a part reads, as far as it is known which: the part, whose checkpoint, its step."""
+        nodes, provisional = self.nodes, self.provisional(pipeline)
+        return [
+            (node, nodes[read.node], read.step)
+            for name, node in nodes.items()
+            for read in node.inputs.values()
+            if name not in provisional and read.node is not None and read.step is not None
+        ]
+
+    def of(self, stage: str) -> list[Node]:
+        """The parts of a stage, in order."""
+        return [node for node in self.nodes.values() if node.stage == stage]
+
+    def segments(self, leg: str) -> list[Node]:
+        """The segments of a leg, in order."""
+        return [node for node in self.nodes.values() if node.leg == leg]
+
+    def twin(self, node: Node) -> str | None:
+        """The first part that is the same work: another stage needs it too, and it is done once."""
+        return self.twins().get(node.name)
+
+    def twins(self) -> dict[str, str]:
+        """Every part that is done as another one, and the first part that is that work."""
+        first: dict[tuple[str, int | None], str] = {}
+        names = {node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()}
+        return {name: other for name, other in names.items() if name != other}
+
+    def ends_of(self, stage: str) -> list[str]:
+        """The parts of a stage that no other part of it reads: the last of a chain, all parts of a corpus."""
+        parts = self.of(stage)
+        read = {name for part in parts for name in self.parents(part)}
+        return [part.name for part in parts if part.name not in read]
+
+    def parents(self, node: Node) -> list[str]:
+        """Names of the parts that a part reads."""
+        return [read.node for read in node.inputs.values() if read.node is not None]

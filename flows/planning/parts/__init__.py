@@ -1,0 +1,71 @@
+"""From a checked recipe to the graph of its parts: for each kind of stage, what it resolves into.
+
+`build` walks the stages, inputs first; the modules beside it resolve one family of kinds each.
+
+Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for `@best:` references and
+selections alone, of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flows.planning.graph import Graph
+from flows.planning.parts.builder import Builder
+from flows.planning.parts.data import add_conversations, add_corpus, add_mixture, add_tokenizer
+from flows.planning.parts.hugging_face import open_models
+from flows.planning.parts.preferences import add_preference_data
+from flows.planning.parts.results import add_evaluate, add_export, add_probe, add_select
+from flows.planning.parts.training import add_merge, add_training, best_steps
+from infra.store import Store
+from infra.store.inputs import Listing
+from specs.dependencies import order
+from specs.errors import SpecError
+from specs.pipeline import TRAINING, Pipeline
+from specs.trajectory import imported, resolve
+
+ADD: dict[str, Callable[[Builder, str], None]] = {
+    "tokenizer": add_tokenizer,
+    "corpus": add_corpus,
+    "conversations": add_conversations,
+    "mixture": add_mixture,
+    **dict.fromkeys(TRAINING, add_training),
+    "merge": add_merge,
+    "select": add_select,
+    "preference_data": add_preference_data,
+    "evaluate": add_evaluate,
+    "probe": add_probe,
+    "export": add_export,
+}
+
+
+def build(
+    pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None, ask_network: bool = True
+) -> Graph:
+    """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest; without `ask_network`, what is
+    declared and remote counts as absent. SpecError with every problem."""
+    best: dict[str, int] = {}
+    while True:
+        graph = _build(pipeline, store, on_read, best, ask_network)
+        found = best_steps(graph, pipeline, store)
+        if found == best:
+            return graph
+        best = found  # what starts from a best checkpoint has another parent now
+
+
+def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], best: dict[str, int], ask_network: bool) -> Graph:
+    names = order(pipeline)
+    builder = Builder(pipeline, store, on_read, ask_network)
+    builder.graph.best = best
+    builder.graph.models = open_models(builder)
+    if builder.problems:
+        raise SpecError(builder.problems)
+    models = {name: imported(name, found.model, context=found.context, chat=found.chat) for name, found in builder.graph.models.items()}
+    builder.graph.trajectories = resolve(pipeline, names, best, models)
+    for name in names:
+        stage = pipeline.stages[name]
+        ADD[stage.kind](builder, name)
+        builder.graph.after[name] = tuple(stage.after)
+    if builder.problems:
+        raise SpecError(builder.problems)
+    return builder.graph

@@ -1,0 +1,226 @@
+"""What the resolution of every kind needs: the graph so far, inputs by reference, and a list of problems."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, cast
+
+import fsspec
+
+from flows.planning.graph import TOKENIZER, Graph, Input, Node
+from flows.planning.unavailable import Unavailable, is_local, provisional
+from infra.store import Artifact, Store
+from infra.store.hugging_face import TOKENIZER_FILES, HubModel
+from infra.store.inputs import Listing, SourceError, list_source, locked_digest
+from specs.base import Spec
+from specs.dependencies import uses
+from specs.errors import FieldPath, Problem
+from specs.hugging_face import not_representable
+from specs.pipeline import CHECKPOINTS, Pipeline
+from specs.sources import SourceSpec, resolve_url
+from specs.stages import STAGES
+from specs.stages.import_model import ImportModelPart
+from specs.stages.select import SelectStage
+from specs.stages.tokenizer import TokenizerPart, TokenizerStage
+from specs.trajectory import Branch, Trajectory, branch, candidates, leg_of
+from specs.units import HUGGING_FACE, Reference
+
+FIX = "name a folder, or a model that is in the local Hugging Face cache, with config.json, safetensors and tokenizer.json."
+
+
+class Builder:
+    """Collects nodes in `graph` and what is wrong in `problems`."""
+
+    def __init__(self, pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], ask_network: bool = True) -> None:
+        self.pipeline = pipeline
+        self.store = store
+        self.on_read = on_read
+        self.ask_network = ask_network  # for what may be absent
+        self.graph = Graph()
+        self.problems: list[Problem] = []
+
+    def node(self, name: str, stage_name: str, part: Spec, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
+        """Adds a part. `kind` is the part's where it is not the stage's; the version is that of its kind."""
+        stage = self.pipeline.stages[stage_name]
+        kind = kind or stage.kind
+        version = STAGES[kind].VERSION if kind in STAGES else part.VERSION  # type: ignore[attr-defined]  # inner kinds state it there
+        node = Node(name, stage_name, kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
+        self.graph.nodes[name] = node
+        return node
+
+    @cached_property
+    def starts(self) -> list[tuple[Branch, Reference]]:
+        """Every checkpoint that some stage reads, once the trajectories are known."""
+        trajectories = self.graph.trajectories
+        named = (
+            (path, ref) for name, stage in self.pipeline.stages.items() for path, ref, kinds in uses(name, stage) if kinds == CHECKPOINTS
+        )
+        return [(branch(ref, trajectories, path, self.graph.best), ref) for path, ref in named if leg_of(ref, trajectories) in trajectories]
+
+    def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
+        found = Problem(path, message, fix)
+        if found not in self.problems:
+            self.problems.append(found)
+
+    def documents(self, name: str) -> Input:
+        """A source, by the digest of what it holds."""
+        if name not in self.graph.digests:
+            source = self.pipeline.sources[name]
+            self._digest(name, name, source, ("sources", name), "correct the url or the globs.", source.declared is not None)
+        return Input("external", self.graph.digests[name], name)
+
+    def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
+        """Files of a folder outside the store, by the digest of what they hold. `key` names the listing."""
+        try:
+            source = SourceSpec(url=url, format="text", include=include)
+        except ValueError as error:
+            self.problem(path, str(error), fix)
+            return Input("external", "unknown", url)
+        return self.outside(key, source, path, fix)
+
+    def outside(self, key: str, source: SourceSpec, path: FieldPath, fix: str) -> Input:
+        """Files outside the store that are no source of the recipe, by the digest of what they hold."""
+        may_be_absent = source.declared is not None or self.pipeline.elsewhere.covers(source.url)
+        self._digest(key, source.url, source, path, fix, may_be_absent)
+        return Input("external", self.graph.digests[key], source.url)
+
+    def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str, may_be_absent: bool) -> None:
+        if may_be_absent and not self.ask_network and not is_local(source.url):
+            self.absent(key, name, source, "a remote url is not asked for a plan", path)
+            return
+        try:
+            listing = list_source(source)
+            digest = locked_digest(self.store, listing)
+            if digest is None:
+                self.on_read(name, listing)
+                digest = listing.digest()
+            self.graph.listings[key] = listing
+        except SourceError as error:
+            if may_be_absent:
+                self.absent(key, name, source, str(error), path)
+                return
+            self.problem(path, str(error), fix)
+            digest = "unknown"
+        self.graph.digests[key] = digest
+
+    def absent(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
+        """Notes that what a plan may do without is unavailable. `name` is that of the inputs that read it."""
+        self.graph.absent[name] = Unavailable(source.url, reason, path, source.declared)
+        self.graph.digests[key] = provisional(source)
+
+    def part(self, ref: Reference) -> Input:
+        """An artifact that is not a checkpoint: the part that is named, or the stage's last."""
+        nodes = self.graph.of(ref.stage)
+        return reads(next((node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"), nodes[-1]))
+
+    def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
+        """A checkpoint, and the trajectory that it lies on. Of a selection the chosen one; until then the selection itself is read."""
+        start = branch(ref, self.graph.trajectories, path, self.graph.best)
+        if isinstance(self.pipeline.stages.get(ref.stage), SelectStage):
+            if ref.stage not in self.graph.best:
+                return reads(self.graph.nodes[ref.stage], 1), self.graph.trajectories[start.leg]
+            path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
+            return self.checkpoint(ref, path)
+        if ref.hugging_face is not None:
+            node = self.imported_model(ref, path)
+        else:
+            node = self.graph.segments(start.leg)[start.segment]
+        return reads(node, start.step), self.graph.trajectories[start.leg]
+
+    def tokenizer_of(self, read: Input) -> Input:
+        """The tokenizer behind a part: of what it was made with, through whatever it reads."""
+        node = self.graph.nodes[read.node or ""]
+        if isinstance(node.part, ImportModelPart):
+            name = node.name.replace("/import", "/tokenizer")
+            return reads(self.model_tokenizer(Reference(node.leg), name, node.stage, ("stages", node.stage)))
+        if "tokenizer" in node.inputs:
+            return node.inputs["tokenizer"]
+        return self.tokenizer_of(next(iter(node.inputs.values())))
+
+    def exportable(self, path: FieldPath, trajectory: Trajectory) -> None:
+        """Sampling, tasks and export need the model as a Hugging Face folder."""
+        if (obstacle := not_representable(trajectory.model)) is not None:
+            self.problem(path, f"the model cannot become a Hugging Face folder: {obstacle}", "name a model with activation: xielu.")
+
+    def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
+        """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its tokenizer, or an imported checkpoint.
+
+        Two tokenizers are the same when their tokenizer.json is, however they were made."""
+        if its.fingerprint == models.fingerprint:
+            return
+        own, wanted = self.tokenizer_digest(its), self.tokenizer_digest(models)
+        if own is not None and own == wanted:
+            return
+        shown = f" (tokenizer.json {own[:12] if own else 'not made yet'} and {wanted[:12]})" if wanted else ""
+        reference = origin(self.graph.nodes[models.name])
+        trained = f"'{models.name}'" if reference is None else f"that of '{reference}'"
+        message = f"'{what}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
+        made = f"'{models.name}'" if reference is None else f"a tokenizer stage that states from: {reference}"
+        self.problem(path, message, f"use data made with {made}.")
+
+    def model_folder(self, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
+        """Files of a model's folder."""
+        if key in self.graph.absent:
+            return Input("external", self.graph.digests[key], key)
+        read = self.folder(key, model.url, include, path, FIX)
+        return Input(read.kind, read.fingerprint, key)
+
+    def imported_model(self, ref: Reference, path: FieldPath) -> Node:
+        """The weights of a model as a checkpoint, in a part of the stage that `path` leads to."""
+        stage, model = str(path[1]), self.graph.models[str(ref)]
+        name = f"{stage}/import" if path[-1] == "from" else f"{stage}/import-{int(path[-1]) + 1}"
+        if (existing := self.graph.nodes.get(name)) is not None:
+            return existing
+        part = ImportModelPart(
+            model=model.model,
+            url=model.url,
+            reference=model.reference,
+            chat=model.chat,
+            license=model.license,
+            language=model.language,
+        )
+        inputs = {"folder": self.model_folder(str(ref), model, list(model.files), path)}
+        return self.node(name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, leg=str(ref))
+
+    def model_tokenizer(self, ref: Reference, name: str, stage: str, path: FieldPath, vocab_size: int | None = None) -> Node:
+        """The tokenizer of a model, as a tokenizer stage that states `from:` makes it."""
+        if (existing := self.graph.nodes.get(name)) is not None:
+            return existing
+        model = self.graph.models[str(ref)]
+        read = self.model_folder(f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
+        fields = TokenizerStage.model_fields
+        part = TokenizerPart(
+            path=model.url, vocab_size=vocab_size or model.model.vocab_size, bytes_per_source=fields["bytes_per_source"].default
+        )
+        return self.node(name, stage, part, {"folder": read}, kind="tokenizer")
+
+    def tokenizer_digest(self, read: Input) -> str | None:
+        """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer that is not trained yet."""
+        node = self.graph.nodes[read.node or ""]
+        if isinstance(node.part, ImportModelPart):
+            return self.graph.models[node.leg].tokenizer_digest
+        part, folder = cast(TokenizerPart, node.part), node.inputs.get("folder")
+        if folder is not None and folder.name in self.graph.absent:
+            return folder.fingerprint
+        if part.path is not None:
+            try:
+                fs, root = fsspec.core.url_to_fs(resolve_url(part.path))
+                return hashlib.sha256(fs.cat_file(f"{root.rstrip('/')}/tokenizer.json")).hexdigest()
+            except (OSError, ValueError):  # what is wrong with the folder is said where it is named
+                return None
+        artifact = Artifact(self.store, node.path)
+        record = artifact.manifest["files"].get("tokenizer.json") if artifact.complete else None
+        return str(record["sha256"]) if record else None
+
+
+def origin(node: Node) -> str | None:
+    """The `hf:` reference that a part of a Hugging Face model was made from; None for any other part."""
+    folder = node.inputs.get("folder")
+    return folder.name.removesuffix(TOKENIZER) if folder is not None and folder.name.startswith(HUGGING_FACE) else None
+
+
+def reads(node: Node, step: int | None = None) -> Input:
+    """A part as the input of another; `step` of a checkpoint."""
+    return Input(node.kind, node.fingerprint, node.name, node.name, step)

@@ -1,0 +1,146 @@
+"""What was drawn from mixtures on the way to a segment: counters that go on, and what is excluded.
+
+A segment of training draws samples [offset, end) of its mixture. The windows of a corpus come in one order for all mixtures of a seed,
+sequence length and packing, so what several mixtures have drawn from it is a beginning of that order, as long as each began behind the
+others. To exclude something is to begin behind it: for every mixture that drew, how many samples; what these mean for each corpus is
+counted where the recipes are (`apertus_model.data.samples.drawn_before`).
+
+Invariant: nothing that an excluded stage drew is drawn again before the rest of its source. Where this cannot be had (another order,
+another length) it is a problem of the recipe, never a silent approximation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flows.planning.graph import Graph, Input, Node
+from flows.planning.mixtures import corpora
+from flows.planning.parts.builder import Builder
+from specs.dependencies import excluded_by
+from specs.errors import FieldPath
+from specs.stages.import_model import ImportModelPart
+from specs.stages.merge import MergePart
+from specs.stages.mixture import MixturePart, MixtureStage
+from specs.stages.select import SelectPart
+from specs.stages.training import Segment
+
+Way = list[tuple[Node, int]]  # segments of training, each with the step up to which it counts, the last one first
+Counters = dict[tuple[str, ...], int]  # samples drawn so far, by what they were drawn from and how
+DATA = ("mixture", "conversations", "pairs", "log_probabilities")
+
+
+class Drawn(NamedTuple):
+    """The first `samples` of a mixture in sequences of one length and packing."""
+
+    mixture: Input
+    length: int
+    packing: str
+    samples: int
+
+
+def counter(inputs: dict[str, Input], length: int, packing: str) -> tuple[str, ...]:
+    """What a segment counts its samples by: the data, and how they become sequences."""
+    data = [read.fingerprint for role, read in inputs.items() if role.split(":")[0] in DATA]
+    return (*data, str(length), packing)
+
+
+def way_to(graph: Graph, node: Node | None, step: int) -> Way:
+    """The segments on the way to a step of a part; of a merge, and of a selection that is not made yet, those of all its checkpoints."""
+    way: Way = []
+    while node is not None and not isinstance(node.part, ImportModelPart):
+        if isinstance(node.part, (MergePart, SelectPart)):
+            for read in node.inputs.values():
+                if read.step is not None and read.node is not None:
+                    way += way_to(graph, graph.nodes[read.node], read.step)
+            break
+        way.append((node, step))
+        before = node.inputs.get("parent")
+        node, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
+    return way
+
+
+def drawn_until(graph: Graph, node: Node, step: int) -> Counters:
+    """Samples drawn on the way to a step of a part, by the counters that the segments state."""
+    drawn: Counters = {}
+    current: Node | None = node
+    while current is not None and not isinstance(current.part, ImportModelPart):
+        if isinstance(current.part, (MergePart, SelectPart)):
+            merged: Counters = {}
+            for read in current.inputs.values():
+                if read.step is not None and read.node is not None:
+                    for key, samples in drawn_until(graph, graph.nodes[read.node], read.step).items():
+                        merged[key] = max(merged.get(key, 0), samples)
+            return merged | drawn  # what came after the merge states its own counters
+        assert isinstance(current.part, Segment)
+        drawn.setdefault(counter(current.inputs, current.part.sequence_length, current.part.packing), current.part.sample_at(step))
+        before = current.inputs.get("parent")
+        current, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
+    return drawn
+
+
+def excluded(builder: Builder, at: FieldPath, mixture: Input, length: int, packing: str, way: Way, carried: Way) -> dict[str, Drawn]:
+    """What a segment begins behind, by fingerprint of the mixtures, its own among them where it was drawn from.
+
+    Of a stage that is excluded counts what was trained on the way to here, or all of it when it is not on the way. The pieces of an
+    annealed mixture exclude each other.
+
+    Args:
+        at: of the leg, for problems.
+        way: the segments before this one.
+        carried: those of them whose counters go on.
+    """
+    graph = builder.graph
+    node = graph.nodes[mixture.node or ""]
+    taken: Way = []
+    for name in excluded_by(builder.pipeline, node.stage):
+        here = [(segment, step) for segment, step in way if segment.stage == name]
+        elsewhere = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
+        taken += here or elsewhere
+    stage = builder.pipeline.stages[node.stage]
+    if isinstance(stage, MixtureStage) and stage.anneal is not None:
+        taken += [(segment, step) for segment, step in carried if _stage_of(graph, segment) == node.stage]
+    found: dict[str, Drawn] = {}
+    mine = {corpus.fingerprint for corpus in corpora(graph, node.name)}
+    for segment, step in taken:
+        for drawn in _drawn_in(segment, step):
+            other = graph.nodes[drawn.mixture.node or ""]
+            shared = [corpus.name for corpus in corpora(graph, other.name) if corpus.fingerprint in mine]
+            if not shared:
+                continue
+            what = f"what '{segment.stage}' drew from '{shared[0]}'"
+            if (drawn.length, drawn.packing) != (length, packing):
+                message = (
+                    f"mixture '{node.stage}' excludes {what} in sequences of {drawn.length} ({drawn.packing}); here they are of {length}"
+                )
+                fix = "use the same sequence_length and packing, or take the stage out of exclude."
+                builder.problem((*at, "mixture"), f"{message} ({packing})", fix)
+            elif _seed(other) != _seed(node):
+                message = (
+                    f"mixture '{node.stage}' has seed {_seed(node)} and excludes {what} through '{other.stage}' of seed {_seed(other)}"
+                )
+                fix = f"use seed: {_seed(other)} here too; the order of a source's windows depends on it."
+                builder.problem(("stages", node.stage, "seed"), f"{message}, in another order", fix)
+            else:
+                before = found.get(drawn.mixture.fingerprint, drawn)
+                found[drawn.mixture.fingerprint] = drawn if drawn.samples >= before.samples else before
+    return found
+
+
+def _drawn_in(node: Node, step: int) -> list[Drawn]:
+    """What was drawn when a segment has done `step` steps: through its own mixture, and what it began behind."""
+    part = node.part
+    if not isinstance(part, Segment) or "mixture" not in node.inputs:
+        return []
+    before = [node.inputs[f"excluded:{index}"] for index in range(len(part.excluded))]
+    pairs = [(node.inputs["mixture"], part.sample_at(step)), *zip(before, part.excluded, strict=True)]
+    return [Drawn(read, part.sequence_length, part.packing, samples) for read, samples in pairs]
+
+
+def _stage_of(graph: Graph, segment: Node) -> str:
+    read = segment.inputs.get("mixture")
+    return graph.nodes[read.node].stage if read is not None and read.node is not None else ""
+
+
+def _seed(node: Node) -> int:
+    assert isinstance(node.part, MixturePart)
+    return node.part.seed

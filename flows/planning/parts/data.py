@@ -1,0 +1,111 @@
+"""Parts of the kinds that make data: `tokenizer`, `corpus`, `conversations`, `mixture`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flows.planning.graph import Input
+from flows.planning.parts.builder import Builder
+from specs.sources import TABLES
+from specs.stages.conversations import ConversationSource, ConversationsPart, ConversationsStage
+from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
+from specs.stages.mixture import MixturePart, MixtureStage, integers
+from specs.stages.tokenizer import TokenizerPart, TokenizerStage
+from specs.units import Reference
+
+WEB = ("warc",)
+WEB_COLUMNS = ("url", "date")
+
+
+def add_tokenizer(builder: Builder, name: str) -> None:
+    """One part."""
+    stage = cast(TokenizerStage, builder.pipeline.stages[name])
+    if stage.from_ is not None:
+        vocab_size = stage.vocab_size if "vocab_size" in stage.model_fields_set else None
+        builder.model_tokenizer(stage.from_, name, name, ("stages", name, "from"), vocab_size)
+        return
+    inputs = {f"source:{index}": builder.documents(source) for index, source in enumerate(stage.sources)}
+    if stage.path is not None:
+        path = ("stages", name, "path")
+        inputs["folder"] = builder.folder(f"{name}.path", stage.path, ["*.json", "*.jinja"], path, "name a folder with tokenizer.json.")
+    part = TokenizerPart(
+        sources=[builder.pipeline.sources[source] for source in stage.sources],
+        path=stage.path,
+        vocab_size=stage.vocab_size,
+        reserved=stage.reserved,
+        bytes_per_source=stage.bytes_per_source,
+    )
+    builder.node(name, name, part, inputs)
+
+
+def add_corpus(builder: Builder, name: str) -> None:
+    """One part per source."""
+    stage = cast(CorpusStage, builder.pipeline.stages[name])
+    tokenizer = builder.part(stage.tokenizer)
+    for source, process in stage.sources.items():
+        inputs = {"tokenizer": tokenizer, "documents": builder.documents(source), **_filter_files(builder, name, source, process)}
+        part = CorpusPart(
+            source=builder.pipeline.sources[source],
+            process=CorpusSource.model_validate(process),
+            seed=stage.seed,
+            files_per_task=stage.files_per_task,
+            listing=_files(builder, source),
+        )
+        builder.node(f"{name}/{source}", name, part, inputs)
+
+
+def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSource) -> dict[str, Input]:
+    """Files that filters read, as inputs; a filter on columns that the source's format does not have is a problem."""
+    inputs: dict[str, Input] = {}
+    format_ = builder.pipeline.sources[source].format
+    for step, chosen in enumerate(process.filters):
+        path = ("stages", stage, "sources", source, "filters", step)
+        missing = set(chosen.columns()) & set(process.columns()) - set(WEB_COLUMNS if format_ in WEB else ())
+        if missing and format_ not in TABLES:
+            columns = ", ".join(f"'{column}'" for column in sorted(missing))
+            builder.problem(path, f"it looks at column {columns}, which documents of format {format_} do not have", "use another filter.")
+        for number, files in enumerate(chosen.files()):
+            key = f"{stage}/{source}.filters.{step}.{number}"
+            inputs[f"filter:{step}:{number}"] = builder.outside(key, files, path, "correct the url.")
+    return inputs
+
+
+def add_conversations(builder: Builder, name: str) -> None:
+    """One part per source."""
+    stage = cast(ConversationsStage, builder.pipeline.stages[name])
+    tokenizer = builder.part(stage.tokenizer)
+    for source, process in stage.sources.items():
+        documents = builder.documents(source)
+        part = ConversationsPart(
+            source=builder.pipeline.sources[source],
+            process=ConversationSource.model_validate(process),
+            seed=stage.seed,
+            files_per_task=stage.files_per_task,
+            listing=_files(builder, source),
+        )
+        builder.node(f"{name}/{source}", name, part, {"tokenizer": tokenizer, "documents": documents})
+
+
+def _files(builder: Builder, source: str) -> list[str]:
+    listing = builder.graph.listings.get(source)
+    return [file.path for file in listing.files] if listing else []
+
+
+def add_mixture(builder: Builder, name: str) -> None:
+    """One part; one per piece, and one for what follows, when it is annealed. Sources in the order of their fingerprints."""
+    stage = cast(MixtureStage, builder.pipeline.stages[name])
+    field = "weights" if stage.weights is not None else "proportional"
+    for number, pieces in enumerate(stage.pieces, start=1):
+        chosen = [(builder.part(Reference.parse(source)), weight) for source, weight in pieces.items()]
+        chosen.sort(key=lambda pair: pair[0].fingerprint)
+        part = MixturePart(weights=integers([weight for _, weight in chosen]), proportional=field == "proportional", seed=stage.seed)
+        inputs = {f"source:{index}": read for index, (read, _) in enumerate(chosen)}
+        builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
+        if len({read.fingerprint for read, _ in chosen}) < len(chosen):
+            builder.problem(("stages", name, field), "two of these are the same", "add their weights up.")
+            return
+        tokenizers = {builder.tokenizer_of(read).name for read, _ in chosen}
+        if len(tokenizers) > 1:
+            message = f"corpora of different tokenizers: {', '.join(sorted(tokenizers))}"
+            builder.problem(("stages", name, field), message, "use one tokenizer.")
+            return

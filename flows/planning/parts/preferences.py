@@ -1,0 +1,131 @@
+"""Parts of `preference_data`: prompts -> model -> completions -> rewards -> pairs -> log_probabilities."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flows.planning.graph import Input, Node
+from flows.planning.parts.builder import Builder, reads
+from specs.errors import FieldPath
+from specs.launch import Parallel
+from specs.rewards import RewardSpec
+from specs.stages.export import ExportPart, ExportStage
+from specs.stages.preference_data import (
+    CompletionsPart,
+    LogProbabilitiesPart,
+    PairsPart,
+    PreferenceDataStage,
+    PromptsPart,
+    RewardsPart,
+    Sampling,
+)
+from specs.trajectory import Trajectory
+from specs.units import Reference
+
+
+def add_preference_data(builder: Builder, name: str) -> None:
+    """Six parts, each an artifact of its own."""
+    stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
+    at: FieldPath = ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    length = stage.sequence_length or trajectory.sequence_length
+    max_tokens = stage.max_tokens or length // 2
+    if 2 * max_tokens > length:
+        fix = f"lower it to {length // 2} or raise sequence_length."
+        builder.problem((*at, "max_tokens"), f"two completions of {max_tokens} tokens do not fit into a sequence of {length}", fix)
+    _check_pairs(builder, stage, at)
+    field: FieldPath = ("max_tokens",) if stage.max_tokens else ("completions", "max_new_tokens")
+    check_room(builder, (*at, *field), stage.completions, max_tokens, "max_tokens")
+    prompts = add_prompts(
+        *(builder, name, stage.prompts, (*at, "prompts"), checkpoint),
+        PromptsPart(
+            split="train",
+            limit=stage.limit,
+            seed=stage.seed,
+            offline=stage.offline,
+            max_tokens=max_tokens,
+            max_new_tokens=stage.completions.max_new_tokens,
+            sampled=stage.completions.n,
+            prompts_per_unit=stage.prompts_per_unit,
+        ),
+    )
+    completions = add_completions(builder, name, stage.completions, checkpoint, trajectory, prompts, stage.prompts_per_unit)
+    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions, stage.prompts_per_unit)
+    choice = PairsPart(pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed)
+    read = {"prompts": reads(prompts), "completions": reads(completions), "rewards": reads(rewards)}
+    pairs = builder.node(f"{name}/pairs", name, choice, read, kind="pairs")
+    part = LogProbabilitiesPart(
+        model=trajectory.model,
+        sequence_length=length,
+        precision=stage.precision or trajectory.precision,
+        parallel=builder.pipeline.launch_of(stage).parallel or Parallel(),
+    )
+    inputs = {"checkpoint": checkpoint, "pairs": reads(pairs), "tokenizer": builder.tokenizer_of(checkpoint)}
+    builder.node(f"{name}/log_probabilities", name, part, inputs, kind="log_probabilities")
+
+
+def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) -> None:
+    """The rule for pairs (`apertus_model.data.choice`) needs two sampled completions, and two that differ."""
+    sampling = stage.completions
+    if sampling.n < 2:
+        message = f"no prompt has a pair when {sampling.n} completion of it is sampled, whatever comes along"
+        builder.problem((*at, "completions", "n"), message, "state 2 or more.")
+    if sampling.temperature == 0 and not stage.offline:
+        message = "no prompt has a pair: at temperature 0 all of its completions are the same"
+        builder.problem((*at, "completions", "temperature"), message, "raise it, or state offline: true.")
+
+
+def check_room(builder: Builder, path: FieldPath, sampling: Sampling, room: int, what: str) -> None:
+    """A prompt and its completion share `room` tokens; a prompt has one at least."""
+    if sampling.max_new_tokens >= room:
+        message = f"max_new_tokens {sampling.max_new_tokens:,} leave no room for a prompt in {what} {room:,}"
+        builder.problem(path, message, f"state max_new_tokens below {room}, or a larger {what}.")
+
+
+def add_prompts(builder: Builder, name: str, sources: list[Reference], path: FieldPath, checkpoint: Input, part: PromptsPart) -> Node:
+    """The prompts of a stage, from conversations made with the model's tokenizer."""
+    chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
+    tokenizer = builder.tokenizer_of(checkpoint)
+    for read in chosen:
+        builder.same_tokenizer(path, read.name, builder.tokenizer_of(read), tokenizer)
+    inputs = {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
+    return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
+
+
+def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajectory) -> Node:
+    """The checkpoint as a Hugging Face folder; the same artifact as that of an `export` stage with default settings."""
+    builder.exportable(("stages", name, "from"), trajectory)
+    defaults = ExportStage.model_fields
+    part = ExportPart(
+        model=trajectory.model,
+        sequence_length=trajectory.context_length,
+        max_shard_size=int(defaults["max_shard_size"].default),
+        tolerance=defaults["tolerance"].default,
+        chat=trajectory.chat,
+    )
+    if (existing := builder.graph.nodes.get(f"{name}/model")) is not None:
+        return existing
+    return builder.node(
+        f"{name}/model", name, part, {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}, kind="export"
+    )
+
+
+def add_completions(
+    builder: Builder, name: str, sampling: Sampling, checkpoint: Input, trajectory: Trajectory, prompts: Node, prompts_per_unit: int
+) -> Node:
+    """Completions of the prompts by the exported checkpoint."""
+    model = add_model(builder, name, checkpoint, trajectory)
+    part = CompletionsPart(sampling=sampling, prompts_per_unit=prompts_per_unit)
+    return builder.node(f"{name}/completions", name, part, {"model": reads(model), "prompts": reads(prompts)}, kind="completions")
+
+
+def add_rewards(
+    builder: Builder, name: str, reward: RewardSpec, path: FieldPath, prompts: Node, completions: Node, prompts_per_unit: int
+) -> Node:
+    """Rewards of all completions of the prompts, offline and sampled."""
+    inputs = {"prompts": reads(prompts), "completions": reads(completions), "tokenizer": prompts.inputs["tokenizer"]}
+    if reward.model is not None:
+        files = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+        fix = "name a folder with a sequence classifier of Hugging Face."
+        inputs["reward_model"] = builder.folder(f"{name}.reward", reward.model, files, (*path, "model"), fix)
+    return builder.node(f"{name}/rewards", name, RewardsPart(reward=reward, prompts_per_unit=prompts_per_unit), inputs, kind="rewards")

@@ -1,0 +1,285 @@
+"""Parts of the kinds that make checkpoints: a node per segment of every leg, and merges."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from flows.planning.estimate.flops import training as flops_per_token
+from flows.planning.graph import Graph, Input
+from flows.planning.mixtures import corpora
+from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.consumed_samples import Counters, Way, counter, drawn_until, excluded, way_to
+from infra.store import Artifact, Checkpoint, Store
+from specs.dependencies import uses
+from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.launch import Checkpointing, Parallel
+from specs.pipeline import Pipeline
+from specs.stages.dpo import DpoSegment, DpoStage
+from specs.stages.import_model import ImportModelPart
+from specs.stages.merge import MergePart, MergeStage
+from specs.stages.packing import PackingPart
+from specs.stages.preference_data import LogProbabilitiesPart
+from specs.stages.preference_training import PreferenceTraining
+from specs.stages.qrpo import QrpoSegment, QrpoStage
+from specs.stages.select import SelectPart
+from specs.stages.sft import SftSegment, SftStage
+from specs.stages.tokenizer import TokenizerPart
+from specs.stages.training import Leg, MixtureTraining, Segment, TrainingStage
+from specs.trajectory import Cut, Trajectory, branch
+from specs.units import Reference
+
+FIELDS = {"mixture": "mixture", "pairs": "preferences"}  # input of a segment -> the field of the stage that names it
+
+
+def add_training(builder: Builder, name: str) -> None:
+    """A chain of segments per leg."""
+    stage = cast(TrainingStage, builder.pipeline.stages[name])
+    for leg in stage.legs(name):
+        if leg.name in builder.graph.trajectories:
+            _add_leg(builder, stage, leg)
+
+
+def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
+    graph, settings = builder.graph, leg.settings
+    trajectory = graph.trajectories[leg.name]
+    parent: Input | None = None
+    drawn: Counters = {}
+    way: Way = []
+    carried: Way = []
+    if leg.parent is not None and trajectory.parent is not None:
+        parent, _ = builder.checkpoint(leg.parent, (*leg.path, "from"))
+        before = graph.nodes[parent.name]
+        way = way_to(graph, before, trajectory.parent.step)
+        if "data" in trajectory.carry:
+            drawn, carried = drawn_until(graph, before, trajectory.parent.step), way
+    parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
+    if isinstance(stage, PreferenceTraining) and parent is not None:
+        _check_preferences(builder, stage, leg, parent)
+    for index, cut in enumerate(trajectory.cuts):
+        data, extra = _data(builder, stage, cut)
+        packing = trajectory.packing if isinstance(settings, MixtureTraining) else "concatenate"
+        key = counter(data, trajectory.sequence_length, packing)
+        inputs = dict(data)
+        if isinstance(settings, MixtureTraining):
+            mixture = data["mixture"]
+            behind = excluded(builder, leg.path, mixture, trajectory.sequence_length, packing, way, carried)
+            if mixture.fingerprint in behind:
+                drawn[key] = max(drawn.get(key, 0), behind.pop(mixture.fingerprint).samples)
+            extra |= {"excluded": [behind[name].samples for name in sorted(behind)], "packing": packing}
+            inputs |= {f"excluded:{index}": behind[name].mixture for index, name in enumerate(sorted(behind))}
+            inputs |= _packed(builder, leg, mixture, trajectory)
+        fields: dict[str, Any] = {
+            "model": trajectory.model,
+            "seed": trajectory.seed if index == 0 and parent is None else None,
+            "sequence_length": trajectory.sequence_length,
+            "global_batch_size": cut.batch,
+            "sample_offset": drawn.get(key, 0),
+            "start_step": cut.start_step,
+            "start_tokens": cut.start_sample * trajectory.sequence_length,
+            "carry": list(trajectory.carry) if index == 0 and parent is not None else [],
+            "optimizer": trajectory.optimizer,
+            "schedule": cut.schedule,
+            "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
+            "precision": trajectory.precision,
+            "anomalies": settings.anomalies,
+            "end_step": cut.end_step,
+            "micro_batch_size": settings.micro_batch_size,
+            "attention": settings.attention,
+            "activation_checkpointing": settings.activation_checkpointing,
+            "compile": settings.compile,
+            "checkpoint": _kept(builder, leg.name, settings.checkpoint),
+            "validation": settings.validation,
+            "parallel": parallel,
+        }
+        segment = _segment_class(stage)(**fields, **extra)
+        tokens = cut.steps * segment.tokens_per_step
+        node = builder.node(
+            leg.name if len(trajectory.cuts) == 1 else f"{leg.name}{'.' if leg.name != leg.stage else '/'}{index + 1}",
+            leg.stage,
+            segment,
+            {**inputs, "tokenizer": _tokenizer(builder, leg, data, trajectory)} | ({"parent": parent} if parent else {}),
+            start_step=cut.start_step,
+            end_step=cut.end_step,
+            tokens=tokens,
+            flops=tokens * flops_per_token(segment),
+            leg=leg.name,
+        )
+        if parent is not None:
+            field = FIELDS.get(next(iter(data)), "conversations")
+            what = next(iter(data.values())).name
+            models = parent if isinstance(graph.nodes[parent.name].part, ImportModelPart) else builder.tokenizer_of(parent)
+            builder.same_tokenizer((*leg.path, field), what, node.inputs["tokenizer"], models)
+        drawn[key] = drawn.get(key, 0) + cut.end_sample - cut.start_sample
+        way, carried = [(node, cut.end_step), *way], [(node, cut.end_step), *carried]
+        parent = reads(node, cut.end_step)
+    _check_best(builder, leg)
+    if trajectory.leftover_tokens:
+        graph.notes.append(
+            f"{leg.name}: {settings.budget} are {trajectory.steps} whole steps; {trajectory.leftover_tokens:,} tokens are left over"
+        )
+
+
+def _segment_class(stage: TrainingStage) -> type[Segment]:
+    for kind, segment in ((SftStage, SftSegment), (QrpoStage, QrpoSegment), (DpoStage, DpoSegment)):
+        if isinstance(stage, kind):
+            return segment
+    return Segment
+
+
+def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, Input], dict[str, Any]]:
+    """What a segment reads, and the fields of its kind."""
+    if isinstance(stage, SftStage):
+        chosen = sorted(
+            ((builder.part(Reference.parse(part)), repeats) for part, repeats in stage.conversations.items()),
+            key=lambda pair: pair[0].fingerprint,
+        )
+        return {f"conversations:{index}": read for index, (read, _) in enumerate(chosen)}, {
+            "repeats": [repeats for _, repeats in chosen],
+            "source_names": [read.name for read, _ in chosen],
+            "prompt_weight": stage.prompt_weight,
+            "longer": stage.longer,
+            "data_seed": stage.data_seed,
+            "lora": stage.lora,
+        }
+    if isinstance(stage, PreferenceTraining):
+        nodes = {node.kind: node for node in builder.graph.of(stage.preferences.stage)}
+        inputs = {kind: reads(nodes[kind]) for kind in ("pairs", "log_probabilities")}
+        return inputs, {
+            "loss": cast(Any, stage).loss,
+            "source_names": [stage.preferences.stage],
+            "data_seed": stage.data_seed,
+        }
+    mixture = builder.part(Reference.parse(cut.mixture))
+    return {"mixture": mixture}, {"source_names": [read.name for read in corpora(builder.graph, mixture.name)]}
+
+
+def _packed(builder: Builder, leg: Leg, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
+    """The rows of each corpus of a mixture, when documents are packed into them: a part of the stage per corpus, shared by its legs."""
+    found: dict[str, Input] = {}
+    for index, corpus in enumerate(corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []):
+        name = f"{leg.stage}/packing-{trajectory.sequence_length}/{corpus.name}"
+        node = builder.graph.nodes.get(name)
+        if node is None:
+            part = PackingPart(sequence_length=trajectory.sequence_length)
+            node = builder.node(name, leg.stage, part, {"corpus": corpus}, kind="packing")
+        found[f"packed:{index}"] = reads(node)
+    return found
+
+
+def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, parent: Input) -> None:
+    """The reference of the loss is the model that training begins with, and its log-probabilities were taken on the very sequences that
+    are trained on."""
+    at, name = leg.path, stage.preferences
+    trajectory = builder.graph.trajectories[leg.name]
+    reference = next(node for node in builder.graph.of(name.stage) if node.kind == "log_probabilities")
+    checkpoint, part = reference.inputs["checkpoint"], reference.part
+    assert isinstance(part, LogProbabilitiesPart)
+    if parent.hashed != checkpoint.hashed:
+        message = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}', this stage starts from '{leg.parent}'"
+        builder.problem((*at, "from"), message, "start from the checkpoint that the preference data name.")
+    if trajectory.sequence_length != part.sequence_length:
+        message = f"'{name}' has sequences of {part.sequence_length} tokens, this stage of {trajectory.sequence_length}"
+        builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
+    if trajectory.precision != part.precision:
+        message = f"the log-probabilities of '{name}' are in {part.precision.param}, this stage computes in {trajectory.precision.param}"
+        builder.problem((*at, "preferences"), message, "state the same precision in both.")
+
+
+def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointing:
+    """Steps that other stages start from are milestones; metrics that they choose by are watched."""
+    wanted, best = set(checkpoint.milestones), set(checkpoint.best)
+    for start, ref in builder.starts:
+        if start.leg == leg:
+            wanted.add(start.step)
+            best |= {ref.best} if ref.best else set()
+    return checkpoint.model_copy(update={"milestones": sorted(wanted), "best": sorted(best)})
+
+
+def _check_best(builder: Builder, leg: Leg) -> None:
+    """What `checkpoint.best` names is measured: otherwise none of its checkpoints would be kept, and nobody would be told."""
+    sources = sorted({name for node in builder.graph.segments(leg.name) for name in getattr(node.part, "source_names", [])})
+    for index, metric in enumerate(leg.settings.checkpoint.best):
+        path: FieldPath = (*leg.path, "checkpoint", "best", index)
+        wanted = metric.removeprefix("val_loss").removeprefix("/")
+        if not leg.settings.validation.interval:
+            builder.problem(path, f"'{metric}' is a held-out loss, and '{leg.name}' measures none", "give it a validation.interval.")
+        elif wanted and wanted not in sources:
+            message = f"'{metric}' is the held-out loss of '{wanted}', which '{leg.name}' does not train on"
+            builder.problem(path, message, nearest(wanted, sources))
+
+
+def _tokenizer(builder: Builder, leg: Leg, data: dict[str, Input], trajectory: Trajectory) -> Input:
+    tokenizer = builder.tokenizer_of(next(iter(data.values())))
+    part = builder.graph.nodes[tokenizer.name].part
+    assert isinstance(part, TokenizerPart)
+    if part.vocab_size > trajectory.model.vocab_size:
+        message = f"the model has {trajectory.model.vocab_size:,} embeddings, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
+        builder.problem(("stages", leg.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
+    return tokenizer
+
+
+def add_merge(builder: Builder, name: str) -> None:
+    """One part, whose result is its checkpoint 1."""
+    stage = cast(MergeStage, builder.pipeline.stages[name])
+    if name not in builder.graph.trajectories:
+        return
+    weights = stage.weights or [1.0] * len(stage.checkpoints)
+    pairs = zip(stage.checkpoints, weights, strict=True)
+    read = [(builder.checkpoint(ref, ("stages", name, "checkpoints", index))[0], weight) for index, (ref, weight) in enumerate(pairs)]
+    if len({checkpoint.hashed for checkpoint, _ in read}) < len(read):
+        builder.problem(("stages", name, "checkpoints"), "two of these are the same checkpoint", "add their weights up.")
+    read.sort(key=lambda pair: pair[0].hashed)
+    trajectory = builder.graph.trajectories[name]
+    tokenizer = builder.tokenizer_of(read[0][0])
+    for checkpoint, _ in read:
+        builder.same_tokenizer(("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
+    part = MergePart(model=trajectory.model, weights=[weight for _, weight in read])
+    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {"tokenizer": tokenizer}
+    builder.node(name, name, part, inputs, start_step=0, end_step=1, leg=name)
+
+
+def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
+    """For each `@best:` reference whose stage has finished, the kept checkpoint with the lowest value, and for each selection that was
+    made, which candidate; a note for each that is not known yet."""
+    found: dict[str, int] = {}
+    selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
+    for node, part in selections:
+        if (choice := Artifact(store, node.path)).complete:
+            found[node.name] = int(choice.metric("chosen"))
+        elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
+            graph.notes.append(f"'{node.name}' is chosen when its candidates have finished; until then {part.names[0]} stands for it")
+    seen: set[str] = set()
+    for name, stage in pipeline.stages.items():
+        for path, ref, _ in uses(name, stage):
+            if ref.best is None or str(ref) in seen:
+                continue
+            seen.add(str(ref))
+            nodes = graph.segments(branch(ref, graph.trajectories, path, graph.best).leg)
+            sources = {name for node in nodes for name in getattr(node.part, "source_names", [])}
+            if ref.best.startswith("val_loss/") and (wanted := ref.best.removeprefix("val_loss/")) not in sources:
+                message = f"'{ref}' chooses by the held-out loss of '{wanted}', which '{ref.stage}' does not train on"
+                raise SpecError([Problem(path, message, nearest(wanted, sources))])
+            artifacts = [(node, Artifact(store, node.path)) for node in nodes]
+            if not all(Artifact(store, node.path, node.end_step).complete for node in nodes):
+                graph.notes.append(f"'{ref}' is known when '{ref.stage}' has finished; until then it is planned from the last step")
+                continue
+            kept = [
+                artifact.checkpoint(step)
+                for node, artifact in artifacts
+                for step in artifact.checkpoint_steps()
+                if (node.start_step or 0) < step <= (node.end_step or 0)
+            ]
+            values = {c.step: value for c in kept if (value := c.validation_loss(ref.best)) is not None}
+            if not values:
+                raise SpecError([_nothing_measured(path, ref, kept)])
+            found[str(ref)] = min(values, key=lambda step: (values[step], step))
+    return found
+
+
+def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> Problem:
+    """`@best:` a metric that no kept checkpoint has, though its stage has finished."""
+    steps = ", ".join(str(checkpoint.step) for checkpoint in kept) or "none"
+    measured = sorted({name for checkpoint in kept for name in checkpoint.facts.get("validation") or {}})
+    there = f"; measured were {', '.join(f'val_loss/{name}' for name in measured)}" if measured else ""
+    message = f"'{ref}' chooses among the steps that '{ref.stage}' kept, {steps}, and {ref.best} was measured at none of them{there}"
+    return Problem(path, message, "name one of these metrics, make validation.interval divide checkpoint.interval, or name a step.")

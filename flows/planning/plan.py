@@ -1,0 +1,293 @@
+"""What a run would do, and why: for each part *reuse*, *resume at step N* or *run*.
+
+Invariants: `make` is a pure function of recipe, store and listing; it writes nothing and imports neither torch nor Prefect. The
+state of a part depends on its fingerprint alone, so nothing is rerun because of a name, a place or the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from flows.planning import declared_inputs, source_usage
+from flows.planning.advice import Given, advise
+from flows.planning.estimate import Estimates, borders, estimate
+from flows.planning.graph import Graph, Input, Node
+from flows.planning.parts import build
+from flows.planning.rerun_reason import difference
+from flows.planning.run_records import Records
+from infra.store import Artifact, Store
+from infra.store.inputs import Listing
+from infra.store.lease import holder_of
+from specs.dependencies import checkpoints, order
+from specs.errors import FieldPath, Problem, SpecError
+from specs.pipeline import Pipeline
+from specs.stages.evaluate import EvaluateStage
+from specs.stages.training import Segment
+from specs.trajectory import branch
+
+Action = Literal["reuse", "resume", "run"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory; `absent`: what it depends on
+    that is declared and unavailable, so that it cannot run and its fingerprint is provisional."""
+
+    node: Node
+    action: Action
+    reason: str
+    stored: bool
+    resume_step: int | None = None
+    gate_failures: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    holder: str = ""  # who seems to work at it now
+
+    @property
+    def state(self) -> str:
+        """The action, or why there is another thing to say first: `gate failed`, `declared`."""
+        return "gate failed" if self.gate_failures else "declared" if self.absent else self.action
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Tokens, steps and FLOPs that are still to be done; what lies before `resume_step` is not done again."""
+        node, share = self.node, Fraction(0 if self.action == "reuse" else 1)
+        if self.resume_step is not None and node.end_step is not None and node.steps:
+            share = Fraction(node.end_step - self.resume_step, node.steps)
+        return {"tokens": int(node.tokens * share), "steps": int(node.steps * share), "flops": int(node.flops * share)}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.node.name,
+            "kind": self.node.kind,
+            "action": self.action,
+            "state": self.state,
+            "reason": self.reason,
+            "fingerprint": self.node.fingerprint,
+            "path": self.node.path if self.stored else None,
+            "tokens": self.node.tokens,
+            "steps": self.node.steps,
+            "flops": self.node.flops,
+            **borders(self.node),
+            "resume_step": self.resume_step,
+            "gate_failures": list(self.gate_failures),
+            "declared": list(self.absent),
+            "holder": self.holder,
+        }
+
+
+@dataclass
+class Plan:
+    """Steps by part, inputs first; `demands`: what training asks of the sources; `estimates`: what it takes."""
+
+    pipeline: Pipeline
+    store: Store
+    graph: Graph
+    steps: dict[str, Step] = field(default_factory=dict)
+    demands: list[source_usage.Demand] = field(default_factory=list)
+    estimates: Estimates = field(default_factory=Estimates)
+    advice: Given = field(default_factory=Given)
+
+    @property
+    def parts(self) -> int:
+        """Pieces of work, each counted once."""
+        return sum(self.graph.twin(step.node) is None for step in self.steps.values())
+
+    @property
+    def pending(self) -> list[Step]:
+        """What is not finished: parts to run or resume, and finished ones whose gates are not met."""
+        return [step for step in self.steps.values() if step.action != "reuse" or step.gate_failures]
+
+    def totals(self) -> dict[str, Any]:
+        """What there is and what is still to be done, work that two stages share once."""
+        once = [self.steps[node.name] for node in self.graph.nodes.values() if self.graph.twin(node) is None]
+        todo = [step for step in once if step.action != "reuse"]
+        totals: dict[str, Any] = {key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps", "flops")}
+        totals["to_do"] = {key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
+        trajectories = list(self.graph.trajectories.values())
+        own = [t for t in trajectories if not t.imported] or trajectories  # of an imported one, it may be the tokenizer that is read
+        totals["parameters"] = max((t.model.parameters for t in own), default=0)
+        return totals
+
+    def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
+        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is and what is still to be done.
+        `masked_by_hash`: as in `Estimates.to_json`."""
+        stages = []
+        for name in order(self.pipeline):
+            parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
+            stages.append(_whole(name, self.pipeline.stages[name].kind, parts))
+        document: dict[str, Any] = {
+            "pipeline": self.pipeline.name,
+            "store": self.store.url,
+            "stages": stages,
+            "totals": self.totals(),
+            "notes": self.graph.notes,
+        }
+        document["declared"] = {name: found.to_json() for name, found in self.graph.absent.items()}
+        document["supply"] = [demand.to_json() for demand in self.demands]
+        return document | {"estimates": self.estimates.to_json(masked_by_hash)} | self.advice.to_json()
+
+
+def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stage as the sum of its parts; fingerprint and path are those of the last, which is what other stages read of a chain."""
+    actions = [part["action"] for part in parts]
+    action = "reuse" if set(actions) == {"reuse"} else ("run" if set(actions) == {"run"} else "resume")
+    states = {part["state"] for part in parts} - {"reuse", "run", "resume"}
+    decisive = next((part for part in parts if part["action"] != "reuse"), parts[-1])
+    reason = decisive["reason"] if len(parts) == 1 or action == "reuse" else f"{decisive['name']}: {decisive['reason']}"
+    return {
+        "name": name,
+        "kind": kind,
+        "action": action,
+        "state": next((state for state in ("gate failed", "declared") if state in states), action),
+        "reason": reason,
+        "fingerprint": parts[-1]["fingerprint"],
+        "path": parts[-1]["path"],
+        **{key: sum(part[key] for part in parts) for key in ("tokens", "steps", "flops")},
+        "gate_failures": [failure for part in parts for failure in part["gate_failures"]],
+        "declared": list(dict.fromkeys(name for part in parts for name in part["declared"])),
+        "parts": parts,
+    }
+
+
+def make(
+    pipeline: Pipeline,
+    store: Store,
+    on_read: Callable[[str, Listing], None] = lambda name, listing: None,
+    *,
+    ask_network: bool = True,
+) -> Plan:
+    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as absent, unasked. SpecError when it cannot be
+    run: a source that is missing and not declared, data that do not suffice, a parent that was not kept, a protected stage that would be
+    rerun."""
+    try:
+        plan = Plan(pipeline, store, build(pipeline, store, on_read, ask_network))
+    except SpecError as error:
+        raise pipeline.located(error) from None
+    records = Records(store, pipeline.name)
+    waiting = plan.graph.waits_for()
+    for node in plan.graph.nodes.values():
+        if missing := waiting[node.name]:
+            plan.steps[node.name] = Step(node, "run", declared_inputs.reason(plan.graph, node), False, absent=missing)
+            continue
+        step = decide(node, plan, records)
+        held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
+        plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
+    plan.graph.notes += [*declared_inputs.notes(plan.graph, store, source_usage.available), *_packing_notes(plan)]
+    plan.demands = source_usage.demands(plan.graph, pipeline, store)
+    problems = [*source_usage.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
+    if problems:
+        raise pipeline.located(SpecError(problems))
+    plan.estimates = estimate(plan.graph, pipeline, store)
+    plan.advice = advise(plan.graph, pipeline, plan.demands, plan.estimates)
+    plan.graph.notes += plan.advice.notes
+    return plan
+
+
+def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
+    """The state of one part in the store."""
+    store = plan.store
+    if Artifact(store, node.path, node.end_step).complete:
+        failures = _failed_gates(plan.pipeline, node, store)
+        return Step(node, "reuse", failures[0] if failures else "finished", True, gate_failures=failures)
+    if node.end_step is not None:
+        artifact = Artifact(store, node.path)
+        usable = [step for step in artifact.checkpoint_steps() if (node.start_step or 0) < step <= node.end_step]
+        if usable:
+            ended = [step for step in artifact.manifest_steps() if step <= node.end_step]
+            why = f"the budget grew: it ended at step {max(ended)} before" if usable[-1] in ended else "it was interrupted"
+            return Step(node, "resume", f"at step {usable[-1]} of {node.end_step}; {why}", True, resume_step=usable[-1])
+    stored = bool(store.names(node.path))
+    if records is None:
+        return Step(node, "run", "", stored)
+    if (twin := plan.graph.twin(node)) is not None:
+        return Step(node, "run", f"done once, as {twin}", stored)
+    if stored:
+        units = len(store.names(f"{node.path}/units"))
+        reason = f"it was interrupted; {units} units of work are stored" if units else "it was interrupted before anything was committed"
+        if not units and any(store.names(f"damaged/{when}/{node.path}") for when in store.names("damaged")):
+            reason = "it was damaged, and is withdrawn"
+        return Step(node, "run", reason, stored)
+    return Step(node, "run", difference(node, records), False)
+
+
+def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ...]:
+    stage = pipeline.stages[node.stage]
+    if not isinstance(stage, EvaluateStage) or node.kind != stage.kind or not stage.gates:
+        return ()
+    stored = Artifact(store, node.path).manifest["metrics"]
+    metrics = {name: value for name, value in stored.items() if isinstance(value, (int, float))}
+    return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
+
+
+def _packing_notes(plan: Plan) -> list[str]:
+    """What best-fit packing came to, where it is done."""
+    notes = []
+    for step in plan.steps.values():
+        node = step.node
+        if node.kind == "packing" and step.action == "reuse" and plan.graph.twin(node) is None:
+            artifact = Artifact(plan.store, node.path)
+            names = ("padding", "cropped", "cropped_by_windows")
+            padding, cropped, windows = (artifact.metric(f"share/{name}") for name in names)
+            notes.append(
+                f"{node.name}: {artifact.metric('rows'):,} rows with {padding:.2%} padding; {cropped:.1%} of the tokens "
+                f"are in documents that are cut, {windows:.1%} would be if they were concatenated"
+            )
+    return notes
+
+
+# What is refused before anything starts
+
+
+def _lost_parents(plan: Plan) -> list[Problem]:
+    """Stages that start from a step that is not there and will not be: its trajectory has finished, or is past it, without keeping it."""
+    problems = []
+    for step in plan.steps.values():
+        for read in step.node.inputs.values():
+            if step.action == "reuse" or read.step is None or read.node is None:
+                continue
+            parent = plan.steps[read.node]
+            past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
+            if not past or read.step in kept_steps(plan, parent.node):
+                continue
+            kept = [kept for node in plan.graph.segments(parent.node.leg) or [parent.node] for kept in kept_steps(plan, node)]
+            message = f"step {read.step} of '{read.node}' was not kept; kept are {', '.join(map(str, kept)) or 'none'}"
+            problems.append(Problem(_where_named(plan, step.node, read), message, "start from one of these, or rerun the parent."))
+    return list(dict.fromkeys(problems))
+
+
+def kept_steps(plan: Plan, node: Node) -> list[int]:
+    """Steps of a part whose checkpoints are stored; its trajectory may have gone on behind its end."""
+    stored = Artifact(plan.store, node.path).checkpoint_steps()
+    return [step for step in stored if (node.start_step or 0) < step <= (node.end_step or 0)]
+
+
+def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
+    """Where the recipe names a checkpoint that a part reads."""
+    for path, ref in checkpoints(node.stage, plan.pipeline.stages[node.stage]):
+        start = branch(ref, plan.graph.trajectories, path, plan.graph.best)
+        if start.step == read.step and plan.graph.segments(start.leg)[start.segment].name == read.node:
+            return path
+    return ("stages", node.stage, "from")
+
+
+def _protected(plan: Plan, records: Records) -> list[Problem]:
+    """Parts of protected stages that had finished, and would not be reused: changed themselves or by what they read, continued to another
+    end, or gone from the store."""
+    problems: dict[str, Problem] = {}  # the first of each stage: what follows in it follows from it
+    for step in plan.steps.values():
+        node = step.node
+        if step.action == "reuse" or step.absent or node.stage in problems or not plan.pipeline.stages[node.stage].protect:
+            continue
+        before, path = records.last(node.name), ("stages", node.stage, "protect")
+        if records.had_finished(node.path, node.end_step):
+            message = f"'{node.name}' is protected and had finished; {node.path} is not complete in the store any more"
+            fix = "bring it back from a copy (apertus cp), or remove protect: true to have it made again."
+            problems[node.stage] = Problem(path, message, fix)
+        elif before is not None and (before.complete or records.had_finished(before.path, before.step)):
+            why = step.reason if before.path != node.path else f"it ended at step {before.step}, and is to end at step {node.end_step}"
+            message = f"'{node.name}' is protected and would run again: {why}"
+            problems[node.stage] = Problem(path, message, "undo the change, or remove protect: true.")
+    return list(problems.values())

@@ -1,0 +1,1 @@
+"""Where things come from and how two of them differ: lineage, comparison, branches, copies."""

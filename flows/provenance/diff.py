@@ -1,0 +1,371 @@
+"""What two recipes, stages, runs or stored artifacts differ in: field by field, inputs, and results side by side.
+
+Invariants: reading only. A field that bears identity is told apart from one of execution by what was hashed, not by its name. Losses are
+compared where the lineages have consumed equally many tokens, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.planning.plan import Plan, make
+from flows.provenance.lookup import Found, find
+from infra.store import Artifact, Store, StoreError, runs
+from infra.store.contents import input_path
+from infra.store.lineage import tokens_before
+from specs.base import flatten
+from specs.errors import Problem, SpecError, nearest
+from specs.pipeline import DEFAULT_STORE
+from specs.recipe import load
+from specs.trajectory import legs
+
+POINTS = 8  # steps at which losses are shown
+PARENT = "parent"  # input of a segment: the checkpoint that it resumes from
+WITH_MORE = ("checkpoint.milestones", "checkpoint.best")  # where a part has what other stages ask for beside what its own states
+NUMBERED = (int, float)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a side. `fields`: all that is resolved, by dotted name; `identity`: the names of those that were hashed; `inputs`: by
+    role, a name to show and what is compared; `loss`: rows of the history by consumed tokens."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    fields: dict[str, Any]
+    identity: frozenset[str]
+    inputs: dict[str, tuple[str, str]]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    loss: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared. `chosen`: it was named as a stage or a part, and is compared with another whatever their names."""
+
+    label: str
+    parts: dict[str, Part]
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that differs; None for a value that is not there."""
+
+    name: str
+    a: Any
+    b: Any
+    role: str
+
+
+@dataclass
+class Difference:
+    """Two parts side by side; None for a part that only one side has."""
+
+    name: str
+    a: Part | None
+    b: Part | None
+    fields: list[Change] = field(default_factory=list)
+    inputs: list[Change] = field(default_factory=list)
+    metrics: list[Change] = field(default_factory=list)
+    losses: list[tuple[int, str, float, float]] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """`same`: the same fingerprint, so the same result; `execution`: that, run in another way."""
+        if self.a is None or self.b is None:
+            return "only in B" if self.a is None else "only in A"
+        if self.a.fingerprint != self.b.fingerprint:
+            return "differs"
+        return "execution" if self.fields else "same"
+
+
+# The two sides
+
+
+def side(text: str, store: str | None, other: str = "") -> Side:
+    """What an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other` names, or anything stored
+    (`flows.provenance.lookup.find`; `RUN@TIME` is an earlier record of a run). SpecError or StoreError when there is none."""
+    if text.startswith(":"):
+        text = other.partition(":")[0] + text
+    spec, _, stage = text.partition(":")
+    if Path(spec).suffix in (".yaml", ".yml") or Path(spec).is_file():
+        pipeline = load(spec)
+        return _of_plan(text, make(pipeline, Store.open(store or pipeline.store)), stage, spec)
+    opened = Store.open(store or DEFAULT_STORE)
+    run, _, stamp = text.partition("@")
+    if ":" not in text and run in runs.names(opened):
+        return _of_run(text, opened, run, stamp)
+    found = find(opened, text)
+    parts = [_stored(opened, one) for one in found]
+    return Side(text, {part.name: part for part in parts}, len(parts) == 1)
+
+
+def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
+    names = list(plan.graph.nodes)
+    if stage:
+        names = [stage] if stage in plan.graph.nodes else [node.name for node in plan.graph.of(stage)]
+        if not names:
+            fix = nearest(stage, [*plan.pipeline.stages, *plan.graph.nodes])
+            raise SpecError([Problem((), f"there is no stage '{stage}'", fix, spec)])
+    parts = {}
+    for name in names:
+        node, step = plan.graph.nodes[name], plan.steps[name]
+        full = flatten({**node.part.model_dump(mode="json", by_alias=True), "launch": node.launch.model_dump(mode="json", by_alias=True)})
+        stated = next((leg.settings.checkpoint for leg in legs(plan.pipeline, node.stage) if leg.name == node.leg), None)
+        if stated is not None:
+            full = _without_more(full) | {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
+        inputs = {
+            role: (read.name + (f"@step={read.step}" if read.step is not None else ""), read.hashed) for role, read in node.inputs.items()
+        }
+        artifact = Artifact(plan.store, node.path, node.end_step)
+        metrics, loss = _results(artifact) if step.action == "reuse" else ({}, {})
+        parts[name] = Part(name, node.kind, node.fingerprint, full, frozenset(flatten(node.identity)), inputs, metrics, loss)
+    return Side(label, parts, bool(stage))
+
+
+def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
+    stamps = [one for one in runs.stamps(store, run) if one.startswith(stamp)]
+    if not stamps:
+        raise StoreError(f"run '{run}' has no record that begins with '{stamp}'; it has {', '.join(runs.stamps(store, run))}")
+    record = runs.read(store, run, stamps[-1])
+    parts = {}
+    for name, (path, step) in record.parts.items():
+        if store.exists(f"{path}/identity.json"):
+            parts[name] = _stored(store, Found(path, step), name)
+    return Side(label, parts, False)
+
+
+def _stored(store: Store, found: Found, name: str = "") -> Part:
+    artifact = Artifact(store, found.path, found.step)
+    identity, hashed = artifact.identity, flatten(artifact.identity["spec"])
+    fields = dict(hashed)
+    metrics: dict[str, Any] = {}
+    loss: dict[int, dict[str, float]] = {}
+    if artifact.complete:
+        execution = artifact.manifest.get("execution") or {}
+        fields = {**flatten({**(execution.get("spec") or {}), "launch": execution.get("launch") or {}}), **fields}
+        fields = _without_more(fields)
+        metrics, loss = _results(artifact)
+    inputs = {}
+    for role, read in identity["inputs"].items():
+        at = f"@step={read['step']}" if read.get("step") is not None else ""
+        hashed_as = str(read["fingerprint"]) + (f"@{read['step']}" if at else "")
+        inputs[role] = (f"{read.get('name') or input_path(read) or 'documents'}{at}", hashed_as)
+    name = name or str(identity["name"])
+    return Part(name, str(identity["kind"]), str(identity["fingerprint"]), fields, frozenset(hashed), inputs, metrics, loss)
+
+
+def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if not name.startswith(WITH_MORE)}
+
+
+def _results(artifact: Artifact) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+    """Metrics of a finished part, and the rows of its history by the tokens that its lineage had consumed."""
+    manifest = artifact.manifest
+    metrics = {name: value for name, value in flatten(manifest["metrics"]).items() if _is_number(value)}
+    rows: dict[int, dict[str, Any]] = {}
+    tokens_at: dict[int, int] = {}
+    try:
+        begin = tokens_before(artifact.store, artifact.path) - int(artifact.identity["spec"].get("start_tokens", 0))
+        for row in artifact.history() if manifest.get("history") else ():
+            if _is_number(row.get("tokens")):
+                tokens = tokens_at[row["step"]] = begin + int(row["tokens"])
+                rows.setdefault(tokens, {})["loss"] = row.get("loss")
+            measured = row.get("validation")
+            if isinstance(measured, dict) and row.get("step") in tokens_at:
+                values = {f"validation/{name}": value for name, value in measured.items() if _is_number(value)}
+                rows.setdefault(tokens_at[row["step"]], {}).update(values)
+    except (StoreError, OSError, ValueError, KeyError):
+        return metrics, {}
+    return metrics, {tokens: {name: value for name, value in row.items() if _is_number(value)} for tokens, row in rows.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, NUMBERED) and not isinstance(value, bool)
+
+
+# The comparison
+
+
+def compare(a: Side, b: Side) -> list[Difference]:
+    """Part by part in the order of A, then what only B has. Compared are parts of one name, parts of different names that are the same
+    work, those of a branch with what they branch off, and of two stages that were named the remaining ones in their order."""
+    left = {part.fingerprint: name for name, part in b.parts.items() if name not in a.parts}
+    pairs = [
+        (name, twin) for name, part in a.parts.items() if (twin := name if name in b.parts else left.get(part.fingerprint)) is not None
+    ]
+    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    beside = [(one, other) for other, one in _beside(b, a) if other not in theirs]
+    beside += [(one, other) for one, other in _beside(a, b) if one not in ours]
+    pairs += beside
+    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    if a.chosen and b.chosen and not beside:
+        pairs += zip([one for one in a.parts if one not in ours], [other for other in b.parts if other not in theirs], strict=False)
+        ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    order = {name: index for index, name in enumerate(a.parts)}
+    found = [(one, _difference(one if one == other else f"{one} | {other}", a.parts[one], b.parts[other])) for one, other in pairs]
+    found += [(one, _difference(one, part, None)) for one, part in a.parts.items() if one not in ours]
+    found.sort(key=lambda pair: order[pair[0]])
+    return [one for _, one in found] + [_difference(name, None, part) for name, part in b.parts.items() if name not in theirs]
+
+
+def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
+    """Segments that resume from inside a stage of the other side, with the segments there that resume from the same place."""
+    pairs: dict[str, str] = {}
+    names = {part.fingerprint: name for name, part in original.parts.items()}
+    own = {part.fingerprint: name for name, part in branched.parts.items()}
+
+    def of_stage(name: str, origin: str) -> bool:
+        return name.split("/")[0] == origin.split("/")[0]
+
+    for name, part in branched.parts.items():
+        if name in original.parts or part.fingerprint in names or PARENT not in part.inputs:
+            continue
+        fingerprint, _, step = part.inputs[PARENT][1].partition("@")
+        origin = pairs.get(own.get(fingerprint, "")) or names.get(fingerprint)
+        if origin is None:
+            continue
+        there = original.parts[origin].fingerprint
+        following = [
+            other
+            for other, one in original.parts.items()
+            if of_stage(other, origin) and PARENT in one.inputs and one.inputs[PARENT][1].partition("@")[0] == there
+        ]
+        inside = there == fingerprint and step.isdecimal() and int(step) < int(original.parts[origin].fields.get("end_step", 0))
+        if counterpart := origin if inside else next(iter(following), None):
+            pairs[name] = counterpart
+    return list(pairs.items())
+
+
+def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
+    found = Difference(name, a, b)
+    if a is None or b is None:
+        return found
+    if a.kind != b.kind:
+        found.fields.append(Change("kind", a.kind, b.kind, "identity"))
+    for field_name in [*a.fields, *(other for other in b.fields if other not in a.fields)]:
+        one, other = a.fields.get(field_name), b.fields.get(field_name)
+        role = "identity" if field_name in a.identity | b.identity else "execution"
+        if one != other and (role == "identity" or (field_name in a.fields and field_name in b.fields)):
+            found.fields.append(Change(field_name, one, other, role))
+    found.fields.sort(key=lambda change: change.role != "identity")
+    for role in [*a.inputs, *(other for other in b.inputs if other not in a.inputs)]:
+        left, right = a.inputs.get(role), b.inputs.get(role)
+        if left is None or right is None or left[1] != right[1]:
+            one, other = (f"{read[0]} {read[1][:8]}" if read else None for read in (left, right))
+            found.inputs.append(Change(role, one, other, "input"))
+    same = a.fingerprint == b.fingerprint  # then what was measured is told where it differs, at another step of the trajectory
+    for metric in a.metrics:
+        if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):
+            found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric], "metric"))
+    found.losses = [row for row in _losses(a, b) if not (same and row[2] == row[3])]
+    return found
+
+
+def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
+    """(tokens, column, value of A, value of B) at some of the token counts that both have, the first and the last among them."""
+    names = {name for row in a.loss.values() for name in row} & {name for row in b.loss.values() for name in row}
+    for name in sorted(names):
+        common = sorted(tokens for tokens in a.loss.keys() & b.loss.keys() if name in a.loss[tokens] and name in b.loss[tokens])
+        chosen = {common[round(index * (len(common) - 1) / (POINTS - 1))] for index in range(POINTS)} if common else set()
+        for tokens in sorted(chosen):
+            yield tokens, name, a.loss[tokens][name], b.loss[tokens][name]
+
+
+# Shown
+
+
+def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
+    """Tables: all parts with what became of them, then what differs; parts that differ in the same way share a table."""
+    console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
+    if len(found) > 1:
+        same = [one.name for one in found if one.verdict == "same"]
+        if same:
+            console.print(f"[green]same[/] {len(same)} of {len(found)} parts: {escape(', '.join(same))}")
+        for verdict, colour in (("only in A", "yellow"), ("only in B", "yellow")):
+            if names := [one.name for one in found if one.verdict == verdict]:
+                console.print(f"[{colour}]{verdict}[/] {escape(', '.join(names))}")
+    changed = [one for one in found if one.a is not None and one.b is not None and (one.verdict != "same" or len(found) == 1)]
+    if not changed and not any(one.a is None or one.b is None for one in found):
+        console.print("nothing differs")
+    alike: dict[str, list[Difference]] = {}
+    for one in changed:
+        alike.setdefault(repr((one.verdict, one.fields, one.inputs, one.metrics, one.losses)), []).append(one)
+    for parts in alike.values():
+        _show_parts(console, parts)
+
+
+def _show_parts(console: Console, parts: list[Difference]) -> None:
+    one = parts[0]
+    assert one.a is not None and one.b is not None
+    told = {
+        "same": "[green]same fingerprint[/], run in the same way",
+        "execution": "[green]same fingerprint[/]: the same result, run in another way",
+        "differs": "[red]differs[/]",
+    }[one.verdict]
+    if len(parts) > 1:
+        console.print(f"\n[bold]{len(parts)} parts[/] {told}: {escape(', '.join(part.name for part in parts))}")
+    else:
+        fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
+        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for heading in ("A", "B", "B - A"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "B - A" else "left")
+    for change in one.fields:
+        colour = "bold" if change.role == "identity" else "dim"
+        table.add_row(f"[{colour}]{change.role}[/]", escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
+    for change in one.inputs:
+        table.add_row("[bold]input[/]", escape(change.name), _shown(change.a), _shown(change.b), "")
+    for change in one.metrics:
+        table.add_row("[cyan]metric[/]", escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
+    for tokens, name, left, right in one.losses:
+        table.add_row("[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right))
+    if table.row_count:
+        console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "[dim]-[/]"
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
+
+
+def _gap(a: Any, b: Any) -> str:
+    return f"{b - a:+.4g}" if _is_number(a) and _is_number(b) and a != b else ""
+
+
+def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
+    """The same as plain values."""
+
+    def change(one: Change) -> dict[str, Any]:
+        return {"name": one.name, "a": one.a, "b": one.b}
+
+    return {
+        "a": a.label,
+        "b": b.label,
+        "parts": [
+            {
+                "name": one.name,
+                "verdict": one.verdict,
+                "fingerprints": [part.fingerprint if part else None for part in (one.a, one.b)],
+                "identity": [change(field_) for field_ in one.fields if field_.role == "identity"],
+                "execution": [change(field_) for field_ in one.fields if field_.role == "execution"],
+                "inputs": [change(read) for read in one.inputs],
+                "metrics": [change(metric) for metric in one.metrics],
+                "losses": [{"tokens": tokens, "name": name, "a": left, "b": right} for tokens, name, left, right in one.losses],
+            }
+            for one in found
+        ],
+    }

@@ -1,0 +1,286 @@
+"""Choosing what to resume from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flows.execution import flow as pipeline
+from flows.execution.runner import Interrupted, Runner, StageFailed
+from flows.planning.plan import Plan, Step
+from infra.launchers.local import Ended, Process
+from infra.launchers.slurm_job import SlurmJob
+from infra.slurm import SlurmError
+from infra.store import Artifact, StorageError, Store
+from infra.store.retention import referred_steps
+from specs.launch import Retries
+from specs.profile import Profile
+from specs.units import Duration
+from tests.flows.conftest import finish
+
+Planned = Callable[..., Plan]
+REFUSES = "echo Socket timed out on send/recv operation >&2; exit 1"
+
+
+class Notes:
+    """An observer that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def begin(self, step: Step) -> None: ...
+    def line(self, name: str, text: str) -> None: ...
+    def note(self, name: str, text: str) -> None:
+        self.notes.append(f"{name}: {text}")
+
+    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
+
+
+def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned: Planned) -> None:
+    plan = planned()
+    for step in (9, 10, 11):
+        finish(plan, "pretrain/2", until=step)
+    node = plan.graph.nodes["pretrain/2"]
+    artifact = Artifact(plan.store, node.path)
+    damaged = artifact.checkpoint(11)
+    plan.store.fs.pipe_file(plan.store.full(f"{damaged.folder}/weights"), b"weight")  # what has its size is checked while it is loaded
+    notes = Notes()
+    assert Runner(plan, notes).sound_checkpoint(node, 11) == 10
+    assert len(notes.notes) == 1
+    assert "checkpoint 11 is withdrawn" in notes.notes[0]
+    assert artifact.checkpoint_steps() == [9, 10]
+    finish(plan, "pretrain/2", until=11)  # the step is committed again, by another attempt in a folder of its own
+    assert artifact.checkpoint_steps() == [9, 10, 11]
+
+
+def test_a_part_whose_last_checkpoint_is_withdrawn_is_not_finished_any_more(planned: Planned) -> None:
+    plan = planned()
+    for step in (14, 16):
+        finish(plan, "pretrain/3", until=step)
+    longer = planned("stages.pretrain.budget=30 steps")
+    node = longer.graph.nodes["pretrain/3"]
+    artifact = Artifact(plan.store, node.path, 16)
+    assert planned().steps["pretrain/3"].action == "reuse" and node.path == plan.graph.nodes["pretrain/3"].path
+    plan.store.fs.pipe_file(plan.store.full(f"{artifact.checkpoint(16).folder}/weights"), b"weight")
+    marker = plan.store.read_bytes(artifact.manifest_path)
+    assert Runner(longer, Notes()).sound_checkpoint(node, 16) == 14
+    assert (planned().steps["pretrain/3"].action, planned().steps["pretrain/3"].resume_step) == ("resume", 14)
+    [stamp] = plan.store.names("damaged")
+    assert plan.store.read_bytes(f"damaged/{stamp}/{artifact.manifest_path}") == marker
+
+
+def test_a_log_that_cannot_be_stored_does_not_hide_why_a_stage_failed(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage(Process):
+        def run(self, *arguments: Any) -> Ended:
+            return Ended(1, "", (), {"message": "the corpus is empty", "again": False})
+
+    def fail(*arguments: Any) -> None:
+        raise StorageError("the storage failed 7 times")
+
+    monkeypatch.setattr("infra.launchers.Process", Stage)
+    monkeypatch.setattr(Store, "upload", fail)
+    plan, notes = planned(), Notes()
+    with pytest.raises(StageFailed, match=r"tokenizer: the corpus is empty \(log: could not be stored\)"):
+        Runner(plan, notes).run("tokenizer")
+    assert notes.notes == ["tokenizer: its log could not be stored: the storage failed 7 times"]
+
+
+def test_nothing_is_resumed_from_where_nothing_is_stored(planned: Planned) -> None:
+    plan = planned()
+    assert Runner(plan, Notes()).sound_checkpoint(plan.graph.nodes["pretrain/2"], None) is None
+
+
+def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage(Process):
+        def run(self, *arguments: Any) -> Ended:
+            return Ended(0, "", (), {"message": "the job ends in 300 s", "again": False, "interrupted": True})
+
+    monkeypatch.setattr("infra.launchers.Process", Stage)
+    plan = planned()
+    runner = Runner(plan, Notes())
+    runner.prepare()
+    first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
+    with pytest.raises(Interrupted, match="was interrupted: the job ends in 300 s"):
+        runner.run(first)
+    with pytest.raises(Interrupted, match="was not started: the job ends in 300 s"):
+        runner.run(first)
+
+
+def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned("retries.backoff=0s")
+    first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
+
+    class Stage(SlurmJob):
+        def _wait(self, number: str) -> str:
+            finish(plan, first)
+            return "COMPLETED"
+
+    monkeypatch.setattr("infra.launchers.SlurmJob", Stage)
+    (tmp_path / "bin").mkdir()
+    for name, line in {
+        "sbatch": f"test -e {tmp_path}/tried && echo 7 || {{ touch {tmp_path}/tried; {REFUSES}; }}",
+        "scancel": "true",
+    }.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    runner = Runner(plan, Notes(), profile=Profile(launcher="slurm", stages="all"))
+    runner.prepare()
+    with pytest.raises(StageFailed, match="sbatch refused the job: Socket timed out") as caught:
+        runner.run(first)
+    assert caught.value.again
+    assert runner.run(first).action == "reuse"
+
+
+def test_a_run_refers_to_the_checkpoints_that_its_parts_start_from(planned: Planned) -> None:
+    plan = planned()
+    Runner(plan, Notes()).prepare()
+    wanted: dict[str, set[int]] = {}
+    for node in plan.graph.nodes.values():
+        for read in node.inputs.values():
+            if read.node is not None and read.step is not None:
+                wanted.setdefault(plan.graph.nodes[read.node].path, set()).add(read.step)
+    assert wanted
+    assert {path: referred_steps(plan.store, path) for path in wanted} == wanted
+
+
+class Failing(Process):
+    """A stage that fails for a reason worth another try, after it has done what the next of `TODO` does."""
+
+    todo: ClassVar[list[Callable[[], object]]] = []
+
+    def run(self, *arguments: Any) -> Ended:
+        self.todo.pop(0)()
+        return Ended(1, "", (), {"message": "the node lost its network", "again": True})
+
+
+def failures(runner: Runner, name: str) -> list[bool]:
+    """Of the attempts, one after another, whether each says that another may follow."""
+    said = []
+    while Failing.todo:
+        with pytest.raises(StageFailed, match="the node lost its network") as caught:
+            runner.run(name)
+        said.append(caught.value.again)
+    return said
+
+
+@pytest.fixture
+def failing(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Plan, Runner]]:
+    monkeypatch.setattr("infra.launchers.Process", Failing)
+
+    def make(attempts: str) -> tuple[Plan, Runner]:
+        plan = planned(f"retries.attempts={attempts}", "retries.backoff=0s")
+        finish(plan, "pretrain/1")
+        finish(plan, "pretrain/2", until=9)
+        return plan, Runner(plan, Notes())
+
+    return make
+
+
+def test_a_stage_that_gets_nowhere_is_tried_as_often_as_the_recipe_says(failing: Callable[[str], tuple[Plan, Runner]]) -> None:
+    _, runner = failing("2")
+    Failing.todo = [lambda: None] * 3
+    assert failures(runner, "pretrain/2") == [True, True, False]
+    _, runner = failing("0")
+    Failing.todo = [lambda: None]
+    assert failures(runner, "pretrain/2") == [False]
+
+
+def test_an_attempt_that_committed_something_counts_as_a_first_one(failing: Callable[[str], tuple[Plan, Runner]]) -> None:
+    """A stage that takes weeks and loses a node each day ends all the same."""
+    plan, runner = failing("1")
+    get_on = [lambda step=step: finish(plan, "pretrain/2", until=step) for step in (10, 11)]
+    Failing.todo = [lambda: None, *get_on, lambda: None]
+    assert failures(runner, "pretrain/2") == [True, True, True, False]
+
+
+def test_a_storage_that_is_away_while_a_part_is_begun_is_waited_for(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise StorageError("the storage failed 7 times")
+
+    _, runner = failing("2")
+    monkeypatch.setattr(Store, "names", fail)
+    said = []
+    for _ in range(3):
+        with pytest.raises(StageFailed, match="the storage failed 7 times") as caught:
+            runner.run("pretrain/2")
+        said.append(caught.value.again)
+    assert said == [True, True, False]
+
+
+def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = failing("2")
+    notes = Notes()
+    runner = Runner(replace(plan, pipeline=plan.pipeline.model_copy(update={"retries": Retries(backoff=Duration(7.0))})), notes)
+    Failing.todo = [lambda: None]
+    failures(runner, "pretrain/2")
+    waits = []
+    monkeypatch.setattr(runner._stopped, "wait", lambda seconds: waits.append(seconds) or runner.stop("Ctrl-C"))
+    with pytest.raises(Interrupted, match="was not started: Ctrl-C"):
+        runner.run("pretrain/2")
+    assert waits == [7.0]
+    assert notes.notes[-1] == "pretrain/2: the next attempt begins in 7 s"
+
+
+def test_the_wait_before_a_retry_doubles_up_to_ten_minutes() -> None:
+    waits = Retries(attempts=200, backoff=Duration(30.0))
+    assert [waits.wait(before) for before in (0, 1, 2, 4, 5, 199)] == [30, 60, 120, 480, 600, 600]
+    assert Retries(backoff=Duration(3600.0)).wait(3) == 3600
+
+
+def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
+    failing: Callable[[str], tuple[Plan, Runner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's controller may be away for hours in the weeks of a run."""
+
+    def refuse(self: Process, *arguments: Any) -> Ended:
+        raise SlurmError("sbatch refused the job: Unable to contact slurm controller")
+
+    _, runner = failing("1")
+    Failing.todo = [lambda: None]
+    failures(runner, "pretrain/2")
+    monkeypatch.setattr(Failing, "run", refuse)
+    for _ in range(20):
+        with pytest.raises(StageFailed, match="Unable to contact") as caught:
+            runner.run("pretrain/2")
+        assert caught.value.again
+    runner = Runner(runner.plan, Notes())
+    for again in (True, False):
+        with pytest.raises(StageFailed, match="Unable to contact") as caught:
+            runner.run("pretrain/2")
+        assert caught.value.again is again
+
+
+def test_planning_again_waits_for_a_storage_that_is_away(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a part has finished, when others of the run may be training for days."""
+    plan, notes = planned("retries.attempts=2", "retries.backoff=0s"), Notes()
+    Runner(plan, notes).prepare()
+    session = pipeline.Session(plan, notes, set(plan.pipeline.stages))
+    answers: list[Plan | StorageError] = [StorageError("the storage failed 7 times")] * 2
+
+    def away(*arguments: Any) -> Plan:
+        if isinstance(answer := answers.pop(0), StorageError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pipeline, "make", away)
+    answers.append(again := planned())
+    pipeline._check_again(session, "tokenizer")
+    assert session.plan is again
+    assert len(notes.notes) == 2 and "what follows could not be planned: the storage failed 7 times" in notes.notes[0]
+    answers += [StorageError("the storage failed 7 times")] * 3
+    with pytest.raises(StorageError):
+        pipeline._check_again(session, "tokenizer")
+    assert not answers

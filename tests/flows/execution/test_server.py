@@ -1,0 +1,149 @@
+"""Prefect's temporary server: our settings hold although Prefect was imported before, and runs start theirs in turn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.execution.server import SETTINGS
+from infra.liveness import STOP_SIGNALS
+from tests.e2e.conftest import command_line, notices_interrupts
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Nothing is started: `start` says what it would wait, in a process of its own, since the settings stay.
+PROGRAM = """
+import fcntl
+import flows.execution.flow
+from flows.execution.server import start_prefect
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import get_current_settings
+
+def start(server):
+    settings = get_current_settings()
+    with open(settings.home / "apertus-starts-a-server") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another would wait")
+    seconds, statistics = settings.server.ephemeral.startup_timeout_seconds, settings.server.analytics_enabled
+    raise RuntimeError(f"waited {seconds} s, statistics {statistics}.")
+
+SubprocessASGIServer.start = start
+try:
+    start_prefect()
+except ConnectionError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seconds"), [({}, 300), ({"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "7"}, 7)], ids=["ours", "the user's"]
+)
+def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_imported(
+    chosen: dict[str, str], seconds: int, tmp_path: Path
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS and name != "PREFECT_API_URL"} | chosen
+    environment["PREFECT_HOME"] = str(tmp_path / "new")
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "another would wait" in ended.stdout
+    assert f"waited {seconds} s, statistics False. Fix: run again" in ended.stdout
+
+
+# In place of the server another process, which only sleeps.
+SLEEPING = """
+import atexit, os, subprocess, sys, time
+from flows.execution import interrupts, server
+from infra import liveness
+from prefect.server.api.server import SubprocessASGIServer
+
+def run(self):
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "prefect.server"])
+
+def start(self):
+    self.server_process = self._run_uvicorn_command()
+    atexit.register(self.stop)
+    print("up", self.server_process.pid, liveness._guards[0].pid, flush=True)
+
+SubprocessASGIServer._run_uvicorn_command, SubprocessASGIServer.start = run, start
+interrupts.listen()
+try:
+    server.start_prefect()
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)  # in which the server is told how the run ended
+    print(SubprocessASGIServer().server_process.poll(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["told", "killed"])
+def test_the_server_and_its_guard_end_after_the_run_and_not_before(tmp_path: Path, killed: bool) -> None:
+    """Every signal that ends a run is sent to both, and to the run, if that is not killed."""
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    environment.pop("PREFECT_API_URL", None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPING],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=notices_interrupts,
+    )
+    assert process.stdout is not None
+    up, *others = process.stdout.readline().split()
+    assert up == "up"
+    for number in STOP_SIGNALS:
+        for pid in map(int, others):
+            os.kill(pid, number)
+    if killed:
+        process.kill()
+    else:
+        for number in STOP_SIGNALS:
+            process.send_signal(number)
+        assert process.stdout.readline() == "None\n", "the server has ended before the run"
+    process.wait(20)
+    deadline = time.monotonic() + 5
+    while any(map(command_line, map(int, others))):
+        assert time.monotonic() < deadline, f"of the server and its guard, {others}, one is left"
+        time.sleep(0.02)
+
+
+BEHIND_A_PROXY = """
+import http.server, threading, urllib.request
+import httpx
+from flows.execution.server import start_prefect
+from prefect.server.api.server import SubprocessASGIServer
+
+SubprocessASGIServer.start = lambda server: None
+start_prefect()
+local = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=local.serve_forever, daemon=True).start()
+for host in ("127.0.0.1", "localhost"):
+    print(httpx.get(f"http://{host}:{local.server_port}/").status_code)
+    print(urllib.request.urlopen(f"http://{host}:{local.server_port}/").status)
+try:
+    httpx.get("http://elsewhere.example/")
+except httpx.TransportError as error:
+    print("by the proxy:", error)
+print("directly:", bool(urllib.request.proxy_bypass("storage.example")))
+"""
+
+
+@pytest.mark.parametrize("stated", [None, "no_proxy", "NO_PROXY"])
+def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
+    environment |= {"PREFECT_HOME": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nobody answers
+    environment |= {stated: "storage.example"} if stated else {}
+    program = [sys.executable, "-c", BEHIND_A_PROXY]
+    ended = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    *answers, elsewhere, others = ended.stdout.splitlines()
+    assert answers == ["200"] * 4
+    assert elsewhere == "by the proxy: [Errno 111] Connection refused"
+    assert others == f"directly: {stated is not None}"

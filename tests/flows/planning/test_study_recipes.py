@@ -1,0 +1,93 @@
+"""The recipes of the studies: what their variants share is done once, and the published scales are those that are stated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flows.planning.plan import Plan, make
+from infra.store import Store
+from specs.dependencies import order
+from specs.pipeline import Pipeline
+from specs.recipe import load
+from specs.trajectory import Trajectory, resolve
+
+RECIPES = Path(__file__).resolve().parents[3] / "specs/recipes"
+
+
+def planned(name: str, store: Store) -> Plan:
+    return make(load(RECIPES / f"{name}.yaml"), store)
+
+
+def kinds(plan: Plan) -> dict[str, int]:
+    """Parts that would really run, by kind."""
+    return dict(Counter(node.kind for node in plan.graph.nodes.values() if plan.graph.twin(node) is None))
+
+
+def trajectories(pipeline: Pipeline) -> dict[str, Trajectory]:
+    """Of what does not begin with a Hugging Face model."""
+    return resolve(pipeline, order(pipeline))
+
+
+def test_all_schedules_are_fine_tuned_from_pretrainings_that_run_once(store: Store) -> None:
+    plan = planned("wso-mini", store)
+    data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 1}
+    assert kinds(plan) == data | {"pretrain": 5, "cooldown": 2, "probe": 7, "sft": 21, "select": 7}
+    for final in ("0.1", "0"):  # WSD branches off from WSO: three quarters of it are the same checkpoint
+        read = plan.graph.nodes[f"base-wsd-{final}"].inputs["parent"]
+        assert (read.name, read.step) == ("base-wso", 450)
+        assert plan.graph.trajectories[f"base-wsd-{final}"].steps == 150
+    (probed,) = {tuple(read.hashed for role, read in plan.graph.nodes[f"probe-{name}"].inputs.items() if role != "checkpoint")
+                 for name in ("wso", "wsd-0", "linear-0", "cosine-0.1")}  # fmt: skip
+    assert len(probed) == 2
+    peaks = {name: found.cuts[-1].schedule.factor(found.tokens) for name, found in plan.graph.trajectories.items() if "base-" in name[:5]}
+    assert peaks == pytest.approx(
+        {"base-wso": 1, "base-wsd-0.1": 0.1, "base-wsd-0": 0, "base-linear-0.1": 0.1, "base-linear-0": 0,
+         "base-cosine-0.1": 0.1, "base-cosine-0": 0}, abs=1e-9,
+    )  # fmt: skip
+
+
+def test_sixteen_fine_tunings_come_from_two_pretrainings(store: Store) -> None:
+    plan = planned("optimizer-consistency-mini", store)
+    data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 1}
+    assert kinds(plan) == data | {"pretrain": 2, "sft": 16, "evaluate": 18}
+    for name, found in plan.graph.trajectories.items():
+        if name.startswith("sft-"):
+            _, optimizer, _, base, rate = name.split("-", 4)
+            assert (found.optimizer.name, found.optimizer.lr, found.parent.leg) == (optimizer, float(rate), f"base-{base}")  # type: ignore[union-attr]
+            against = plan.graph.nodes[f"evaluate-{name.removeprefix('sft-')}"].inputs["against"]
+            assert against.name == f"evaluate-base-{base}"
+
+
+def test_pretrainings_with_and_without_goldfish_differ_in_the_loss_alone(store: Store) -> None:
+    plan = planned("goldfish-mini", store)
+    assert kinds(plan) == {"tokenizer": 1, "corpus": 2, "mixture": 1, "pretrain": 3, "evaluate": 3}
+    found = [plan.graph.nodes[f"pretrain-{name}"] for name in ("standard", "goldfish", "goldfish-4")]
+    assert [part.identity.pop("goldfish", None) for part in found] == [None, {"k": 50, "h": 50}, {"k": 4, "h": 50}]
+    (same,) = {str({name: value for name, value in part.identity.items() if name != "goldfish"}) for part in found}
+    assert len({part.inputs["mixture"].fingerprint for part in found}) == 1 and same
+
+
+PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number where it is ours
+    "wso": {"base-wso": (80_000, 335_544_320_000), "base-wsd-0.1": (20_000, 83_886_080_000), "mid-wso-flat": (36_000, 150_994_944_000)},
+    "optimizer-consistency": {"base-muon": (19_000, 9_961_472_000)},
+    "goldfish": {"pretrain-goldfish": (19_788, 82_996_887_552)},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_scale_is_the_one_of_the_paper(name: str) -> None:
+    found = trajectories(load(RECIPES / f"{name}.yaml"))
+    assert {leg: (found[leg].steps, found[leg].tokens) for leg in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_miniature_has_the_figures_of_its_study_and_says_what_it_is_too_small_to_show(name: str) -> None:
+    mini, whole = load(RECIPES / f"{name}-mini.yaml"), load(RECIPES / f"{name}.yaml")
+    assert list(mini.figures) == list(whole.figures)
+    for key, figure in mini.figures.items():
+        shown, silent = figure.text.split("What it is too small to show: ")
+        assert shown.startswith("What it shows: ") and silent
+        assert "What it" not in whole.figures[key].text

@@ -1,0 +1,336 @@
+"""A branch shares everything before its point, takes over what was left, and is a file that people can read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.planning.plan import Plan, make
+from flows.provenance.branch import Made, branch
+from infra.store import Store, StoreError
+from infra.store.retention import referred_steps
+from specs.errors import SpecError
+from specs.recipe import load
+from specs.stages.training import Segment
+from tests.flows.conftest import finish
+from tests.recipes import CHAT, RECIPE, write_recipe
+
+ROOT = Path(__file__).parents[3]
+Planned = Callable[..., Plan]
+
+
+@pytest.fixture
+def branched(recipe: Path, store: Store) -> Callable[..., Made]:
+    """`branched("pretrain@step=12", "a.b=c", ...)`: a branch `other` of the tiny recipe."""
+
+    def run(point: str, *overrides: str, name: str = "other") -> Made:
+        return branch(str(recipe), point, name, overrides, store=store.url)
+
+    return run
+
+
+def plan_of(made: Made, store: Store) -> Plan:
+    return make(load(made.path), store)
+
+
+def segment(plan: Plan, name: str) -> Segment:
+    part = plan.graph.nodes[name].part
+    assert isinstance(part, Segment)
+    return part
+
+
+def test_a_branch_of_a_finished_run_reuses_what_comes_before_and_runs_what_comes_behind(
+    branched: Callable[..., Made], planned: Planned, store: Store
+) -> None:
+    finish(planned())
+    made = branched("pretrain@step=12")
+    plan = plan_of(made, store)
+    actions = {name: step.action for name, step in plan.steps.items()}
+    before = ["tokenizer", "corpus/notes", "main", "second", "pretrain/1", "pretrain/2", "pretrain/3"]
+    assert actions == dict.fromkeys(before, "reuse") | dict.fromkeys(["other", "cooldown", "evaluate", "export"], "run")
+    assert (made.shared, made.new, made.stored) == (before, ["other", "cooldown", "evaluate", "export"], 7)
+    original = planned().graph.nodes
+    assert all(plan.graph.nodes[name].fingerprint == original[name].fingerprint for name in before)
+    parent = plan.graph.nodes["other"].inputs["parent"]
+    assert (parent.node, parent.step) == ("pretrain/2", 12)
+    assert plan.graph.nodes["cooldown"].inputs["parent"].node == "other"
+
+
+def test_a_branch_refers_to_the_stored_checkpoint_that_it_starts_from(
+    branched: Callable[..., Made], planned: Planned, store: Store
+) -> None:
+    branched("pretrain@step=12", name="early")
+    assert store.names("") == ["format.json"]  # nothing is stored that could be pruned
+    finish(planned())
+    made = branched("pretrain@step=12")
+    path, child = planned().graph.nodes["pretrain/2"].path, plan_of(made, store).graph.nodes["other"]
+    assert referred_steps(store, path) == {12}
+    assert store.read_json(f"{path}/references/00000012-{child.fingerprint}.json") == {"referrer": child.path}
+
+
+def test_two_branches_share_everything_upstream_and_differ_where_they_are_told_to(
+    branched: Callable[..., Made], planned: Planned, store: Store
+) -> None:
+    finish(planned())
+    one = plan_of(branched("pretrain@step=12", "stages.one.optimizer.weight_decay=0.2", name="one"), store)
+    two = plan_of(branched("pretrain@step=12", "stages.two.mixture=main", name="two"), store)
+    same = plan_of(branched("pretrain@step=12", name="three"), store)
+    before = ["tokenizer", "corpus/notes", "main", "second", "pretrain/1", "pretrain/2", "pretrain/3"]
+    assert [one.graph.nodes[name].fingerprint for name in before] == [two.graph.nodes[name].fingerprint for name in before]
+    assert len({plan.graph.nodes[name].fingerprint for plan, name in ((one, "one"), (two, "two"), (same, "three"))}) == 3
+    assert segment(one, "one").optimizer.weight_decay == 0.2
+    assert two.graph.nodes["two"].inputs["mixture"].name == "main"
+
+
+def test_what_was_left_is_taken_over_border_by_border(branched: Callable[..., Made], store: Store) -> None:
+    # 16 steps of 32 tokens: mixture `second` from step 8, a batch of 8 in place of 4 from step 12, a warm-up of 4 steps to 1e-2
+    plan = plan_of(branched("pretrain@step=2"), store)
+    names = [node.name for node in plan.graph.segments("other")]
+    assert names == ["other/1", "other/2", "other/3"]
+    facts = [(plan.graph.nodes[name].start_step, plan.graph.nodes[name].end_step, segment(plan, name).global_batch_size) for name in names]
+    assert facts == [(0, 6, 4), (6, 10, 4), (10, 14, 8)]
+    assert [plan.graph.nodes[name].inputs["mixture"].name for name in names] == ["main", "second", "second"]
+    assert segment(plan, "other/1").sample_offset == 8  # 2 steps of 4 were drawn from `main`
+    original = make(load(str(Path(store.root).parent / "tiny.yaml")), store).graph.trajectories["pretrain"]
+    new = plan.graph.trajectories["other"]
+    assert [new.lr_at(step) for step in range(15)] == pytest.approx([original.lr_at(step + 2) for step in range(15)], rel=1e-9)
+    assert segment(plan, "other/1").carry == ["weights", "optimizer", "data"]
+    assert new.optimizer == original.optimizer
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "same"),
+    [
+        ("{decay: linear, decay_over: 6 steps, final: 0.2}", 9, True),  # before the decay
+        ("{decay: 1-sqrt, decay_over: 6 steps, final: 0.2}", 9, True),
+        ("{decay: linear, decay_over: 6 steps, final: 0.2}", 13, True),  # inside it: the same line
+        ("{decay: linear, final: 0.05}", 9, True),  # over the whole stage
+        ("{decay: 1-sqrt, decay_over: 6 steps, final: 0.2}", 13, False),  # begins anew, and says so
+        ("{warmup: 4 steps, decay: cosine, decay_over: 6 steps}", 2, True),
+    ],
+)
+def test_the_learning_rate_goes_on_as_it_would_have(
+    recipe: Path, store: Store, branched: Callable[..., Made], schedule: str, step: int, same: bool
+) -> None:
+    recipe.write_text(
+        recipe.read_text().replace("schedule: {warmup: 4 steps}", f"schedule: {schedule}").replace("{0 steps: 4, 12 steps: 8}", "4")
+    )
+    made = branched(f"pretrain@step={step}")
+    old = make(load(recipe), store).graph.trajectories["pretrain"]
+    new = plan_of(made, store).graph.trajectories["other"]
+    assert new.steps == 16 - step
+    rates = [new.lr_at(index) for index in range(new.steps)], [old.lr_at(step + index) for index in range(new.steps)]
+    assert (rates[0] == pytest.approx(rates[1], rel=1e-6)) is same
+    assert rates[0][0] == pytest.approx(rates[1][0], rel=1e-9)
+    assert any("begins anew" in note for note in made.notes) is not same
+    assert ("begins anew" in made.text) is not same
+
+
+def test_what_is_behind_the_point_and_not_trained_yet_is_left_out(branched: Callable[..., Made], planned: Planned, store: Store) -> None:
+    plan = planned("stages.pretrain.checkpoint.milestones=[10]")
+    finish(plan, "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
+    finish(plan, "pretrain/2", until=10)
+    made = branched("pretrain@step=10")
+    assert "budget: 10 steps # ends where the branch begins: it had 16 steps" in made.text
+    after = plan_of(made, store)
+    assert [node.name for node in after.graph.of("pretrain")] == ["pretrain/1", "pretrain/2"]
+    assert after.graph.nodes["pretrain/2"].fingerprint == plan.graph.nodes["pretrain/2"].fingerprint
+    assert (after.steps["pretrain/2"].action, after.steps["pretrain/2"].resume_step) == ("resume", 10)
+
+
+def test_the_file_is_short_and_says_what_it_is(branched: Callable[..., Made], planned: Planned, recipe: Path) -> None:
+    finish(planned())
+    made = branched("pretrain@step=12", "stages.other.optimizer.lr=2e-3", "stages.cooldown.budget=3 steps")
+    assert made.path == recipe.parent / "other.yaml"
+    assert made.text == made.path.read_text()
+    lines = made.text.splitlines()
+    assert lines[0] == "# A branch of tiny.yaml at step 12 of pretrain (1,536 tokens):"
+    assert lines[2].startswith("#   apertus branch ") and "--set stages.other.optimizer.lr=2e-3" in lines[2]
+    assert lines[3:] == [
+        "extends: tiny.yaml",
+        "name: other",
+        "",
+        "stages:",
+        "  other: # resumes from step 12 of pretrain, with what was left of it",
+        "    kind: cooldown",
+        "    from: pretrain@step=12",
+        "    carry: [weights, optimizer, data]",
+        "    mixture: second",
+        "    global_batch_size: 8",
+        "    budget: 4 steps",
+        "    schedule: {decay: none}",
+        "    checkpoint: {interval: 5, keep: 2}",
+        "    validation: {interval: 8, samples: 2}",
+        "    optimizer: {lr: 0.002}",
+        "  cooldown:",
+        "    from: other # was pretrain",
+        "    budget: 3 steps",
+    ]
+
+
+def test_a_file_is_never_written_over_another_and_twice_is_once(branched: Callable[..., Made], recipe: Path) -> None:
+    assert branched("pretrain@step=12").written
+    assert not branched("pretrain@step=12").written
+    text = (recipe.parent / "other.yaml").read_text()
+    with pytest.raises(StoreError, match=r"other\.yaml' exists and is another file"):
+        branched("pretrain@step=11")
+    assert (recipe.parent / "other.yaml").read_text() == text
+    with pytest.raises(StoreError, match="is the recipe that is branched"):
+        branched("pretrain@step=12", name="tiny")
+
+
+@pytest.mark.parametrize(
+    ("point", "overrides", "message"),
+    [
+        ("pretrian@step=3", [], r"there is no stage 'pretrian'\. Fix: did you mean 'pretrain'"),
+        ("corpus/notes", [], "'corpus' is a corpus; there is no training in it"),
+        ("pretrain@step=17", [], "lies outside stage 'pretrain', which has 16 steps"),
+        ("pretrain@last", [], r"'pretrain@step=16' is the end of 'pretrain': nothing of its budget is left. Fix: state one: --set"),
+        ("pretrain@step=12", ["stages.other.budgte=3 steps"], r"other\.yaml:\d+: stages\.other\.budgte: there is no field 'budgte' here"),
+        ("pretrain@step=12", ["stages.othr.budget=3 steps"], r"there is no stage 'othr'\. Fix: did you mean 'other'"),
+        ("pretrain@step=12", ["stages.other.mixture=nothing"], r"other\.yaml:\d+: stages\.other\.mixture.*there is no stage 'nothing'"),
+        ("pretrain@step=12", ["stages.corpus.seed=1"], r"'corpus/notes' would change \(seed\), and a branch shares everything before"),
+        ("pretrain@step=12", ["stages.main.seed=1"], "'main' would change"),
+        ("pretrain@step=12", ["name=x"], "a branch states its own name"),
+        ("pretrain@step=12", ["stages.other.optimizer.name=adamw"], r"other\.yaml:.*the states to carry are those of ademamix"),
+    ],
+)
+def test_a_branch_that_cannot_be_is_refused_with_its_place_and_nothing_is_written(
+    branched: Callable[..., Made], recipe: Path, point: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        branched(point, *overrides)
+    assert not (recipe.parent / "other.yaml").exists()
+
+
+def test_a_step_that_was_not_kept_is_refused_with_those_that_were(branched: Callable[..., Made], planned: Planned) -> None:
+    finish(planned())
+    with pytest.raises(SpecError, match=r"pretrain@step=9: step 9 of 'pretrain' was not kept; kept are 8, 12, 16"):
+        branched("pretrain@step=9")
+
+
+def test_a_branch_changes_data_optimizer_length_batch_and_carries_what_it_says(branched: Callable[..., Made], store: Store) -> None:
+    made = branched(
+        "pretrain@last",
+        "stages.new={kind: mixture, weights: {corpus/notes: 1}, seed: 5, max_repetition: 100}",
+        "stages.other.mixture=new",
+        "stages.other.budget=5 steps",
+        "stages.other.optimizer={name: adamw, lr: 1e-3}",
+        "stages.other.carry=[weights]",
+        "stages.other.sequence_length=64",
+        "stages.other.global_batch_size=2",
+    )
+    plan = plan_of(made, store)
+    part = segment(plan, "other")
+    assert (part.optimizer.name, part.optimizer.lr, part.carry) == ("adamw", 1e-3, ["weights"])
+    assert (part.sequence_length, part.global_batch_size, plan.graph.nodes["other"].steps) == (64, 2, 5)
+    assert plan.graph.nodes["other"].inputs["mixture"].name == "new"
+
+
+@pytest.fixture
+def chat(tmp_path: Path, store: Store) -> Path:
+    return write_recipe(tmp_path, CHAT)
+
+
+@pytest.mark.parametrize(("step", "cuts"), [(8, [(16, 4), (32, 8)]), (12, [(32, 8)])])
+def test_a_branch_at_the_end_of_a_segment_begins_behind_a_border_that_is_stated_in_tokens(
+    recipe: Path, store: Store, step: int, cuts: list[tuple[int, int]]
+) -> None:
+    # borders at 1,050 and 1,600 tokens are floored to steps 8 and 12, at 1,024 and 1,536 tokens; 26 and 64 tokens are less than a step
+    text = recipe.read_text().replace("{0 steps: main, 8 steps: second}", "{0 tokens: main, 1_050 tokens: second}")
+    recipe.write_text(text.replace("{0 steps: 4, 12 steps: 8}", "{0 tokens: 4, 1_600 tokens: 8}"))
+    plan = make(load(recipe), store)
+    finish(plan)
+    assert [node.end_step for node in plan.graph.segments("pretrain")] == [8, 12, 16]
+    new = plan_of(branch(str(recipe), f"pretrain@step={step}", "other", [], store=store.url), store)
+    assert [(cut.end_sample - cut.start_sample, cut.batch) for cut in new.graph.trajectories["other"].cuts] == cuts
+    assert {cut.mixture for cut in new.graph.trajectories["other"].cuts} == {"second"}
+
+
+def test_the_branch_that_the_pages_show_starts_from_what_a_finished_run_of_the_miniature_keeps(tmp_path: Path) -> None:
+    pages = "".join((ROOT / page).read_text() for page in ("README.md", "docs/operations.md"))
+    (point, name, override), other = re.findall(r"apertus branch \S+ (\S+) --name (\S+) --set ([^\s`]+)", pages)
+    assert point == other[0]
+    recipe = tmp_path / "mini.yaml"
+    recipe.write_text((ROOT / "specs/recipes/mini.yaml").read_text())
+    store = Store.open(str(tmp_path / "store"))
+    store.initialise()
+    plan = make(load(recipe), store)
+    finish(plan, *(node.name for node in plan.graph.of("pretrain")))
+    made = branch(str(recipe), point, name, [override], store=store.url)
+    assert {step.action for part, step in plan_of(made, store).steps.items() if part.startswith("pretrain/")} == {"reuse"}
+
+
+def test_a_leg_of_a_chain_goes_on_with_the_legs_behind_it(chat: Path, store: Store) -> None:
+    made = branch(str(chat), "longer/1@step=3", "other", [], store=store.url)
+    plan = plan_of(made, store)
+    assert [(node.name, node.steps) for node in plan.graph.of("other")] == [("other/1", 1), ("other/2", 3)]
+    old = make(load(chat), store).graph.trajectories
+    new = plan.graph.trajectories
+    assert new["other/1"].lr_at(0) == old["longer/1"].lr_at(3)
+    assert new["other/2"].model == old["longer/2"].model
+    assert plan.graph.nodes["sft"].inputs["parent"].node == "other/2"
+
+
+def test_what_names_a_later_step_names_it_in_the_branch_and_an_earlier_one_stays(tmp_path: Path, store: Store) -> None:
+    text = RECIPE + (
+        "  early: {{kind: evaluate, from: pretrain@step=8, sources: [corpus/notes]}}\n"
+        "  late: {{kind: evaluate, from: pretrain@step=14, sources: [corpus/notes], after: [pretrain]}}\n"
+    )
+    made = branch(str(write_recipe(tmp_path, text)), "pretrain@step=12", "other", [], store=store.url)
+    plan = plan_of(made, store)
+    early, late = (plan.graph.nodes[name].inputs["checkpoint"] for name in ("early", "late"))
+    assert (early.node, early.step) == ("pretrain/2", 8) or (early.node, early.step) == ("pretrain/1", 8)
+    assert (late.node, late.step) == ("other", 2)
+    assert plan.graph.after["late"] == ("other",)
+
+
+def test_a_variant_of_a_matrix_is_branched_and_its_readers_follow(tmp_path: Path, store: Store) -> None:
+    text = RECIPE.replace(
+        "  cooldown:\n    kind: cooldown\n",
+        "  cooldown:\n    matrix: {{low: {{optimizer: {{lr: 1e-3}}}}, high: {{optimizer: {{lr: 2e-3}}}}}}\n    kind: cooldown\n",
+    )
+    text = text.replace("    from: cooldown\n", "    from: cooldown-low\n").replace("from: cooldown, after", "from: cooldown-low, after")
+    path = write_recipe(tmp_path, text)
+    made = branch(str(path), "cooldown-low@step=4", "other", [], store=store.url)
+    plan = plan_of(made, store)
+    assert plan.graph.nodes["other"].inputs["parent"].node == "cooldown-low"
+    assert plan.graph.nodes["export"].inputs["checkpoint"].node == "other"
+    both = branch(str(path), "pretrain@step=12", "more", [], store=store.url)  # all variants read it: stated once, for the matrix
+    assert "  cooldown: {from: more} # was pretrain" in both.text
+    after = plan_of(both, store)
+    assert {after.graph.nodes[name].inputs["parent"].node for name in ("cooldown-low", "cooldown-high")} == {"more"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stage"),
+    [
+        *((name, "pretrain") for name in ("apertus-8b", "apertus-70b", "mini", "smoke")),
+        *(("apertus-1.5b-100b", f"pretrain-{name}") for name in ("baseline", "xielu", "apertus")),
+        ("continue-pretrain", "continue"),
+        ("goldfish-mini", "pretrain-goldfish"),
+        *(("wso-mini", f"base-{name}") for name in ("wso", "cosine-0.1")),
+        ("optimizer-consistency-mini", "base-muon"),
+        ("apertus-8b", "sft"),
+    ],
+)
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_recipe_of_the_project_is_branched_in_the_middle(recipe: str, stage: str, share: float, tmp_path: Path, store: Store) -> None:
+    """Their maps of batches and mixtures, models and optimizers are variables, which a branch that ends its stage early replaces."""
+    file = str(ROOT / f"specs/recipes/{recipe}.yaml")
+    trajectory = make(load(file), store).graph.trajectories[stage]
+    step = round(trajectory.steps * share)
+    made = branch(file, f"{stage}@step={step}", "other", ["stages.other.optimizer.lr=1e-5"], tmp_path / "other.yaml", store.url)
+    plan = plan_of(made, store)
+    other = plan.graph.trajectories["other"]
+    assert other.tokens_at(other.steps) == trajectory.tokens_at(trajectory.steps) - trajectory.tokens_at(step)
+    assert other.cuts[0].schedule.peak == 1e-5
+    assert other.cuts[-1].batch == trajectory.cuts[-1].batch
+    assert other.cuts[-1].mixture == trajectory.cuts[-1].mixture
+    assert plan.graph.segments("other")[0].inputs["parent"].step == step
+    own = {node.name for node in plan.graph.segments("other")}
+    readers = [name for name, node in plan.graph.nodes.items() for read in node.inputs.values() if read.node in own and name not in own]
+    assert readers or any("read" in note and "as before" in note for note in made.notes)

@@ -1,0 +1,165 @@
+"""Selections while planning, and the figures that a recipe asks for: from stored numbers to what the page draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.execution.flow import Session
+from flows.planning.plan import Plan, make
+from flows.report import render
+from flows.report.content import collect
+from flows.report.experiments import Point, Value, experiment, front
+from infra.store import Store
+from specs.errors import SpecError
+from specs.figures import FigureSpec
+from specs.recipe import load
+from tests.flows.conftest import finish
+from tests.flows.report.report_store import store as commit
+from tests.flows.report.test_report import Page
+from tests.recipes import RECIPE, write_recipe
+
+SWEEP = (
+    RECIPE
+    + """\
+  tuned:
+    kind: cooldown
+    matrix: {{optimizer.lr: [1e-3, 2e-3, 3e-3]}}
+    from: cooldown
+    carry: [weights]
+    mixture: second
+    budget: 4 steps
+    validation: {{interval: 4, samples: 2}}
+  chosen: {{kind: select, checkpoints: ["tuned-*"]}}
+  after: {{kind: cooldown, from: chosen, mixture: second, budget: 3 steps, optimizer: {{lr: 1e-4}}}}
+  evaluate-tuned: {{kind: evaluate, matrix: [1e-3, 2e-3, 3e-3], from: "tuned-${{matrix}}", sources: [corpus/notes], samples: 4}}
+  measured: {{kind: select, evaluations: [evaluate-tuned], metric: perplexity, best: highest}}
+  exported: {{kind: export, from: measured}}
+figures:
+  rates:
+    title: Rates <b>
+    x: {{stage: "tuned-{{variant}}", metric: val_loss, label: loss <i>}}
+    y: {{stage: "evaluate-tuned-{{variant}}", metric: perplexity}}
+    series: {{all: "*"}}
+    text: Nothing <script>alert(1)</script>
+"""
+)
+
+
+@pytest.fixture
+def planned(tmp_path: Path, store: Store) -> Callable[..., Plan]:
+    recipe = write_recipe(tmp_path, SWEEP)
+    return lambda *overrides: make(load(recipe, overrides), store)
+
+
+def parent(plan: Plan, name: str) -> str:
+    node = plan.graph.nodes[name]
+    return (node.inputs.get("parent") or node.inputs["checkpoint"]).name
+
+
+# Selections
+
+
+def test_a_name_with_a_star_stands_for_all_stages_that_it_fits(planned: Callable[..., Plan]) -> None:
+    assert [read.name for read in planned().graph.nodes["chosen"].inputs.values()] == ["tuned-1e-3", "tuned-2e-3", "tuned-3e-3"]
+
+
+def test_what_follows_a_selection_waits_for_it_and_then_reads_the_chosen_checkpoint_itself(planned: Callable[..., Plan]) -> None:
+    plan = planned()
+    assert "chosen" in Session(plan, None, set(plan.pipeline.stages)).needs("after")  # type: ignore[arg-type]  # nobody watches
+    assert any("'chosen' is chosen when its candidates have finished" in note for note in plan.graph.notes)
+    finish(plan, *(name for name in plan.graph.nodes if not name.startswith(("chosen", "after", "measured", "exported"))))
+    commit(plan, "chosen", metrics={"chosen": 1, "value": 2.0})
+    plan = planned()
+    assert parent(plan, "after") == "tuned-2e-3" and plan.graph.nodes["after"].inputs["parent"].step == 4
+    assert not any("'chosen'" in note for note in plan.graph.notes)
+    assert plan.graph.trajectories["after"].model == plan.graph.trajectories["tuned-2e-3"].model
+    assert plan.steps["after"].action == "run"
+
+
+def test_a_selection_by_evaluations_means_the_checkpoint_that_was_evaluated(planned: Callable[..., Plan]) -> None:
+    plan = planned()
+    finish(plan, *(name for name in plan.graph.nodes if not name.startswith(("chosen", "after", "measured", "exported"))))
+    assert list(plan.graph.nodes["measured"].inputs) == [*(f"checkpoint:{i}" for i in range(3)), *(f"evaluation:{i}" for i in range(3))]
+    commit(plan, "measured", metrics={"chosen": 2, "value": 9.0})
+    assert parent(planned(), "exported") == "tuned-3e-3"
+
+
+def test_another_candidate_asks_for_another_choice(planned: Callable[..., Plan]) -> None:
+    plan = planned()
+    commit(plan, "chosen", metrics={"chosen": 1, "value": 2.0})
+    assert planned().steps["chosen"].action == "reuse"
+    assert planned("stages.tuned-2e-3.budget=8 steps").steps["chosen"].action == "run"
+
+
+WRONG = {
+    'stages.chosen.checkpoints=["pretrain","cooldown"]': "'cooldown' measures none",
+    'stages.chosen.metric="perplexity"': "checkpoints are compared by val_loss",
+    'stages.chosen.evaluations=["evaluate"]': "either checkpoints or evaluations",
+    'stages.after.from="chosen@step=2"': "names a step, and 'chosen' is one checkpoint",
+    'figures.rates.y.stage="nothing-{variant}"': "no stage fits '*' in nothing-{variant}",
+    'figures.rates.x.stage="pretrain-{variant}"': "there is no stage 'pretrain-1e-3'",
+    'figures.rates.x.stage="pretrain"': "names no variant",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_mistake_is_explained(planned: Callable[..., Plan], override: str) -> None:
+    with pytest.raises(SpecError, match=WRONG[override].replace("*", r"\*")):
+        planned(override)
+
+
+# Figures
+
+
+def figure(**changes: Any) -> FigureSpec:
+    return FigureSpec(**{"title": "t", "y": {"stage": "e-{variant}", "metric": "m"}, "series": {"s": "*"}, **changes})
+
+
+def test_a_metric_with_a_star_is_a_line_over_the_numbers_times_the_passes() -> None:
+    spec = figure(y={"stage": "e-{variant}", "metric": "r/*"}, times="passes")
+    metrics = {"r/0": 0.1, "r/8": 0.5, "r/8/low": 0.4, "r/8/high": 0.6, "r/16": 0.7, "r/x": 1.0, "passes": 2.0}
+    points = experiment(spec, {"e-a": metrics, "other": {}}).points["s"]
+    assert [(point.x, point.y) for point in points] == [
+        (Value(0.0), Value(0.1)),
+        (Value(16.0), Value(0.5, 0.4, 0.6)),
+        (Value(32.0), Value(0.7)),
+    ]
+
+
+def test_a_variant_without_its_number_is_left_out_and_named() -> None:
+    spec = figure(x={"stage": "p-{variant}", "metric": "loss"}, series={"s": {"a-*": "", "b": "said"}})
+    results = {"e-a-1": {"m": 1.0}, "p-a-1": {"loss": 3.0}, "e-a-2": {"m": 2.0}, "p-a-2": {}, "e-b": {"m": 4.0}, "p-b": {"loss": 5.0}}
+    found = experiment(spec, results)
+    assert [(point.variant, point.text) for point in found.points["s"]] == [("a-1", "1"), ("b", "said")]
+    assert found.missing == ["a-2"]
+
+
+def test_the_front_has_the_points_that_no_other_beats() -> None:
+    at = {"a": (1, 5), "b": (2, 3), "c": (3, 4), "d": (4, 1), "e": (4, 2)}
+    points = [Point(name, "", Value(x), Value(y)) for name, (x, y) in at.items()]
+    assert [point.variant for point in front(points, "lower", "lower")] == ["a", "b", "d"]
+    assert [point.variant for point in front(points, "higher", "lower")] == ["d"]
+
+
+def test_the_page_draws_what_is_stored_and_escapes_what_the_recipe_says(planned: Callable[..., Plan]) -> None:
+    assert Page(render(planned())).text.count("not run yet 1e-3, 2e-3, 3e-3") == 1
+    plan = planned()
+    validation = {"validation": {"corpus/notes": 3.0, "corpus/other": 5.0}, "validation_step": 4}
+    for name in ("tuned-1e-3", "tuned-2e-3", "tuned-3e-3"):
+        commit(plan, name, facts={"tokens": 1, "passes": {}} | (validation if name != "tuned-3e-3" else {}))
+    for value, name in enumerate(("1e-3", "2e-3", "3e-3")):
+        commit(plan, f"evaluate-tuned-{name}", metrics={"perplexity": 10.0 + value})
+    points = collect(plan).experiments["rates"].points["all"]
+    assert [(point.variant, point.x, point.y) for point in points] == [
+        ("1e-3", Value(4.0), Value(10.0)),
+        ("2e-3", Value(4.0), Value(11.0)),
+    ]
+    page = Page(render(plan))
+    assert "Nothing <script>alert(1)</script>" in page.text and "Rates <b>" in page.text
+    assert len(page.scripts) == 3
+    (drawn,) = (found for found in page.figures.values() if found["layout"]["xaxis"].get("title", {}).get("text") == "loss &lt;i&gt;")
+    assert (drawn["data"][0]["x"], drawn["data"][0]["y"], drawn["data"][0]["text"]) == ([4.0, 4.0], [10.0, 11.0], ["1e-3", "2e-3"])
