@@ -77,6 +77,6 @@ def artifact_on(url: str, shards: list[Path], scratch: Path) -> Artifact:
 def shards_of(artifact: Artifact, scratch: Path) -> tuple[list[TokenShard], BlockCache]:
     """Its shards, read in blocks however small they are, with an empty cache."""
     cache = BlockCache(scratch)
-    names = artifact.manifest["facts"]["train"]
+    names = artifact.manifest.facts["train"]
     files = [[StoredFile(artifact, name + suffix, cache) for suffix in (".bin", ".idx")] for name in names]
     return [TokenShard(data, index, np.dtype("<i4"), VOCAB) for data, index in files], cache

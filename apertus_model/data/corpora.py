@@ -21,7 +21,7 @@ WHOLE_SPLIT_BYTES = 256 * 2**20
 
 def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
     """Local `.bin` and `.idx` of each shard of a split, in order, content checked."""
-    shards = corpus.manifest["facts"][split]
+    shards = corpus.manifest.facts[split]
     return [(corpus.local(f"{shard}.bin"), corpus.local(f"{shard}.idx")) for shard in shards]
 
 
@@ -32,9 +32,9 @@ def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None
     Args:
         cache: of the blocks of a split that lies elsewhere and is not small; None copies it whole.
     """
-    facts, files = corpus.manifest["facts"], corpus.manifest["files"]
+    facts, files = corpus.manifest.facts, corpus.manifest.files
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]
-    small = sum(files[name]["size"] for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES
+    small = sum(files[name].size for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES
     blocks = None if small else cache
     vocab_size = facts["vocab_size"]
     return [

@@ -299,7 +299,7 @@ def _stops(attempt: Attempt) -> Iterator[dict[str, Any]]:
     with _told("events at which an earlier attempt stopped are left out"):
         for name in attempt.store.names(f"{attempt.job.path}/units"):
             if name.startswith(STOP) and (unit := attempt.unit(name.removesuffix(".json"))) is not None:
-                yield unit["data"]
+                yield unit.data
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from infra.store import Store
+from infra.store.records import FileRecord
 
-Records = dict[str, dict[str, Any]]
+Records = dict[str, FileRecord]
 _RECORDS = MetadataIndex("records of the files of a rank")
 
 

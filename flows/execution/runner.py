@@ -151,7 +151,7 @@ class Runner:
         step = decide(node, self.plan)
         if step.action == "reuse" and self.plan.pipeline.stages[node.stage].protect:
             Records(self.plan.store, self.plan.pipeline.name).protect(node)
-        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
+        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest.metrics if step.action == "reuse" else None
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
             raise GateFailed("; ".join(step.gate_failures))

@@ -217,7 +217,7 @@ def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ..
     stage = pipeline.stages[node.stage]
     if not isinstance(stage, EvaluateStage) or node.kind != stage.kind or not stage.gates:
         return ()
-    stored = Artifact(store, node.path).manifest["metrics"]
+    stored = Artifact(store, node.path).manifest.metrics
     metrics = {name: value for name, value in stored.items() if isinstance(value, (int, float))}
     return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
 

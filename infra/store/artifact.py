@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from infra.store.markers import FIX, CheckpointMarker, Identity, Manifest, check, check_marker
+from infra.store.documents import FIX, CheckpointMarker, Identity, Manifest, check
 from infra.store.reader import FETCHES, CheckedFile
-from infra.store.records import DamagedCheckpoint, DamagedError, StoreError, inside
+from infra.store.records import DamagedCheckpoint, DamagedError, FileRecord, StoreError
 from infra.store.rows import decode
 from infra.store.store import Store
 from specs.foreign import ForeignError, parse_json, shown
@@ -34,16 +34,16 @@ class Checkpoint:
     artifact: Artifact
     step: int
     folder: str
-    marker: dict[str, Any]
+    marker: CheckpointMarker
 
     @property
     def facts(self) -> dict[str, Any]:
-        return self.marker["facts"]
+        return self.marker.facts
 
     @property
-    def files(self) -> dict[str, dict[str, Any]]:
+    def files(self) -> dict[str, FileRecord]:
         """Name in the folder -> record."""
-        return self.marker["files"]
+        return self.marker.files
 
     @property
     def name(self) -> str:
@@ -102,25 +102,23 @@ class Artifact:
         return self.store.exists(self.manifest_path)
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """The committed manifest. StoreError when there is none, or it is not one."""
         what = f"'{self.manifest_path}' in the store {self.store.url}"
-        marker = check_marker(self.store.read_json(self.manifest_path), what, Manifest)
-        if marker.get("step") != self.step:
-            raise DamagedError(f"{what} is damaged: it is of step {shown(marker.get('step'))}; {FIX}")
-        return marker
+        manifest = check(Manifest, self.store.read_json(self.manifest_path), what)
+        if manifest.step != self.step:
+            raise DamagedError(f"{what} is damaged: it is of step {manifest.step}; {FIX}")
+        return manifest
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
-        """What was hashed into the fingerprint: kind, version, spec, inputs. StoreError when it cannot be read."""
+    def identity(self) -> Identity:
+        """What was hashed into the fingerprint. StoreError when it cannot be read."""
         path = f"{self.path}/identity.json"
-        document = self.store.read_json(path)
-        check(Identity, document, f"'{path}' in the store {self.store.url}")
-        return dict(document)
+        return check(Identity, self.store.read_json(path), f"'{path}' in the store {self.store.url}")
 
     def metric(self, *path: str) -> float:
         """A number among the metrics of the manifest. DamagedError, which names it, where there is none."""
-        value: Any = self.manifest["metrics"]
+        value: Any = self.manifest.metrics
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -131,16 +129,14 @@ class Artifact:
 
     def stored_name(self, name: str) -> str:
         """Where a file of the manifest lies in the store."""
-        return f"{self.path}/attempts/{self.manifest['attempt']}/{name}"
-
-    def _record(self, name: str) -> dict[str, Any]:
-        if name not in self.manifest["files"]:
-            raise StoreError(f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(self.manifest['files']))}")
-        return self.manifest["files"][name]
+        return f"{self.path}/attempts/{self.manifest.attempt}/{name}"
 
     def open(self, name: str) -> CheckedFile:
         """A file of the manifest, for reading in parts or as a stream, checked."""
-        return self.store.reader(self.stored_name(name), self._record(name))
+        files = self.manifest.files
+        if name not in files:
+            raise StoreError(f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(files))}")
+        return self.store.reader(self.stored_name(name), files[name])
 
     def bytes(self, name: str) -> bytes:
         """Content of a file of the manifest, checked."""
@@ -171,11 +167,10 @@ class Artifact:
     def checkpoint(self, step: int) -> Checkpoint:
         path = self.marker_path(step)
         what = f"'{path}' in the store {self.store.url}"
-        marker = check_marker(self.store.read_json(path), what, CheckpointMarker)
-        folder = inside(marker["folder"], what)
-        if marker["step"] != step:
-            raise DamagedError(f"{what} is damaged: it is of step {marker['step']}; {FIX}")
-        return Checkpoint(self, step, f"{self.path}/attempts/{marker['attempt']}/{folder}", marker)
+        marker = check(CheckpointMarker, self.store.read_json(path), what)
+        if marker.step != step:
+            raise DamagedError(f"{what} is damaged: it is of step {marker.step}; {FIX}")
+        return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
 
     def withdraw(self, step: int) -> None:
         """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there: it is not complete any more."""
@@ -186,10 +181,10 @@ class Artifact:
         names = self.store.names(self.path)
         return [int(name[len("manifest-") : -len(".json")]) for name in names if name.startswith("manifest-") and name.endswith(".json")]
 
-    def history(self, marker: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    def history(self, marker: CheckpointMarker | Manifest | None = None) -> Iterator[dict[str, Any]]:
         """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""
-        for entry in (marker or self.manifest)["history"]:
-            yield from decode(self.store.reader(f"{self.path}/attempts/{entry['path']}", entry).bytes(), entry["path"])
+        for entry in (marker or self.manifest).history:
+            yield from decode(self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path)
 
 
 def put_away(store: Store, markers: Iterable[str]) -> None:
@@ -210,7 +205,7 @@ def local_file(file: CheckedFile) -> Path:
     if not file.remote:
         file.ensure()
         return file.place
-    target = cache_folder() / file.record["sha256"] / Path(file.name).name
+    target = cache_folder() / file.record.sha256 / Path(file.name).name
     if not _is_copy(target, file):
         file.check_size()
         target.parent.mkdir(exist_ok=True, mode=0o700)
@@ -254,7 +249,7 @@ def _is_copy(target: Path, file: CheckedFile) -> bool:
         state = _state(target)
         if state not in _compared_here and target.stat().st_size == file.size:
             with open(target, "rb") as copy:
-                if hashlib.file_digest(copy, "sha256").hexdigest() == file.record["sha256"]:
+                if hashlib.file_digest(copy, "sha256").hexdigest() == file.record.sha256:
                     _compared_here.add(state)
     except FileNotFoundError:
         return False

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.artifact import Artifact, Checkpoint, local_file
+from infra.store.documents import CheckpointMarker, Execution, Identity, Input, Manifest, Seconds, Unit, check_unit, to_json
 from infra.store.lease import require
-from infra.store.markers import check_unit
-from infra.store.records import DamagedError, StoreError, check_files, inside
+from infra.store.records import DamagedError, FileRecord, LocatedRecord, StoreError, inside
 from infra.store.retention import hold
 from infra.store.rows import SUFFIX, encode
-from infra.store.store import Store, to_json
+from infra.store.store import Store
 from specs.job import Job
 
 LIBRARIES = ("torch", "torchtitan", "transformers", "datatrove", "tokenizers", "prefect", "fsspec", "numpy", "pydantic")
@@ -35,19 +35,19 @@ class Attempt:
         self.artifact = Artifact(self.store, job.path)
         self.workdir = Path(job.scratch) / "work"
         self.workdir.mkdir(parents=True, exist_ok=True)
-        self.files: dict[str, dict[str, Any]] = {}
-        self.history: list[dict[str, Any]] = []
+        self.files: dict[str, FileRecord] = {}
+        self.history: list[LocatedRecord] = []
         self._rows: list[dict[str, Any]] = []
-        self._before = {"startup": 0.0, "compute": 0.0, "storage": 0.0}
+        self._before = Seconds(startup=0.0, compute=0.0, storage=0.0)
         self._resumed_from: list[str] = []
         self._begun = time.monotonic()
         # By the clocks of two machines, perhaps.
         self._startup = max(0.0, time.time() - job.launched_at) if job.launched_at else 0.0
         if job.resume_step is not None:
             marker = self.artifact.checkpoint(job.resume_step).marker
-            self.history = list(marker["history"])
-            self._before = dict(marker["seconds"])
-            self._resumed_from = [*marker["attempts"]]
+            self.history = marker.history
+            self._before = marker.seconds
+            self._resumed_from = marker.attempts
 
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
@@ -56,15 +56,15 @@ class Attempt:
             if read.path is not None and read.step is not None:
                 hold(self.store, read.path, read.step, self.job.path)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "kind": self.job.kind,
-            "version": self.job.version,
-            "fingerprint": self.job.fingerprint,
-            "name": self.job.node,
-            "spec": self.job.identity,
-            "inputs": {role: ref.model_dump(exclude_none=True) for role, ref in self.job.inputs.items()},
-        }
+    def _identity(self) -> Identity:
+        return Identity(
+            kind=self.job.kind,
+            version=self.job.version,
+            fingerprint=self.job.fingerprint,
+            name=self.job.node,
+            spec=self.job.identity,
+            inputs={role: Input(**ref.model_dump(exclude_none=True)) for role, ref in self.job.inputs.items()},
+        )
 
     def check_lease(self) -> None:
         """LeaseLost when another attempt has taken over, while this one was paused, say. Asked before a marker is written or taken away;
@@ -96,27 +96,28 @@ class Attempt:
 
     # Units: restartable pieces of a stage's work
 
-    def unit(self, key: str) -> dict[str, Any] | None:
-        """The committed unit of that key, by whichever attempt: `{"data", "files": {name: record and "path"}}`, or None."""
+    def unit(self, key: str) -> Unit | None:
+        """The committed unit of that key, by whichever attempt, or None."""
         path = f"{self.job.path}/units/{key}.json"
         unit = self.store.read_json_if_there(path)
         return None if unit is None else check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
 
-    def unit_files(self, key: str, unit: dict[str, Any]) -> dict[str, Path]:
+    def unit_files(self, key: str, unit: Unit) -> dict[str, Path]:
         """Local paths of the files of a unit, content checked: the stored ones, or copies of them. DamagedError names one that differs."""
         try:
-            return {name: local_file(self.store.reader(record["path"], record)) for name, record in unit["files"].items()}
+            return {name: local_file(self.store.reader(record.path, record)) for name, record in unit.files.items()}
         except DamagedError as error:
             raise DamagedError(f"{error} (unit {key})") from error
 
-    def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> dict[str, Any]:
+    def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> Unit:
         """Uploads the files of a unit, then makes it visible. The unit as committed, which may be another attempt's."""
         records = {}
         for name, local in (files or {}).items():
             stored = self.folder(f"units/{key}/{name}")
-            records[name] = {**self.store.upload(local, stored), "path": stored}
+            records[name] = _located(self.store.upload(local, stored), stored)
         self.check_lease()
-        self.store.write_once(f"{self.job.path}/units/{key}.json", to_json({"attempt": self.job.attempt, "data": data, "files": records}))
+        unit = Unit(attempt=self.job.attempt, data=data, files=records)
+        self.store.write_once(f"{self.job.path}/units/{key}.json", to_json(unit))
         committed = self.unit(key)
         if committed is None:
             raise StoreError(f"unit {key} of {self.job.path} was committed and is gone")
@@ -133,7 +134,7 @@ class Attempt:
         """A row of the training history; kept with the next checkpoint."""
         self._rows.append(row)
 
-    def commit_checkpoint(self, step: int, facts: dict[str, Any], *, files: dict[str, dict[str, Any]]) -> Checkpoint:
+    def commit_checkpoint(self, step: int, facts: dict[str, Any], *, files: dict[str, FileRecord]) -> Checkpoint:
         """Makes files in `checkpoint_folder(step)` a checkpoint; the checkpoint as committed, which may be another attempt's.
 
         Args:
@@ -144,17 +145,17 @@ class Attempt:
         if not files:
             raise StoreError(f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}")
         self._flush_history(step)
-        marker = {
-            "step": step,
-            "attempt": self.job.attempt,
-            "attempts": [*self._resumed_from, self.job.attempt],
-            "folder": self.checkpoint_folder(step),
-            "files": check_files(files, f"checkpoint {step}"),
-            "facts": facts,
-            "history": self.history,
-            "seconds": self.seconds(),
-            "created": _now(),
-        }
+        marker = CheckpointMarker(
+            step=step,
+            attempt=self.job.attempt,
+            attempts=[*self._resumed_from, self.job.attempt],
+            folder=self.checkpoint_folder(step),
+            files=files,
+            facts=facts,
+            history=self.history,
+            seconds=self.seconds(),
+            created=_now(),
+        )
         self.check_lease()
         self.store.write_once(self.artifact.marker_path(step), to_json(marker))
         return self.artifact.checkpoint(step)
@@ -164,42 +165,45 @@ class Attempt:
             return
         name = f"history/{step:08d}{SUFFIX}"
         record = self.store.write_bytes(self.folder(name), encode(self._rows))
-        self.history = [*self.history, {"path": f"{self.job.attempt}/{name}", **record}]
+        self.history = [*self.history, _located(record, f"{self.job.attempt}/{name}")]
         self._rows = []
 
     # The end
 
-    def seconds(self) -> dict[str, float]:
+    def seconds(self) -> Seconds:
         """Start-up, compute and storage time of this part so far, over the attempts that it continues."""
         storage = self.store.seconds
         compute = max(0.0, time.monotonic() - self._begun - storage)
-        parts = {"startup": self._startup, "compute": compute, "storage": storage}
-        return {name: round(self._before[name] + value, 3) for name, value in parts.items()}
+        return Seconds(
+            startup=round(self._before.startup + self._startup, 3),
+            compute=round(self._before.compute + compute, 3),
+            storage=round(self._before.storage + storage, 3),
+        )
 
     def commit(self, *, metrics: dict[str, Any], facts: dict[str, Any] | None = None, step: int | None = None) -> None:
         """Writes the manifest, last of all. `step`: the end of a training segment, whose checkpoint is committed already."""
-        manifest: dict[str, Any] = self._identity() | {
-            "attempt": self.job.attempt,
-            "files": self.files,
-            "metrics": metrics,
-            "facts": facts or {},
-            "seconds": self.seconds(),
-            "execution": {"launch": self.job.launch, "spec": self.job.spec},
-            "versions": dict(_versions()),
-            "created": _now(),
-        }
+        end: dict[str, Any] = {"attempt": self.job.attempt, "files": self.files}
         if step is not None:
             checkpoint = self.artifact.checkpoint(step)
-            folder = checkpoint.marker["folder"]
-            manifest |= {
-                "step": step,
-                "attempt": checkpoint.marker["attempt"],
-                "checkpoint": checkpoint.folder,
-                "files": {f"{folder}/{name}": record for name, record in checkpoint.marker["files"].items()},
-                "history": checkpoint.marker["history"],
-            }
+            marker = checkpoint.marker
+            files = {f"{marker.folder}/{name}": record for name, record in marker.files.items()}
+            end = {"attempt": marker.attempt, "files": files, "history": marker.history, "step": step, "checkpoint": checkpoint.folder}
+        manifest = Manifest(
+            **dict(self._identity()),
+            **end,
+            metrics=metrics,
+            facts=facts or {},
+            seconds=self.seconds(),
+            execution=Execution(launch=self.job.launch, spec=self.job.spec),
+            versions=_versions(),
+            created=_now(),
+        )
         self.check_lease()
         self.store.write_once(Artifact(self.store, self.job.path, step).manifest_path, to_json(manifest))
+
+
+def _located(record: FileRecord, path: str) -> LocatedRecord:
+    return LocatedRecord(path=path, **record.model_dump(exclude_unset=True))
 
 
 def _now() -> str:

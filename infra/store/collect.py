@@ -33,8 +33,8 @@ from infra.store.contents import (
     protected_mark,
     time_of,
 )
+from infra.store.documents import Lock, check
 from infra.store.lease import holder_of
-from infra.store.markers import Lock, check
 from infra.store.store import Store, StoreError
 from specs.foreign import ForeignError, parse_json
 

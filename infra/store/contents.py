@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 from infra.store.artifact import Artifact
+from infra.store.documents import CheckpointMarker, Identity, Input, Manifest, Reference, check, check_unit
 from infra.store.listing import tree
-from infra.store.markers import CheckpointMarker, Manifest, Reference, check, check_marker, check_unit
-from infra.store.records import DamagedError
+from infra.store.records import DamagedError, FileRecord, sidecar_path, sidecar_record
 from infra.store.store import Store, StoreError
 
 MarkerKind = Literal["unit", "checkpoint", "manifest"]
@@ -41,14 +41,13 @@ class Listed:
 
 @dataclass(frozen=True)
 class Marker:
-    """A commit marker. `files`: what it names, by place in the store, with what it states of each (`size` and `sha256`, or less);
-    `attempts`: whose logs belong to it."""
+    """A commit marker. `files`: what it names, by place in the store, with what it states of each; `attempts`: whose logs belong to it."""
 
     kind: MarkerKind
     path: str
     step: int | None
     data: bytes
-    files: dict[str, dict[str, Any]]
+    files: dict[str, FileRecord]
     attempts: frozenset[str]
 
 
@@ -59,7 +58,7 @@ class Contents:
 
     path: str
     files: dict[str, Listed]
-    identity: dict[str, Any] = field(default_factory=dict)
+    identity: Identity | None = None
     markers: list[Marker] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     references: dict[str, str] = field(default_factory=dict)
@@ -67,7 +66,7 @@ class Contents:
     @property
     def name(self) -> str:
         """Of the part, as the run that made it called it."""
-        return str(self.identity.get("name", ""))
+        return self.identity.name if self.identity else ""
 
     @property
     def kind(self) -> str:
@@ -76,37 +75,26 @@ class Contents:
     @property
     def says_inputs(self) -> bool:
         """Whether it is known what it was made from. Where nothing is committed yet, nothing was made."""
-        found = self.identity.get("inputs")
-        if isinstance(found, dict):
-            return all(isinstance(read, dict) and "fingerprint" in read for read in found.values())
-        return not (self.markers or self.damaged)
+        return self.identity is not None or not (self.markers or self.damaged)
 
     @property
     def inputs(self) -> list[tuple[str, int | None]]:
         """Place and, of a checkpoint, step of every artifact that it was made from."""
-        return [(place, read.get("step")) for read in self._inputs if (place := input_path(read)) is not None]
+        return [(read.place, read.step) for read in self._inputs if read.place is not None]
 
     @property
     def documents(self) -> set[str]:
         """Digests of the documents outside the store that it was made from."""
-        return {str(read["fingerprint"]) for read in self._inputs if input_path(read) is None}
+        return {read.fingerprint for read in self._inputs if read.place is None}
 
     @property
-    def _inputs(self) -> list[dict[str, Any]]:
-        found = self.identity.get("inputs")
-        return [read for read in found.values() if isinstance(read, dict) and "fingerprint" in read] if isinstance(found, dict) else []
+    def _inputs(self) -> list[Input]:
+        return list(self.identity.inputs.values()) if self.identity else []
 
     @property
     def finished(self) -> bool:
         """Whether the manifest of a part without steps is there."""
         return any(marker.kind == "manifest" and marker.step is None for marker in self.markers)
-
-
-def input_path(read: Mapping[str, Any]) -> str | None:
-    """The folder of an input as an identity names it; None for documents outside the store."""
-    if read.get("kind") == "external":
-        return None
-    return str(read.get("path") or f"{read.get('kind')}/{read['fingerprint']}")
 
 
 def protected_mark(path: str, step: int | None) -> str:
@@ -169,31 +157,24 @@ def open_contents(store: Store, path: str, files: dict[str, Listed] | None = Non
     return contents
 
 
-def _beside(file: str) -> str:
-    """Where the digests of the pieces of a long file lie."""
-    folder, _, name = file.rpartition("/")
-    return f"{folder}/.{name}.pieces"
-
-
 def _marker(store: Store, path: str, name: str, kind: MarkerKind, match: re.Match[str]) -> Marker:
     what, found = f"'{name}' in the store {store.url}", store.read_document(name)
     if found is None:
         raise DamagedError(f"{what} is gone")
     data, document = found
     attempts = f"{path}/attempts"
-    if kind == "unit":
-        check_unit(document, path, what)
-        files = {str(record["path"]): dict(record) for record in document["files"].values()}
-    else:
-        check_marker(document, what, CheckpointMarker if kind == "checkpoint" else Manifest)
-        own = f"{attempts}/{document['attempt']}"
-        inside = f"{own}/{document['folder']}" if kind == "checkpoint" else own
-        files = {f"{inside}/{file}": dict(record) for file, record in document["files"].items()}
-        files |= {f"{attempts}/{chunk['path']}": dict(chunk) for chunk in document.get("history", [])}
-    files |= {_beside(file): {"sha256": record["pieces"]} for file, record in files.items() if isinstance(record.get("pieces"), str)}
-    outside = [file for file in files if not file.startswith(f"{path}/") or ".." in file.split("/")]
-    if outside:
-        raise StoreError(f"'{name}' names '{outside[0]}', which is not below {path}")
     stated = match.groupdict().get("step")
-    named = {document["attempt"], *document.get("attempts", [])}
-    return Marker(kind, name, int(stated) if stated else None, data, files, frozenset(map(str, named)))
+    step = int(stated) if stated else None
+    files: dict[str, FileRecord]
+    if kind == "unit":
+        unit = check_unit(document, path, what)
+        files, named = {record.path: record for record in unit.files.values()}, {unit.attempt}
+    else:
+        marker = check(CheckpointMarker, document, what) if kind == "checkpoint" else check(Manifest, document, what)
+        own = f"{attempts}/{marker.attempt}"
+        inside = f"{own}/{marker.folder}" if isinstance(marker, CheckpointMarker) else own
+        files = {f"{inside}/{file}": record for file, record in marker.files.items()}
+        files |= {f"{attempts}/{rows.path}": rows for rows in marker.history}
+        named = {marker.attempt, *(marker.attempts if isinstance(marker, CheckpointMarker) else ())}
+    sidecars = {sidecar_path(file): sidecar_record(record) for file, record in files.items() if isinstance(record.pieces, str)}
+    return Marker(kind, name, step, data, files | sidecars, frozenset(named))

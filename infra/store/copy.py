@@ -8,14 +8,12 @@ has already is left as it is: the same fingerprint is the same work.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from infra.store.contents import Contents, Marker, open_contents
-from infra.store.markers import FIX, Lock, check
-from infra.store.records import DamagedError, StoreError
+from infra.store.documents import FIX, Lock, check
+from infra.store.records import DamagedError, FileRecord, StoreError
 from infra.store.store import Store
 
 _ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
@@ -95,13 +93,12 @@ def copy(
                 if name in done:
                     continue
                 done.add(name)
-                size = int(record.get("size", contents.files[name].size if name in contents.files else 0))
-                if there or _equal(target, name, contents, record):
-                    amount.present_files, amount.present_bytes = amount.present_files + 1, amount.present_bytes + size
+                if there or _equal(target, name, record):
+                    amount.present_files, amount.present_bytes = amount.present_files + 1, amount.present_bytes + record.size
                 else:
                     _copy_file(source, target, name, record)
-                    amount.files, amount.bytes = amount.files + 1, amount.bytes + size
-                on_bytes(name, size)
+                    amount.files, amount.bytes = amount.files + 1, amount.bytes + record.size
+                on_bytes(name, record.size)
             if not there:
                 target.write_once(marker.path, marker.data)
         amount.artifacts += 1
@@ -111,28 +108,19 @@ def copy(
     return amount
 
 
-def _equal(target: Store, name: str, contents: Contents, record: dict[str, Any]) -> bool:
+def _equal(target: Store, name: str, record: FileRecord) -> bool:
     """Whether the target has the file already, by size first, then by content."""
-    size = target.size(name)
-    if size is None or size != record.get("size", contents.files[name].size if name in contents.files else None):
+    if target.size(name) != record.size:
         return False
     try:
-        if "size" in record:
-            target.reader(name, record).check()
-            return True
-        return hashlib.sha256(target.read_bytes(name)).hexdigest() == record.get("sha256")
+        target.reader(name, record).check()
     except StoreError:
         return False
+    return True
 
 
-def _copy_file(source: Store, target: Store, name: str, record: dict[str, Any]) -> None:
+def _copy_file(source: Store, target: Store, name: str, record: FileRecord) -> None:
     try:
-        if "size" not in record:  # the digests of a file's pieces, of which that file's record states the digest
-            data = source.read_bytes(name)
-            if hashlib.sha256(data).hexdigest() != record.get("sha256", hashlib.sha256(data).hexdigest()):
-                raise DamagedError(f"'{name}' is damaged")
-            target.write_bytes(name, data)
-            return
         with target.writer(name) as writer:
             for block in source.reader(name, record).blocks():
                 writer.write(block)

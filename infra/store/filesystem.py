@@ -29,7 +29,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store import local
-from infra.store.markers import FIX
+from infra.store.documents import FIX
 from infra.store.records import DamagedError, StoreError, inside, one_name
 from infra.store.retry import Retry, WrongLength
 from specs.foreign import ForeignError, check_regular

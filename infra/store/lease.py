@@ -28,14 +28,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra import liveness
 from infra.liveness import Beats, Silence
-from infra.store.store import Store, StoreError, to_json
-from specs.foreign import ForeignError, parse_json
+from infra.store.documents import to_json
+from infra.store.store import Store, StoreError
+from specs.foreign import Foreign, ForeignError, checked, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,22 @@ class Holder(BaseModel):
         return self.on_this_machine and not liveness.is_running(self.pid, self.started)
 
 
+class Beat(Foreign):
+    """The holder's own file."""
+
+    count: int = 0  # grows from beat to beat
+    released: bool = False
+    pipe: int | None = None  # inode of the standard input of the stage's processes
+
+    @classmethod
+    def read(cls, data: bytes) -> Beat:
+        """What a beat says; of one that is not there yet, or is damaged, nothing but that it changes."""
+        try:
+            return checked(cls, parse_json(data))
+        except ForeignError:
+            return cls()
+
+
 @dataclass(frozen=True)
 class Seen:
     """What a look found: the newest generation (0: there was none), its holder, and whether the part is free to be claimed. `why` it is
@@ -144,13 +160,13 @@ class Leases:
         name = _beat_file(generation, holder.attempt)
         beat = (self.store.read_if_there(f"{_folder(self.path)}/{name}") if name in names else None) or b""
         expired = self._silence.after((generation, holder.attempt, beat)) > holder.seconds
-        state = _parsed(beat)
-        if state.get("released"):
+        state = Beat.read(beat)
+        if state.released:
             return Seen(generation, holder, True)
         if expired:
             return Seen(generation, holder, True, f"no sign of life for {holder.seconds:g} s")
         if holder.gone:
-            ending = isinstance(pipe := state.get("pipe"), int) and liveness.reads_pipe(pipe)
+            ending = state.pipe is not None and liveness.reads_pipe(state.pipe)
             return Seen(generation, holder, not ending, "its stage is still ending" if ending else "its process is gone")
         return Seen(generation, holder, False)
 
@@ -159,7 +175,7 @@ class Leases:
         assert seen.free, "a held lease is not claimed"
         holder = Holder.here(attempt, self.timing.seconds)
         lease = Lease(self.store, self.path, seen.generation + 1, holder, self.timing)
-        self.store.write_once(_claim_file(self.path, lease.generation), to_json(holder.model_dump()))
+        self.store.write_once(_claim_file(self.path, lease.generation), to_json(holder))
         try:
             if not self.store.is_local:
                 self.timing.sleep(self.timing.settle)
@@ -239,8 +255,8 @@ class Lease:
 
     def _write(self, *, released: bool) -> None:
         self._count += 1
-        document = {"count": self._count, "released": released, "pipe": self._pipe}
-        self.store.overwrite(f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(document))
+        beat = Beat(count=self._count, released=released, pipe=self._pipe)
+        self.store.overwrite(f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(beat))
 
     def _try_beat(self) -> None:
         if self.lost:
@@ -310,11 +326,3 @@ def _holder(store: Store, path: str, generation: int) -> Holder | None:
         raise StoreError(
             f"'{file}' in the store {store.url} is damaged: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; delete it"
         ) from None
-
-
-def _parsed(beat: bytes) -> dict[str, Any]:
-    try:
-        document = parse_json(beat)
-    except ForeignError:
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -9,46 +9,46 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.store.artifact import Artifact
-from infra.store.contents import input_path
-from infra.store.markers import FIX
+from infra.store.documents import FIX, Identity, Input, Manifest
 from infra.store.records import DamagedError
 from infra.store.store import Store, StoreError
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One artifact of a lineage. `manifest` is empty where a checkpoint was read before its stage had ended."""
+    """One artifact of a lineage. `manifest` is None where a checkpoint was read before its stage had ended."""
 
     path: str
     step: int | None
-    identity: dict[str, Any]
-    manifest: dict[str, Any]
+    identity: Identity
+    manifest: Manifest | None
 
     @property
     def name(self) -> str:
-        return str(self.identity["name"])
+        return self.identity.name
 
     @property
     def kind(self) -> str:
-        return str(self.identity["kind"])
+        return self.identity.kind
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The resolved spec as the manifest records it; empty where there is none."""
+        return self.manifest.execution.spec if self.manifest else {}
 
     @property
     def spec(self) -> dict[str, Any]:
         """The resolved spec: what was hashed, and around it what was only recorded."""
-        return {**self.manifest.get("execution", {}).get("spec", {}), **self.identity["spec"]}
+        return {**self.recorded, **self.identity.spec}
 
     @property
-    def inputs(self) -> dict[str, dict[str, Any]]:
-        """What it was made from, by role, as the identity names it."""
-        return dict(self.identity["inputs"])
-
-    def place(self, role: str) -> str | None:
-        """The artifact folder of an input; None for documents outside the store."""
-        return input_path(self.inputs[role])
+    def inputs(self) -> dict[str, Input]:
+        """What it was made from, by role."""
+        return self.identity.inputs
 
     def source(self, role: str) -> dict[str, Any]:
         """What was recorded of the documents behind an input: url, format, language, license, as far as the recipe stated them."""
-        spec = {**self.identity["spec"], **self.manifest.get("execution", {}).get("spec", {})}
+        spec = {**self.identity.spec, **self.recorded}
         named, index = spec.get("source"), role.partition(":")[2]
         if named is None and isinstance(spec.get("sources"), list) and index.isdecimal() and int(index) < len(spec["sources"]):
             named = spec["sources"][int(index)]
@@ -68,7 +68,7 @@ class Ancestor:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        return dict(self.manifest.get("metrics", {}))
+        return self.manifest.metrics if self.manifest else {}
 
 
 def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
@@ -82,13 +82,13 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
         _once(store, path, (path, step) in begun)
         begun.add((path, step))
         identity = Artifact(store, path).identity
-        for read in identity["inputs"].values():
-            if (place := input_path(read)) is not None:
-                visit(place, read.get("step"))
+        for read in identity.inputs.values():
+            if read.place is not None:
+                visit(read.place, read.step)
         try:
             manifest = Artifact(store, path, step).manifest
         except StoreError:
-            manifest = {}
+            manifest = None
         found[path, step] = Ancestor(path, step, identity, manifest)
 
     visit(path, step)
@@ -106,12 +106,11 @@ def tokens_before(store: Store, path: str, below: frozenset[str] = frozenset()) 
     when a part of it is gone. `below`: what is made from it, on the way from where the question was asked."""
     _once(store, path, path in below)
     found = 0
-    for role, read in Artifact(store, path).identity["inputs"].items():
-        place = input_path(read)
-        if place is not None and read.get("step") is not None and role.split(":")[0] in ("parent", "checkpoint"):
-            spec = Artifact(store, place).identity["spec"]
+    for role, read in Artifact(store, path).identity.inputs.items():
+        if read.place is not None and read.step is not None and role.split(":")[0] in ("parent", "checkpoint"):
+            spec = Artifact(store, read.place).identity.spec
             own = 0
             if "global_batch_size" in spec:
-                own = (int(read["step"]) - int(spec.get("start_step", 0))) * spec["global_batch_size"] * spec["sequence_length"]
-            found = max(found, tokens_before(store, place, below | {path}) + own)
+                own = (read.step - int(spec.get("start_step", 0))) * spec["global_batch_size"] * spec["sequence_length"]
+            found = max(found, tokens_before(store, read.place, below | {path}) + own)
     return found

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from infra.store.filesystem import Filesystem
-from infra.store.records import DIGEST_BYTES, WHOLE_BYTES, DamagedError, StoreError, check_record, sidecar_path
+from infra.store.records import DIGEST_BYTES, WHOLE_BYTES, DamagedError, FileRecord, StoreError, sidecar_path
 from infra.store.retry import StorageError
 
 OPEN_FILES = 256
@@ -49,17 +49,16 @@ class RangeFile(Protocol):
 class CheckedFile:
     """A file of the store. `name` is its path, for messages; `size` in bytes, as recorded; `remote` when a read may wait for a network."""
 
-    def __init__(self, store: Filesystem, path: str, record: dict[str, Any]) -> None:
-        check_record(record, f"the record of '{path}'")
-        if record["size"] > WHOLE_BYTES and "pieces" not in record:
+    def __init__(self, store: Filesystem, path: str, record: FileRecord) -> None:
+        if record.size > WHOLE_BYTES and record.pieces is None:
             raise StoreError(
-                f"'{path}' has {record['size']} bytes and no digests of its pieces: whoever writes more than {WHOLE_BYTES >> 20} MiB "
+                f"'{path}' has {record.size} bytes and no digests of its pieces: whoever writes more than {WHOLE_BYTES >> 20} MiB "
                 "states them (docs/data_formats.md)"
             )
         self.name = path
         self.record = record
-        self.size: int = record["size"]
-        self.piece_bytes: int = record.get("piece_bytes", max(self.size, 1))
+        self.size = record.size
+        self.piece_bytes = record.piece_bytes or max(self.size, 1)
         self.pieces = -(-self.size // self.piece_bytes)
         self.remote = not store.is_local
         self._store = store
@@ -78,7 +77,9 @@ class CheckedFile:
         return self._digests
 
     def _load_digests(self) -> bytes:
-        stated = self.record.get("pieces", [self.record["sha256"]] if self.size else [])
+        stated = self.record.pieces
+        if stated is None:
+            stated = [self.record.sha256] if self.size else []
         if isinstance(stated, list):
             return b"".join(bytes.fromhex(piece) for piece in stated)
         sidecar = sidecar_path(self.name)
@@ -241,7 +242,7 @@ class LocalPieces:
         self._file = file
         self._path = path
         seen = os.stat(path)
-        self._sound = _sound((path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record["sha256"]), file.pieces)
+        self._sound = _sound((path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record.sha256), file.pieces)
 
     def read(self, start: int, stop: int) -> bytes:
         width = self._file.piece_bytes

@@ -16,15 +16,16 @@ import logging
 from collections.abc import Callable
 
 from infra.store.artifact import Artifact
+from infra.store.documents import Reference, to_json
 from infra.store.records import StoreError
-from infra.store.store import Store, to_json
+from infra.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 
 def refer(store: Store, path: str, step: int, referrer: str) -> None:
     """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of the artifact at `path`."""
-    store.write_once(f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json", to_json({"referrer": referrer}))
+    store.write_once(f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json", to_json(Reference(referrer=referrer)))
 
 
 def hold(store: Store, path: str, step: int, referrer: str) -> None:

@@ -11,17 +11,21 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from infra.store.documents import MetricsRow
 from infra.store.records import DamagedError
+from specs.foreign import checked
 
 SUFFIX = ".parquet"
 
 
 def encode(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Columns are the fields of all rows; those that are mappings are structs."""
+    """Columns are the fields of all rows; those that are mappings are structs. ForeignError for what is no `MetricsRow`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     target = io.BytesIO()
+    for row in rows:
+        checked(MetricsRow, row)
     names = dict.fromkeys(name for row in rows for name in row)
     pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), target)
     return target.getvalue()
@@ -30,9 +34,10 @@ def encode(rows: Sequence[dict[str, Any]]) -> bytes:
 def decode(data: bytes, name: str) -> list[dict[str, Any]]:
     """The rows of a file by that name. DamagedError when it has none."""
     try:
-        if name.endswith(SUFFIX):
-            return _parquet(data)
-        return [dict(json.loads(line)) for line in data.splitlines()]
+        rows = _parquet(data) if name.endswith(SUFFIX) else [dict(json.loads(line)) for line in data.splitlines()]
+        for row in rows:
+            checked(MetricsRow, row)
+        return rows
     except (ValueError, TypeError, OSError, RecursionError) as error:
         raise DamagedError(f"'{name}' is damaged: its rows cannot be read ({error})") from error
 

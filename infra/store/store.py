@@ -32,10 +32,10 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from infra.store.documents import Format, to_json
 from infra.store.filesystem import Filesystem
-from infra.store.markers import Format
 from infra.store.reader import CheckedFile
-from infra.store.records import PIECE_BYTES, DamagedError, StoreError
+from infra.store.records import PIECE_BYTES, DamagedError, FileRecord, StoreError
 from infra.store.retry import Retry
 from infra.store.sinks import PART_BYTES
 from infra.store.writer import Writer
@@ -102,7 +102,7 @@ class Store(Filesystem):
     def initialise(self) -> None:
         """Writes the version marker of a new store."""
         if not self.exists("format.json"):
-            self.write_once("format.json", to_json({"format": FORMAT}))
+            self.write_once("format.json", to_json(Format(format=FORMAT)))
 
     def damaged(self, path: str, error: Exception) -> DamagedError:
         if path != "format.json":
@@ -139,7 +139,7 @@ class Store(Filesystem):
 
         return self.again(f"reading '{path}'", ask)
 
-    def reader(self, path: str, record: dict[str, Any]) -> CheckedFile:
+    def reader(self, path: str, record: FileRecord) -> CheckedFile:
         """A file that a marker names, for reading whole or in parts, checked. Nothing is read yet."""
         return CheckedFile(self, path, record)
 
@@ -148,22 +148,18 @@ class Store(Filesystem):
         whose block an exception left."""
         return Writer(self, path, self.piece_bytes)
 
-    def upload(self, source: Path, path: str) -> dict[str, Any]:
+    def upload(self, source: Path, path: str) -> FileRecord:
         """Copies a local file into the store; its record."""
         with open(source, "rb") as file, self.writer(path) as target:
             while part := file.read(PART_BYTES):
                 target.write(part)
         return target.record
 
-    def write_bytes(self, path: str, data: bytes) -> dict[str, Any]:
+    def write_bytes(self, path: str, data: bytes) -> FileRecord:
         """Writes a file of an attempt; its record."""
         with self.writer(path) as target:
             target.write(data)
         return target.record
-
-
-def to_json(document: Any) -> bytes:
-    return (json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def _options(url: str) -> dict[str, Any]:

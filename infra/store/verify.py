@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from infra.store.artifact import Artifact, put_away
+from infra.store.documents import CheckpointMarker, Identity, Lock, Manifest, Reference, Run, check, check_unit
 from infra.store.inputs import ROWS, recorded_files
-from infra.store.markers import Lock, Reference, Run, check, check_unit
 from infra.store.reader import CheckedFile
-from infra.store.records import StoreError
+from infra.store.records import FileRecord, StoreError
 from infra.store.store import Store
 
 READERS = 8
@@ -91,26 +91,27 @@ def markers_of(store: Store, artifact: str) -> list[str]:
     return [*(path for path in below if path.endswith(".json")), *manifests]
 
 
-def read_marker(store: Store, artifact: str, path: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+def read_marker(store: Store, artifact: str, path: str) -> tuple[dict[str, FileRecord], dict[str, FileRecord]]:
     """Files that a marker names, and its rows of metrics: place in the store -> record. StoreError for what is no marker."""
     what, name = f"'{path}' in the store {store.url}", path.removeprefix(f"{artifact}/")
     if name.startswith("units/"):
         unit = check_unit(store.read_json(path), artifact, what)
-        return {record["path"]: record for record in unit["files"].values()}, {}
+        return {record.path: record for record in unit.files.values()}, {}
     if name.startswith("references/"):
         check(Reference, store.read_json(path), what)
         return {}, {}
     step = name.removeprefix("checkpoints/").removeprefix("manifest").removeprefix("-").removesuffix(".json")
     if step and not step.isdecimal():
         raise StoreError(f"{what} is no marker: its name has no step")
+    marker: CheckpointMarker | Manifest
     if name.startswith("checkpoints/"):
         checkpoint = Artifact(store, artifact).checkpoint(int(step))
         marker, folder = checkpoint.marker, checkpoint.folder
     else:
         marker = Artifact(store, artifact, int(step) if step else None).manifest
-        folder = f"{artifact}/attempts/{marker['attempt']}"
-    history = {f"{artifact}/attempts/{entry['path']}": entry for entry in marker.get("history", [])}
-    return {f"{folder}/{name}": record for name, record in marker["files"].items()}, history
+        folder = f"{artifact}/attempts/{marker.attempt}"
+    history: dict[str, FileRecord] = {f"{artifact}/attempts/{entry.path}": entry for entry in marker.history}
+    return {f"{folder}/{name}": record for name, record in marker.files.items()}, history
 
 
 def verify(
@@ -157,10 +158,9 @@ def _read_markers(store: Store, pool: ThreadPoolExecutor, everything: list[str],
                 markers = [marker for marker in markers_of(store, path) if "/manifest" in marker]
                 found.damages.append(Damage(path, (f"{path}/identity.json", *markers), "", identity))
             continue
-        found.names[path] = str(identity.get("name", path))
-        for read in identity["inputs"].values():
-            if read.get("path"):
-                found.readers.setdefault(str(read["path"]), []).append(path)
+        found.names[path] = identity.name
+        for place in {used.place for used in identity.inputs.values() if used.place is not None}:
+            found.readers.setdefault(place, []).append(path)
     for artifact in sorted(chosen):
         markers = markers_of(store, artifact)
         found.markers += len(markers)
@@ -181,11 +181,11 @@ def _read_markers(store: Store, pool: ThreadPoolExecutor, everything: list[str],
                 found.damages.append(Damage(artifact, (path,), "", entries))
                 continue
             for entry in entries:
-                files.setdefault((entry.file.name, entry.file.record["sha256"]), entry).markers.append(path)
+                files.setdefault((entry.file.name, entry.file.record.sha256), entry).markers.append(path)
     return list(files.values())
 
 
-def _identity(store: Store, path: str) -> dict[str, Any] | str:
+def _identity(store: Store, path: str) -> Identity | str:
     """What an artifact was made from, or what is wrong with the file that says so."""
     try:
         return Artifact(store, path).identity

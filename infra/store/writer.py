@@ -13,10 +13,9 @@ import io
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
 
 from infra.store.filesystem import Filesystem
-from infra.store.records import make_record, piece_digests, sidecar_path
+from infra.store.records import FileRecord, make_record, piece_digests, sidecar_path
 from infra.store.retry import WrongLength
 from infra.store.sinks import PART_BYTES, sink_for, write_whole
 
@@ -41,11 +40,11 @@ class Writer:
         self._part = bytearray()  # the beginning of the next one
         self._digests = Digests(piece_bytes)
         self._sink = sink_for(store, path)
-        self._record: dict[str, Any] | None = None
+        self._record: FileRecord | None = None
         self._placed = False
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> FileRecord:
         assert self._record is not None, f"{self.path} is not written yet"
         return self._record
 

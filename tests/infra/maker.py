@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.store import Attempt, Store
 from infra.store.contents import list_files, open_contents
-from infra.store.store import to_json
+from infra.store.documents import to_json
 from specs.job import InputRef, Job
 from tests.infra.sealed import sealed
 
@@ -68,4 +68,4 @@ def sound(store: Store) -> None:
         for marker in open_contents(store, path).markers:
             for name, record in marker.files.items():
                 assert name in listing, f"{marker.path} names {name}"
-                assert record.get("size", listing[name].size) == listing[name].size
+                assert record.size == listing[name].size

@@ -75,12 +75,12 @@ def test_an_attempt_took_what_passed(maker: Maker, monkeypatch: pytest.MonkeyPat
     time.sleep(0.05)
     make_jump(monkeypatch, jump)
     seconds = attempt.seconds()
-    assert 5 <= seconds["startup"] < 60
-    assert 0.05 <= round(seconds["compute"] + seconds["storage"], 3) <= time.monotonic() - begun + 60
+    assert 5 <= seconds.startup < 60
+    assert 0.05 <= round(seconds.compute + seconds.storage, 3) <= time.monotonic() - begun + 60
 
 
 def test_a_launcher_whose_clock_is_ahead_takes_no_time_from_an_attempt(maker: Maker) -> None:
-    assert maker.attempt("corpus", "a", launched_at=time.time() + DAY).seconds()["startup"] == 0
+    assert maker.attempt("corpus", "a", launched_at=time.time() + DAY).seconds().startup == 0
 
 
 @jumps

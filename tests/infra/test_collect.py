@@ -13,8 +13,8 @@ from infra.store import Artifact, StorageError, Store, StoreError, runs
 from infra.store.collect import Item, Survey, remove, survey
 from infra.store.contents import list_files, protected_mark
 from infra.store.copy import closure, copy
+from infra.store.documents import to_json
 from infra.store.retry import Retry
-from infra.store.store import to_json
 from tests.infra.faults import Faults
 from tests.infra.maker import WEB, Maker, Stopped, sound
 

@@ -14,7 +14,7 @@ import infra.store.copy as copying
 from infra.store import Artifact, Store, StoreError
 from infra.store.contents import list_files, open_contents
 from infra.store.copy import closure, copy
-from infra.store.store import to_json
+from infra.store.documents import to_json
 from tests.infra.maker import WEB, Maker, Stopped, sound
 from tests.infra.moto import Moto
 

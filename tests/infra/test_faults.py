@@ -29,9 +29,10 @@ import pytest
 from infra.store import Artifact, Attempt, Store, StoreError, runs
 from infra.store.collect import GRACE, remove, survey
 from infra.store.copy import closure, copy
+from infra.store.documents import to_json
 from infra.store.lease import Leases, Timing
+from infra.store.records import LocatedRecord
 from infra.store.retention import prune, refer
-from infra.store.store import to_json
 from infra.store.verify import verify
 from specs.job import Job
 from tests.infra.committed import damaged
@@ -75,17 +76,17 @@ def make_data(attempt: Attempt) -> None:
             attempt.commit_unit(key, files={"part.bin": local}, data={"documents": 3})
     units = [attempt.unit(key) for key in UNITS]
     shard = attempt.workdir / "shard"
-    shard.write_bytes(b"".join(checked(attempt.store, unit["files"]["part.bin"]) for unit in units if unit))
+    shard.write_bytes(b"".join(checked(attempt.store, unit.files["part.bin"]) for unit in units if unit))
     attempt.put(shard, "shard.bin")
     attempt.write_json("counts.json", {"documents": 6})
     attempt.commit(metrics={"documents": 6})
 
 
-def checked(store: Store, record: dict[str, Any]) -> bytes:
+def checked(store: Store, record: LocatedRecord) -> bytes:
     """A file of a unit, as stages read it."""
-    data = store.read_bytes(record["path"])
-    if hashlib.sha256(data).hexdigest() != record["sha256"]:
-        raise StoreError(f"{record['path']} is damaged")
+    data = store.read_bytes(record.path)
+    if hashlib.sha256(data).hexdigest() != record.sha256:
+        raise StoreError(f"{record.path} is damaged")
     return data
 
 
@@ -121,7 +122,7 @@ def result(store: Store) -> dict[str, Any]:
     found = {name: hashlib.sha256(Artifact(store, DATA).bytes(name)).hexdigest() for name in ("shard.bin", "counts.json")}
     trained = Artifact(store, TRAINED, STEPS[-1])
     trained.checkpoint(STEPS[-1]).check()
-    files = {Path(name).name: record["sha256"] for name, record in trained.manifest["files"].items()}
+    files = {Path(name).name: record.sha256 for name, record in trained.manifest.files.items()}
     return found | files | {"losses": [(row["step"], row["loss"]) for row in trained.history()]}
 
 

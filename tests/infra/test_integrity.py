@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from infra.store import Artifact, DamagedError, Store, StoreError
+from infra.store.documents import to_json
 from infra.store.records import sidecar_path
 from tests.infra.integrity import PIECE, attempt, bucket, quick
 
@@ -43,14 +44,14 @@ def test_a_record_states_what_hashlib_says_of_the_bytes_and_of_their_pieces(stor
             writer.write(memoryview(data)[start : start + 100_001])
             assert writer.tell() == min(size, start + 100_001)
     record = writer.record
-    assert (record["size"], record["sha256"]) == (size, hashlib.sha256(data).hexdigest())
+    assert (record.size, record.sha256) == (size, hashlib.sha256(data).hexdigest())
     pieces = [hashlib.sha256(data[start : start + PIECE]).digest() for start in range(0, size, PIECE)]
-    assert ("pieces" in record) == (size > PIECE)
+    assert (record.pieces is not None) == (size > PIECE)
     if size > 8 * PIECE:
         assert store.read_bytes(sidecar_path("c/f/attempts/a/x.bin")) == b"".join(pieces)
-        assert record["pieces"] == hashlib.sha256(b"".join(pieces)).hexdigest()
+        assert record.pieces == hashlib.sha256(b"".join(pieces)).hexdigest()
     elif size > PIECE:
-        assert record["pieces"] == [piece.hex() for piece in pieces]
+        assert record.pieces == [piece.hex() for piece in pieces]
     assert store.names("c/f/attempts/a") == ["x.bin"]
     reader = store.reader("c/f/attempts/a/x.bin", record)
     assert reader.bytes() == data
@@ -67,7 +68,7 @@ def test_a_long_file_goes_up_in_parts_and_comes_down_whole(s3: str, tmp_path: Pa
     store, data = Store.open(f"{s3}/{tmp_path.name}"), Random(1).randbytes(40 * 2**20)
     (tmp_path / "local").write_bytes(data)
     record = store.upload(tmp_path / "local", "c/f/attempts/a/x.bin")
-    assert record["sha256"] == hashlib.sha256(data).hexdigest()
+    assert record.sha256 == hashlib.sha256(data).hexdigest()
     head = store.fs.call_s3("head_object", Bucket="bucket", Key=f"{tmp_path.name}/c/f/attempts/a/x.bin")
     assert head["ETag"].endswith('-3"')  # parts of 16, 16 and 8 MiB
     store.reader("c/f/attempts/a/x.bin", record).download(tmp_path / "copy")
@@ -124,7 +125,7 @@ def test_a_marker_leads_nowhere_out_of_the_artifact(tmp_path: Path, field: str, 
     with store.writer(writing.folder("step-00000010/w")) as writer:
         writer.write(b"x")
     marker = writing.commit_checkpoint(10, {}, files={"w": writer.record}).marker
-    store.replace("pretrain/f/checkpoints/00000010.json", json.dumps(marker | {field: value}).encode())
+    store.replace("pretrain/f/checkpoints/00000010.json", json.dumps(json.loads(to_json(marker)) | {field: value}).encode())
     with pytest.raises(StoreError, match=r"not a path inside the store|is damaged"):
         Artifact(store, "pretrain/f").checkpoint(10)
 
@@ -133,7 +134,7 @@ def test_a_unit_names_files_of_its_own_artifact_only(store: Store, tmp_path: Pat
     writing = attempt(store, tmp_path)
     (tmp_path / "file").write_bytes(b"x")
     unit = writing.commit_unit("a", files={"f": tmp_path / "file"})
-    unit["files"]["f"]["path"] = "corpus/other/attempts/a/secret"
-    store.write_once("pretrain/f/units/b.json", json.dumps(unit).encode())
+    elsewhere = unit.files["f"].model_copy(update={"path": "corpus/other/attempts/a/secret"})
+    store.write_once("pretrain/f/units/b.json", to_json(unit.model_copy(update={"files": {"f": elsewhere}})))
     with pytest.raises(StoreError, match="not a path inside the artifact"):
         writing.unit("b")

@@ -19,9 +19,9 @@ import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infra.store import Artifact, Attempt, Store, StoreError
+from infra.store.documents import to_json
 from infra.store.lease import Holder, Lease, LeaseLost, Leases, Timing, holder_of
 from infra.store.retention import prune
-from infra.store.store import to_json
 from tests.infra.sealed import sealed
 from tests.infra.test_store import attempt as attempt_of
 from tests.infra.test_store import save

@@ -15,7 +15,7 @@ import pytest
 import s3fs
 
 from infra.store import Artifact, Attempt, Store, StoreError
-from infra.store.store import to_json
+from infra.store.documents import to_json
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.moto import Moto
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_back_on_any_storage(any_store: Store, tmp_path:
     writing.put(local, "b.bin")
     writing.commit(metrics={"m": 1.5}, step=3)
     artifact = Artifact(any_store, writing.job.path, 3)
-    assert artifact.complete and artifact.manifest["metrics"] == {"m": 1.5}
+    assert artifact.complete and artifact.manifest.metrics == {"m": 1.5}
     assert artifact.checkpoint_steps() == [1, 2, 3]
     assert [row["step"] for row in artifact.history()] == [1, 2, 3]
     for step in (1, 2, 3):

@@ -71,7 +71,7 @@ def test_any_part_is_that_of_the_file_whatever_the_cache_holds(stored: Artifact,
 
 
 def test_opening_asks_for_nothing_and_a_piece_is_fetched_once(stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stored.manifest["files"]["a.bin"]["piece_bytes"] == PIECE
+    assert stored.manifest.files["a.bin"].piece_bytes == PIECE
     requests = Requests(monkeypatch, stored.store)
     file = StoredFile(stored, "a.bin", BlockCache(tmp_path, block_bytes=PIECE, capacity_bytes=1000))
     assert (file.size, requests.ranges) == (1000, [])

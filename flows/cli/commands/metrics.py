@@ -52,10 +52,10 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
         if not artifact.complete and not steps:
             continue
         marker = artifact.manifest if artifact.complete else artifact.checkpoint(steps[-1]).marker
-        for entry in marker["history"]:
-            data = artifact.store.reader(f"{node.path}/attempts/{entry['path']}", entry).bytes()
-            about = {"run": plan.pipeline.name, "stage": node.stage, "part": node.name, "attempt": entry["path"].split("/")[0]}
-            rows += [{**about, **_flat(row)} for row in decode(data, entry["path"])]
+        for entry in marker.history:
+            data = artifact.store.reader(f"{node.path}/attempts/{entry.path}", entry).bytes()
+            about = {"run": plan.pipeline.name, "stage": node.stage, "part": node.name, "attempt": entry.path.split("/")[0]}
+            rows += [{**about, **_flat(row)} for row in decode(data, entry.path)]
     return rows
 
 

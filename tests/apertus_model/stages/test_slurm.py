@@ -74,7 +74,7 @@ def _spec(documents: Path, files_per_task: int = 30) -> dict[str, Any]:
 
 
 def _bytes(artifact: Artifact) -> dict[str, bytes]:
-    return {name: artifact.bytes(name) for name in sorted(artifact.manifest["files"])}
+    return {name: artifact.bytes(name) for name in sorted(artifact.manifest.files)}
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -123,8 +123,8 @@ def test_array_tasks_write_the_bytes_of_a_local_run(
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
     array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
     assert _bytes(array) == _bytes(here)
-    assert array.manifest["metrics"] == here.manifest["metrics"]
-    assert here.manifest["metrics"]["tasks"] == 2
+    assert array.manifest.metrics == here.manifest.metrics
+    assert here.manifest.metrics["tasks"] == 2
     assert sorted(cluster.tasks()) == (["1_0", "1_1"] if jobs == 1 else ["1_0", "2_0"])
 
 
@@ -201,7 +201,7 @@ def test_conversations_are_array_tasks_too(bench: Any, tmp_path: Path, tokenizer
     here = bench.run("conversations", "here", spec, {"tokenizer": tokenizer})
     array = bench.run("conversations", "array", spec, {"tokenizer": tokenizer}, launch=SLURM)
     assert _bytes(array) == _bytes(here)
-    assert array.manifest["metrics"] == here.manifest["metrics"]
+    assert array.manifest.metrics == here.manifest.metrics
 
 
 @only_fake
