@@ -11,7 +11,6 @@ from typing import Any
 
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.contents import protected_mark
 from infra.store.documents import Protected, to_json
 
 
@@ -51,11 +50,11 @@ class Records:
     def protect(self, node: Node) -> None:
         """Notes, outside the artifact, that a part of a protected stage has finished, so that its loss is noticed."""
         document = Protected(name=node.name, path=node.path, step=node.end_step)
-        self.store.write_once(protected_mark(node.path, node.end_step), to_json(document))
+        self.store.write_once(runs.protected_mark(node.path, node.end_step), to_json(document))
 
     def had_finished(self, path: str, step: int | None) -> bool:
         """Whether `protect` was told of an artifact."""
-        return self.store.exists(protected_mark(path, step))
+        return self.store.exists(runs.protected_mark(path, step))
 
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
         """Records that a run refers to these parts; `spec` is the recipe as resolved."""

@@ -17,8 +17,8 @@ from flows.format import quantity
 from flows.planning.plan import make
 from flows.planning.selection import select
 from infra.store import Store, StoreError, runs
-from infra.store.contents import Contents
-from infra.store.copy import Amount, closure, copy, markers_of
+from infra.store.transfer import Amount, closure, copy_artifacts, markers_of
+from infra.store.walk import Contents
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
 
@@ -66,12 +66,12 @@ def _chosen(record: runs.Record, stages: list[str]) -> Parts:
 def _with_progress(console: Console, source: Store, target: Store, artifacts: list[tuple[Contents, int | None]]) -> Amount:
     total = 0
     for contents, step in artifacts:
-        named = {name: record for marker in markers_of(contents, step) for name, record in marker.files.items()}
+        named = {name: record for marker in markers_of(contents, step) for name, record in marker.all_files.items()}
         total += sum(record.size for record in named.values())
     columns = (TextColumn("copying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
-        return copy(source, target, artifacts, lambda name, size: progress.update(task, advance=size))
+        return copy_artifacts(source, target, artifacts, lambda name, size: progress.update(task, advance=size))
 
 
 def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some: bool) -> None:

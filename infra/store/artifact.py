@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from infra.store.documents import FIX, CheckpointMarker, Identity, Manifest, check
+from infra.store.documents import FIX, CheckpointMarker, Identity, Manifest, check, check_checkpoint, check_manifest
 from infra.store.reader import FETCHES, CheckedFile
 from infra.store.records import DamagedCheckpoint, DamagedError, FileRecord, StoreError
 from infra.store.rows import decode
@@ -105,10 +105,7 @@ class Artifact:
     def manifest(self) -> Manifest:
         """The committed manifest. StoreError when there is none, or it is not one."""
         what = f"'{self.manifest_path}' in the store {self.store.url}"
-        manifest = check(Manifest, self.store.read_json(self.manifest_path), what)
-        if manifest.step != self.step:
-            raise DamagedError(f"{what} is damaged: it is of step {manifest.step}; {FIX}")
-        return manifest
+        return check_manifest(self.store.read_json(self.manifest_path), self.step, what)
 
     @cached_property
     def identity(self) -> Identity:
@@ -167,9 +164,7 @@ class Artifact:
     def checkpoint(self, step: int) -> Checkpoint:
         path = self.marker_path(step)
         what = f"'{path}' in the store {self.store.url}"
-        marker = check(CheckpointMarker, self.store.read_json(path), what)
-        if marker.step != step:
-            raise DamagedError(f"{what} is damaged: it is of step {marker.step}; {FIX}")
+        marker = check_checkpoint(self.store.read_json(path), step, what)
         return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
 
     def withdraw(self, step: int) -> None:

@@ -234,6 +234,22 @@ def check(model: type[M], document: Any, what: str) -> M:
         raise DamagedError(f"{what} is damaged: {error}; {FIX}") from error
 
 
+def check_checkpoint(document: Any, step: int, what: str) -> CheckpointMarker:
+    """The marker of the checkpoint of that step."""
+    marker = check(CheckpointMarker, document, what)
+    if marker.step != step:
+        raise DamagedError(f"{what} is damaged: it is of step {marker.step}; {FIX}")
+    return marker
+
+
+def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
+    """The manifest of that step of a training artifact, or (None) of another artifact."""
+    manifest = check(Manifest, document, what)
+    if manifest.step != step:
+        raise DamagedError(f"{what} is damaged: it is of step {manifest.step}; {FIX}")
+    return manifest
+
+
 def check_unit(document: Any, path: str, what: str) -> Unit:
     """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's attempts."""
     unit = check(Unit, document, what)

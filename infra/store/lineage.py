@@ -5,6 +5,7 @@ Invariant: the answer needs no recipe: `identity.json` of every artifact names i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from infra.store.artifact import Artifact
 from infra.store.documents import FIX, Identity, Input, Manifest
 from infra.store.records import DamagedError
 from infra.store.store import Store, StoreError
+from infra.store.walk import reach
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Ancestor:
     @property
     def tokens(self) -> int:
         """Tokens that these steps consumed."""
-        return self.steps * int(self.spec["global_batch_size"]) * int(self.spec["sequence_length"]) if self.steps else 0
+        return _tokens_at(self.spec, self.step) if self.step is not None else 0
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -73,44 +75,56 @@ class Ancestor:
 
 def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
     """An artifact and all that it was made from, inputs first. `step`: of a checkpoint. StoreError when a part of it is gone."""
-    found: dict[tuple[str, int | None], Ancestor] = {}
-    begun: set[tuple[str, int | None]] = set()
+    identities, reached = _ancestry(store, path, step, lambda role, read: True)
 
-    def visit(path: str, step: int | None) -> None:
-        if (path, step) in found:
-            return
-        _once(store, path, (path, step) in begun)
-        begun.add((path, step))
-        identity = Artifact(store, path).identity
-        for read in identity.inputs.values():
-            if read.place is not None:
-                visit(read.place, read.step)
+    def manifest(place: str, at: int | None) -> Manifest | None:
         try:
-            manifest = Artifact(store, path, step).manifest
+            return Artifact(store, place, at).manifest
         except StoreError:
-            manifest = None
-        found[path, step] = Ancestor(path, step, identity, manifest)
+            return None
 
-    visit(path, step)
-    return list(found.values())
-
-
-def _once(store: Store, path: str, again: bool) -> None:
-    if again:
-        what = f"'{path}/identity.json' in the store {store.url}"
-        raise DamagedError(f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}")
+    ordered = ((place, at) for place, steps in reached.items() for at in sorted(steps, key=lambda at: -1 if at is None else at))
+    return [Ancestor(place, at, identities[place], manifest(place, at)) for place, at in ordered]
 
 
-def tokens_before(store: Store, path: str, below: frozenset[str] = frozenset()) -> int:
+def tokens_before(store: Store, path: str) -> int:
     """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made from, the most. StoreError
-    when a part of it is gone. `below`: what is made from it, on the way from where the question was asked."""
-    _once(store, path, path in below)
-    found = 0
-    for role, read in Artifact(store, path).identity.inputs.items():
-        if read.place is not None and read.step is not None and role.split(":")[0] in ("parent", "checkpoint"):
-            spec = Artifact(store, read.place).identity.spec
-            own = 0
-            if "global_batch_size" in spec:
-                own = (read.step - int(spec.get("start_step", 0))) * spec["global_batch_size"] * spec["sequence_length"]
-            found = max(found, tokens_before(store, read.place, below | {path}) + own)
-    return found
+    when a part of it is gone."""
+    identities, reached = _ancestry(store, path, None, _trained_on_before)
+    found = dict.fromkeys(reached, 0)
+    for place in reached:
+        for role, read in identities[place].inputs.items():
+            if read.place is not None and read.step is not None and _trained_on_before(role, read):
+                found[place] = max(found[place], found[read.place] + _tokens_at(identities[read.place].spec, read.step))
+    return found[path]
+
+
+def _trained_on_before(role: str, read: Input) -> bool:
+    return read.place is not None and read.step is not None and role.split(":")[0] in ("parent", "checkpoint")
+
+
+def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
+    """Tokens that a part itself has consumed at a step."""
+    if "global_batch_size" not in spec:
+        return 0
+    return (step - int(spec.get("start_step", 0))) * int(spec["global_batch_size"]) * int(spec["sequence_length"])
+
+
+def _ancestry(
+    store: Store, path: str, step: int | None, counts: Callable[[str, Input], bool]
+) -> tuple[dict[str, Identity], dict[str, set[int | None]]]:
+    """What an artifact was made from, through the inputs that count: identities, and the steps at which each is read, inputs first."""
+    identities: dict[str, Identity] = {}
+
+    def inputs_of(place: str) -> list[tuple[str, int | None]]:
+        identity = identities[place] = Artifact(store, place).identity
+        return [(read.place, read.step) for role, read in identity.inputs.items() if read.place is not None and counts(role, read)]
+
+    reached = reach(inputs_of, [(path, step)])
+    seen: set[str] = set()
+    for place in reached:
+        if any(read.place not in seen for role, read in identities[place].inputs.items() if read.place is not None and counts(role, read)):
+            what = f"'{place}/identity.json' in the store {store.url}"
+            raise DamagedError(f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}")
+        seen.add(place)
+    return identities, reached

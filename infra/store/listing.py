@@ -24,12 +24,14 @@ def tree(
     *,
     call: Callable[[str, Callable[[], Any]], Any] = _once,
     enter: Callable[[str], bool] = lambda folder: True,
+    as_file: Callable[[str], bool] = lambda folder: False,
 ) -> Entries:
     """Details of the files below a folder, by full name; links to folders are not followed.
 
     Args:
         call: makes each request: given the folder and the function that asks.
         enter: whether files below a folder are wanted. Not asked where the filesystem lists all of a tree at once, as object storage does.
+        as_file: whether a folder is itself one of the entries, and not entered.
 
     Raises:
         OSError: a folder cannot be listed. One that is not there, or not any more, has no files.
@@ -46,7 +48,7 @@ def tree(
             continue
         for entry in entries:
             name = entry["name"].rstrip("/")
-            if entry["type"] != "directory":
+            if entry["type"] != "directory" or as_file(name):
                 found[name] = entry
             elif name != folder and enter(name):
                 folders.append(name)

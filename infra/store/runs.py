@@ -87,6 +87,11 @@ def write(store: Store, run: str, parts: Mapping[str, tuple[str, int | None]], s
     store.write_once(f"{FOLDER}/{run}/{next_stamp(store, run)}.json", to_json(document))
 
 
+def protected_mark(path: str, step: int | None) -> str:
+    """Where it is noted, outside the artifact, that a part of a protected stage has finished."""
+    return f"protected/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
+
+
 def last(store: Store, run: str) -> Record:
     """What a name stands for. StoreError when there is no such run."""
     found = stamps(store, run)

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from infra.store.artifact import Artifact, put_away
-from infra.store.documents import CheckpointMarker, Identity, Lock, Manifest, Reference, Run, check, check_unit
+from infra.store.documents import Identity, Lock, Run, check
 from infra.store.inputs import ROWS, recorded_files
 from infra.store.reader import CheckedFile
-from infra.store.records import FileRecord, StoreError
+from infra.store.records import StoreError
 from infra.store.store import Store
+from infra.store.walk import ARTIFACT, Listed, artifacts, list_files, open_contents
 
 READERS = 8
-NOT_ARTIFACTS = {"inputs", "runs", "reports", "protected", "damaged"}
-FOLDERS = {"identity.json", "units", "checkpoints"}
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,7 +54,7 @@ class Verified:
     def rerun(self) -> list[dict[str, str]]:
         """Parts whose artifact is damaged, then those that were made from them, nearest first: `{"name", "artifact", "because"}`."""
         damaged = [damage.artifact for damage in self.damages if not damage.history]
-        found = {artifact: "damaged" for artifact in damaged if artifact.split("/")[0] not in NOT_ARTIFACTS}
+        found = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
         queue = deque(found)
         while queue:
             artifact = queue.popleft()
@@ -76,44 +75,6 @@ class _Named:
     history: bool
 
 
-def artifacts(store: Store) -> list[str]:
-    """Folders of artifacts, `<kind>/<fingerprint>`, sorted: those with a marker, or with the file that says what was hashed."""
-    kinds = [name for name in store.names("") if name not in NOT_ARTIFACTS and not name.endswith(".json")]
-    paths = [f"{kind}/{name}" for kind in kinds for name in store.names(kind)]
-    return [path for path in paths if any(name in FOLDERS or name.startswith("manifest") for name in store.names(path))]
-
-
-def markers_of(store: Store, artifact: str) -> list[str]:
-    """Paths of the markers of one artifact: units, checkpoints, references to them, manifests."""
-    manifests = [f"{artifact}/{name}" for name in store.names(artifact) if name.startswith("manifest") and name.endswith(".json")]
-    folders = ("units", "checkpoints", "references")
-    below = [f"{artifact}/{folder}/{name}" for folder in folders for name in store.names(f"{artifact}/{folder}")]
-    return [*(path for path in below if path.endswith(".json")), *manifests]
-
-
-def read_marker(store: Store, artifact: str, path: str) -> tuple[dict[str, FileRecord], dict[str, FileRecord]]:
-    """Files that a marker names, and its rows of metrics: place in the store -> record. StoreError for what is no marker."""
-    what, name = f"'{path}' in the store {store.url}", path.removeprefix(f"{artifact}/")
-    if name.startswith("units/"):
-        unit = check_unit(store.read_json(path), artifact, what)
-        return {record.path: record for record in unit.files.values()}, {}
-    if name.startswith("references/"):
-        check(Reference, store.read_json(path), what)
-        return {}, {}
-    step = name.removeprefix("checkpoints/").removeprefix("manifest").removeprefix("-").removesuffix(".json")
-    if step and not step.isdecimal():
-        raise StoreError(f"{what} is no marker: its name has no step")
-    marker: CheckpointMarker | Manifest
-    if name.startswith("checkpoints/"):
-        checkpoint = Artifact(store, artifact).checkpoint(int(step))
-        marker, folder = checkpoint.marker, checkpoint.folder
-    else:
-        marker = Artifact(store, artifact, int(step) if step else None).manifest
-        folder = f"{artifact}/attempts/{marker.attempt}"
-    history: dict[str, FileRecord] = {f"{artifact}/attempts/{entry.path}": entry for entry in marker.history}
-    return {f"{folder}/{name}": record for name, record in marker.files.items()}, history
-
-
 def verify(
     store: Store, chosen: Iterable[str] | None = None, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
@@ -124,7 +85,7 @@ def verify(
         on_progress: called with bytes done and bytes in all.
     """
     found = Verified()
-    everything = artifacts(store)
+    everything = artifacts(list_files(store))
     with ThreadPoolExecutor(READERS, "verify") as pool:
         named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), found)
         if chosen is None:
@@ -150,47 +111,41 @@ def verify(
     return found
 
 
-def _read_markers(store: Store, pool: ThreadPoolExecutor, everything: list[str], chosen: set[str], found: Verified) -> list[_Named]:
+def _read_markers(
+    store: Store, pool: ThreadPoolExecutor, everything: dict[str, dict[str, Listed]], chosen: set[str], found: Verified
+) -> list[_Named]:
     files: dict[tuple[str, str], _Named] = {}
-    for path, identity in zip(everything, pool.map(lambda path: _identity(store, path), everything), strict=True):
-        if isinstance(identity, str):
-            if path in chosen:
-                markers = [marker for marker in markers_of(store, path) if "/manifest" in marker]
-                found.damages.append(Damage(path, (f"{path}/identity.json", *markers), "", identity))
-            continue
-        found.names[path] = identity.name
-        for place in {used.place for used in identity.inputs.values() if used.place is not None}:
-            found.readers.setdefault(place, []).append(path)
-    for artifact in sorted(chosen):
-        markers = markers_of(store, artifact)
-        found.markers += len(markers)
-
-        def read(path: str, artifact: str = artifact) -> list[_Named] | str:
-            try:
-                content = read_marker(store, artifact, path)
-                return [
-                    _Named(store.reader(name, record), artifact, [], history)
-                    for history, records in zip((False, True), content, strict=True)
-                    for name, record in records.items()
-                ]
-            except StoreError as error:
-                return str(error)
-
-        for path, entries in zip(markers, pool.map(read, markers), strict=True):
-            if isinstance(entries, str):
-                found.damages.append(Damage(artifact, (path,), "", entries))
-                continue
-            for entry in entries:
-                files.setdefault((entry.file.name, entry.file.record.sha256), entry).markers.append(path)
+    others = [path for path in everything if path not in chosen]
+    identities = dict(zip(others, pool.map(lambda path: _identity(store, path), others), strict=True))
+    for artifact in sorted(chosen & everything.keys()):
+        contents = open_contents(store, artifact, everything[artifact], pool.map)
+        identities[artifact] = contents.identity
+        own = f"{artifact}/identity.json"
+        damaged = contents.damaged
+        if contents.begun and contents.identity is None:
+            damaged = {own: f"'{own}' is not in the store {store.url}"} | damaged
+        for path, why in damaged.items():
+            manifests = [marker.path for marker in contents.markers if marker.kind == "manifest"] if path == own else []
+            found.damages.append(Damage(artifact, (path, *manifests), "", why))
+        found.markers += len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
+        for marker in contents.markers:
+            for history, records in ((False, marker.files), (True, marker.rows)):
+                for name, record in records.items():
+                    entry = _Named(store.reader(name, record), artifact, [], history)
+                    files.setdefault((name, record.sha256), entry).markers.append(marker.path)
+    for path, identity in identities.items():
+        if identity is not None:
+            found.names[path] = identity.name
+            for place in {read.place for read in identity.inputs.values() if read.place is not None}:
+                found.readers.setdefault(place, []).append(path)
     return list(files.values())
 
 
-def _identity(store: Store, path: str) -> Identity | str:
-    """What an artifact was made from, or what is wrong with the file that says so."""
+def _identity(store: Store, path: str) -> Identity | None:
     try:
         return Artifact(store, path).identity
-    except StoreError as error:
-        return str(error)
+    except StoreError:
+        return None
 
 
 def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:

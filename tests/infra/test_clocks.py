@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.store import Store, StoreError
-from infra.store.collect import remove, survey
-from infra.store.contents import list_files
+from infra.store.garbage import remove, survey
 from infra.store.lease import Lease, Leases, Timing
+from infra.store.walk import list_files
 from tests.e2e.conftest import ROOT
 from tests.infra.maker import Maker
 from tests.infra.test_local_launcher import Script
@@ -28,7 +28,7 @@ READS_THE_WALL_CLOCK = {
     "flows/execution/runner.py": 2,
     "infra/store/artifact.py": 1,
     "infra/store/attempt.py": 2,
-    "infra/store/collect.py": 1,
+    "infra/store/garbage.py": 1,
     "infra/store/lease.py": 1,
     "infra/store/runs.py": 1,
 }

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from infra.store import Artifact, StorageError, Store, StoreError, runs
-from infra.store.collect import Item, Survey, remove, survey
-from infra.store.contents import list_files, protected_mark
-from infra.store.copy import closure, copy
 from infra.store.documents import to_json
+from infra.store.garbage import Item, Survey, remove, survey
 from infra.store.retry import Retry
+from infra.store.runs import protected_mark
+from infra.store.transfer import closure, copy_artifacts
+from infra.store.walk import list_files
 from tests.infra.faults import Faults
 from tests.infra.maker import WEB, Maker, Stopped, sound
 
@@ -273,7 +274,7 @@ def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(s
         store.write_once(mark, to_json({"referrer": child}))
     maker.run("one", parent=(parent, 20), child=(children[0], None))
     target = Store.open(f"memory://{uuid.uuid4().hex}")
-    copy(store, target, closure(store, [(children[0], None)]))
+    copy_artifacts(store, target, closure(store, [(children[0], None)]))
     assert target.exists(marks[0]) and not target.exists(marks[1])
     found = in_two_days(store)
     items = found.items
@@ -295,5 +296,5 @@ def test_digests_of_the_pieces_of_a_long_file_belong_to_it(store: Store, maker: 
     maker.run("one", part=(path, None))
     assert later(store) == []
     target = Store.open(f"memory://{uuid.uuid4().hex}")
-    assert copy(store, target, closure(store, [(path, None)])).files == 3
+    assert copy_artifacts(store, target, closure(store, [(path, None)])).files == 3
     assert target.read_bytes(beside) == digests

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import infra.store.copy as copying
+import infra.store.transfer as copying
 from infra.store import Artifact, Store, StoreError
-from infra.store.contents import list_files, open_contents
-from infra.store.copy import closure, copy
 from infra.store.documents import to_json
+from infra.store.transfer import closure, copy_artifacts
+from infra.store.walk import list_files, open_contents
 from tests.infra.maker import WEB, Maker, Stopped, sound
 from tests.infra.moto import Moto
 
@@ -42,7 +42,7 @@ def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, bucket: s
     source, target = (Store.open(url) for url in ((remote, local) if way == "back" else (local, remote)))
     source.initialise()
     export = fill(source, tmp_path / "scratch")
-    amount = copy(source, target, closure(source, [(export, None)]))
+    amount = copy_artifacts(source, target, closure(source, [(export, None)]))
     listing = list_files(target)
     assert set(listing) == set(list_files(source)) - {
         f"pretrain/{'b' * 32}/{name}"
@@ -55,7 +55,7 @@ def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, bucket: s
     for name in listing:
         assert target.read_bytes(name) == source.read_bytes(name)
     sound(target)
-    again = copy(source, target, closure(source, [(export, None)]))
+    again = copy_artifacts(source, target, closure(source, [(export, None)]))
     assert (again.files, again.present_files) == (0, amount.files)
 
 
@@ -63,7 +63,7 @@ def test_a_copy_that_was_cut_off_is_sound_and_goes_on(tmp_path: Path, monkeypatc
     source = Store.open(str(tmp_path / "store"))
     source.initialise()
     export = fill(source, tmp_path / "scratch")
-    whole = copy(source, Store.open(f"memory://{uuid.uuid4().hex}"), closure(source, [(export, None)]))
+    whole = copy_artifacts(source, Store.open(f"memory://{uuid.uuid4().hex}"), closure(source, [(export, None)]))
     for calls in range(8):
         target = Store.open(str(tmp_path / f"target-{calls}"))
         left = [calls]
@@ -78,12 +78,12 @@ def test_a_copy_that_was_cut_off_is_sound_and_goes_on(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(copying, "_copy_file", one_file)
         try:
-            copy(source, target, closure(source, [(export, None)]))
+            copy_artifacts(source, target, closure(source, [(export, None)]))
         except Stopped:
             pass
         monkeypatch.undo()
         sound(target)
-        rest = copy(source, target, closure(source, [(export, None)]))
+        rest = copy_artifacts(source, target, closure(source, [(export, None)]))
         sound(target)
         assert rest.files + rest.present_files == whole.files
         assert rest.present_files >= min(calls, whole.files) - 2  # chunks of the history have no digest, and are copied again
@@ -100,7 +100,7 @@ def test_what_is_damaged_is_not_copied_and_named(tmp_path: Path, damage: bytes |
     if damage is not None:
         source.write_once(name, damage)
     with pytest.raises(StoreError, match=r"data\.bin' .*nothing that names it was copied"):
-        copy(source, target, closure(source, [(export, None)]))
+        copy_artifacts(source, target, closure(source, [(export, None)]))
     assert not Artifact(target, f"corpus/{'a' * 32}").complete
     assert not target.exists(name)
 
@@ -112,6 +112,6 @@ def test_a_marker_that_names_what_lies_elsewhere_is_damaged(tmp_path: Path) -> N
     document = json.loads(source.read_bytes(f"{export}/manifest.json"))
     document["files"]["../../../../corpus/x"] = {"size": 1, "sha256": "0"}
     source.fs.pipe_file(source.full(f"{export}/manifest.json"), to_json(document))
-    assert open_contents(source, export).damaged == [f"{export}/manifest.json"]
+    assert list(open_contents(source, export).damaged) == [f"{export}/manifest.json"]
     with pytest.raises(StoreError, match="is damaged"):
         closure(source, [(export, None)])

@@ -27,12 +27,12 @@ import fsspec
 import pytest
 
 from infra.store import Artifact, Attempt, Store, StoreError, runs
-from infra.store.collect import GRACE, remove, survey
-from infra.store.copy import closure, copy
 from infra.store.documents import to_json
+from infra.store.garbage import GRACE, remove, survey
 from infra.store.lease import Leases, Timing
 from infra.store.records import LocatedRecord
 from infra.store.retention import prune, refer
+from infra.store.transfer import closure, copy_artifacts
 from infra.store.verify import verify
 from specs.job import Job
 from tests.infra.committed import damaged
@@ -149,7 +149,7 @@ def keep(store: Store, scratch: Path) -> None:
     assert artifact.checkpoint_steps() == [STEPS[-1]]
     target = Store(store.fs, f"{store.root}-copy", piece_bytes=store.piece_bytes)
     target.initialise()
-    copy(store, target, closure(store, [(DATA, None), (TRAINED, STEPS[-1])]))
+    copy_artifacts(store, target, closure(store, [(DATA, None), (TRAINED, STEPS[-1])]))
     for each in (store, target):
         verified = verify(each)
         assert verified.damages == [] and verified.files > 0

@@ -18,14 +18,14 @@ from specs.job import InputRef, Job
 
 PIECE = 1024
 DATA = Random(1).randbytes(20 * PIECE + 5)
-CORPUS, TRAINED, EXPORT, OTHER = "corpus/c1", "pretrain/p1", "export/e1", "corpus/c2"
+CORPUS, TRAINED, EXPORT, OTHER = f"corpus/{'c1' * 16}", f"pretrain/{'b1' * 16}", f"export/{'e1' * 16}", f"corpus/{'c2' * 16}"
 
 
 def attempt(store: Store, folder: Path, path: str, *inputs: str, step: int | None = None) -> Attempt:
     kind, _, fingerprint = path.partition("/")
     refs = {f"input-{read}": InputRef(kind=read.split("/")[0], fingerprint="0", name=read, path=read) for read in inputs}
     job = Job(
-        node=f"my-{kind}-{fingerprint}", kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={}, inputs=refs, launch={},
+        node=f"my-{kind}-{fingerprint[:2]}", kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={}, inputs=refs, launch={},
         store=store.url, path=path, attempt="first", scratch=str(folder / "scratch" / path), progress=str(folder / "progress"),
         resume_step=step,
     )  # fmt: skip
@@ -96,8 +96,8 @@ def test_a_changed_byte_is_named_with_its_piece_and_the_stages_to_rerun(store: S
     ]
     assert [(part["name"], part["because"]) for part in found.rerun()] == [
         ("my-corpus-c1", "damaged"),
-        ("my-pretrain-p1", "made from my-corpus-c1"),
-        ("my-export-e1", "made from my-pretrain-p1"),
+        ("my-pretrain-b1", "made from my-corpus-c1"),
+        ("my-export-e1", "made from my-pretrain-b1"),
     ]
 
 
@@ -191,16 +191,16 @@ def test_the_command_ends_with_one_when_something_is_damaged_and_fixes_when_told
     change(store, f"{CORPUS}/attempts/first/a.bin")
     code, output = command("--all", "--store", store.url)
     assert code == 1
-    assert "damaged: my-corpus-c1: 'corpus/c1/attempts/first/a.bin' is damaged: piece 0 of 21 (bytes 0 to 1024)" in output
+    assert f"damaged: my-corpus-c1: '{CORPUS}/attempts/first/a.bin' is damaged: piece 0 of 21 (bytes 0 to 1024)" in output
     assert "to rerun: my-corpus-c1 (damaged)" in output
-    assert "kept: my-export-e1 (made from my-pretrain-p1)" in output
+    assert "kept: my-export-e1 (made from my-pretrain-b1)" in output
     assert Artifact(store, CORPUS).complete
     code, output = command("--all", "--fix", "--json", "--store", store.url)
     document: dict[str, Any] = json.loads(output)
     assert (code, document["withdrawn"]) == (1, [f"{CORPUS}/manifest.json"])
     assert document["damaged"][0]["pieces"] == [0]
     names = {what: [part["name"] for part in document[what]] for what in ("rerun", "kept")}
-    assert names == {"rerun": ["my-corpus-c1"], "kept": ["my-pretrain-p1", "my-export-e1"]}
+    assert names == {"rerun": ["my-corpus-c1"], "kept": ["my-pretrain-b1", "my-export-e1"]}
     assert not Artifact(store, CORPUS).complete
     assert command("--all", "--store", store.url)[0] == 0
 

@@ -1,4 +1,4 @@
-"""Collecting garbage: what no named run reaches.
+"""Garbage: what no named run reaches.
 
 Reached is what the last record of a named run refers to, what a record younger than the grace period refers
 to, what may be running, and all that these were made from. May be running: an artifact with a file younger
@@ -18,25 +18,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from infra.store import runs
-from infra.store.contents import (
-    ARTIFACT,
-    Contents,
-    Listed,
-    Marker,
-    list_files,
-    open_contents,
-    protected_mark,
-    time_of,
-)
 from infra.store.documents import Lock, check
-from infra.store.lease import holder_of
+from infra.store.lease import Beat, holder_of
 from infra.store.store import Store, StoreError
-from specs.foreign import ForeignError, parse_json
+from infra.store.walk import Contents, Listed, Marker, artifacts, list_files, open_contents, reach, time_of
 
 GRACE = 86_400.0  # seconds
 LEASE_GRACE = 3_600.0  # seconds that a lease counts as held after its last change, whatever the grace period
@@ -103,7 +93,7 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     now = time.time() if now is None else now
     records = _records(store)
     listing = list_files(store)
-    found = _artifacts(store, listing)
+    found = {path: open_contents(store, path, files) for path, files in artifacts(listing).items()}
     live = [path for path, contents in found.items() if _may_run(store, contents, grace, now)]
     roots: list[tuple[str, int | None]] = [(path, END) for path in live]
     for name in runs.names(store):
@@ -111,7 +101,8 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
         for record in [runs.read(store, name, stamp) for stamp in stamps]:
             if record.stamp == stamps[-1] or now - record.time < grace:
                 roots += record.parts.values()
-    steps, documents = _reach(found, roots)
+    steps = reach(lambda path: found[path].inputs if path in found else (), roots)
+    documents = {digest for path in steps if path in found for digest in found[path].documents}
     unknown = sorted(path for path in steps if path in found and not found[path].says_inputs)
     if unknown:
         steps = {path: {END} for path in found}
@@ -119,7 +110,7 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     whole = {item.path for item in items if item.whole}
     for gone in items:
         ends = [marker.step for marker in found[gone.path].markers if marker.kind == "manifest" and marker.path in gone.markers]
-        gone.marks = [mark for step in ends if (mark := protected_mark(gone.path, step)) in listing]
+        gone.marks = [mark for step in ends if (mark := runs.protected_mark(gone.path, step)) in listing]
     items += [item for contents in found.values() if (item := _references(contents, whole)) is not None]
     items += [] if unknown else _inputs(store, listing, documents, grace, now)
     notes = [f"'{name}' cannot be read; its artifact is kept as it is" for contents in found.values() for name in contents.damaged]
@@ -181,15 +172,6 @@ def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
         )
 
 
-def _artifacts(store: Store, listing: dict[str, Listed]) -> dict[str, Contents]:
-    parts: dict[str, dict[str, Listed]] = {}
-    for name, file in listing.items():
-        path = "/".join(name.split("/")[:2])
-        if ARTIFACT.match(path) and name.count("/") >= 2:
-            parts.setdefault(path, {})[name] = file
-    return {path: open_contents(store, path, files) for path, files in parts.items()}
-
-
 def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool:
     """Whether somebody may be working at an artifact. A file without a time counts as old, a lease without one as held."""
     if any(file.modified is not None and now - file.modified < grace for file in contents.files.values()):
@@ -204,32 +186,16 @@ def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool
 
 
 def _released(store: Store, contents: Contents, lease: str) -> bool:
-    """Whether the newest claim (`<generation>.json`), or what its holder writes beside it (`<generation>-<attempt>.beat`), says so."""
+    """Whether the beat of the newest claim says so."""
     generation = lease.rpartition("/")[2].split("-")[0].split(".")[0]
     for name in contents.files:
         if name.startswith(f"{contents.path}/leases/{generation}"):
             try:
-                document = parse_json(store.read_bytes(name))
-            except (StoreError, ForeignError):
+                if Beat.read(store.read_bytes(name)).released:
+                    return True
+            except StoreError:
                 continue
-            if isinstance(document, dict) and document.get("released"):
-                return True
     return False
-
-
-def _reach(found: dict[str, Contents], roots: Iterable[tuple[str, int | None]]) -> tuple[dict[str, set[int | None]], set[str]]:
-    """The artifacts that are reached with the steps at which they are, and the digests of the documents that they were made from."""
-    steps: dict[str, set[int | None]] = {}
-    documents: set[str] = set()
-    waiting = list(roots)
-    while waiting:
-        path, step = waiting.pop()
-        first = path not in steps
-        steps.setdefault(path, set()).add(step)
-        if first and path in found:
-            waiting += found[path].inputs
-            documents |= found[path].documents
-    return steps, documents
 
 
 def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) -> list[Item]:
@@ -249,7 +215,7 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
         return "units of a finished part" if marker.kind == "unit" and contents.finished else None
 
     kept = [marker for marker in contents.markers if why(marker) is None]
-    needed = {name for marker in kept for name in marker.files}
+    needed = {name for marker in kept for name in marker.all_files}
     attempts = {attempt for marker in kept for attempt in marker.attempts}
     logs = {f"{contents.path}/{log}" for attempt in attempts for log in (f"logs/{attempt}.txt", f"attempts/{attempt}/log.txt")}  # formerly
     items: dict[Why, Item] = {}
@@ -261,7 +227,7 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
     for marker in contents.markers:
         if (reason := why(marker)) is not None:
             item = item_of(reason)
-            files = [name for name in marker.files if name in contents.files and name not in needed | gone]
+            files = [name for name in marker.all_files if name in contents.files and name not in needed | gone]
             gone |= set(files)
             item.markers.append(marker.path)
             item.files += files

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from infra.store.contents import Contents, Marker, open_contents
-from infra.store.documents import FIX, Lock, check
+from infra.store.documents import Lock, check
 from infra.store.records import DamagedError, FileRecord, StoreError
 from infra.store.store import Store
+from infra.store.walk import Contents, Marker, open_contents, reach
 
 _ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
 
@@ -34,23 +34,15 @@ def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple
     """The artifacts that are stored among `roots` (place and, of a trajectory, step) and all that they were made from, inputs first, each
     with the furthest step that is wanted of it. StoreError for a marker that cannot be read."""
     opened: dict[str, Contents] = {}
-    steps: dict[str, set[int | None]] = {}
-    order: list[str] = []
 
-    def visit(path: str, step: int | None) -> None:
-        steps.setdefault(path, set()).add(step)
-        if path in opened:
-            return
+    def inputs_of(path: str) -> list[tuple[str, int | None]]:
         contents = opened[path] = open_contents(store, path)
-        if contents.damaged:
-            raise StoreError(f"'{contents.damaged[0]}' in the store {store.url} is damaged; {FIX}")
-        for parent, at in contents.inputs:
-            visit(parent, at)
-        order.append(path)
+        for why in contents.damaged.values():
+            raise StoreError(why)
+        return contents.inputs
 
-    for path, step in roots:
-        visit(path, step)
-    wanted = [(opened[path], max((step for step in steps[path] if step is not None), default=None)) for path in order]
+    steps = reach(inputs_of, roots)
+    wanted = [(opened[path], max((step for step in at if step is not None), default=None)) for path, at in steps.items()]
     return [(contents, step) for contents, step in wanted if contents.files]
 
 
@@ -64,7 +56,7 @@ def markers_of(contents: Contents, step: int | None) -> list[Marker]:
     return sorted(chosen, key=lambda marker: (_ORDER[marker.kind], marker.step or 0, marker.path))
 
 
-def copy(
+def copy_artifacts(
     source: Store,
     target: Store,
     artifacts: Iterable[tuple[Contents, int | None]],
@@ -89,7 +81,7 @@ def copy(
         done: set[str] = set()
         for marker in markers_of(contents, step):
             there = target.exists(marker.path)
-            for name, record in marker.files.items():
+            for name, record in marker.all_files.items():
                 if name in done:
                     continue
                 done.add(name)
