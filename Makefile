@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=..."; exit 1; }
 	@echo "Installing the pinned dependencies into $(VENV): 2.6 GB with a CPU build of torch, 5.6 GB with the CUDA build; a few minutes."
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) .
+	@$(INSTALL) '.[examples]'
 	@touch $(READY)
 
 $(TEST_READY): $(READY)
@@ -38,7 +38,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE)
 
 test-all: lint
-	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tests.record test-all.xml > docs/test_all.md; exit $$status
+	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tools.record test-all.xml > docs/test_all.md; exit $$status
 
 numerics: $(TEST_READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model

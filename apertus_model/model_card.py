@@ -15,8 +15,8 @@ from infra.store import Store
 from infra.store.lineage import Ancestor, lineage
 from specs.job import InputRef
 from specs.model import ModelSpec
+from specs.stages import CHAT, TRAINING
 
-TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
 TITLES = {
     "pretrain": "pretraining",
     "cooldown": "cooldown",
@@ -46,7 +46,7 @@ def model_card(
     trained = [ancestor for ancestor in ancestors if ancestor.kind in (*TRAINING, "merge", "import_model")]
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
     tokens = sum(_tokens(ancestor) for ancestor in trained)
-    chat = any(ancestor.kind in ("sft", "qrpo", "dpo") or ancestor.spec.get("chat") is True for ancestor in trained)
+    chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
     begun = [f"{_cell(name)} (licence: {_cell(licence or 'not stated')})" for name, licence in map(_origin, trained) if name]
     sections = [
         _front_matter(sources),

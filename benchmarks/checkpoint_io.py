@@ -97,7 +97,7 @@ class Bench:
 
     def read_raw(self, rank: int, attempt: Attempt, way: str) -> None:
         """The file of tensors that `save` wrote, or the one that `write_raw` wrote last, by one of `ways`; `cat_ranges` in our blocks."""
-        path = self.store.full(f"raw/{rank}" if way == OWN else f"{attempt.folder(attempt.checkpoint_folder(1))}/__0_0.distcp")
+        path = self.store.full(f"raw/{rank}" if way == OWN else f"{attempt.folder(attempt.checkpoint_folder(1))}/rank-00000.safetensors")
         if self.client is None:
             with open(path, "rb", buffering=0) as file:
                 file.readinto(self.into[rank])

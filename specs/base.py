@@ -47,6 +47,11 @@ class _Neutral:
         self.value = value
 
 
+class _To:
+    def __init__(self, results: tuple[str, ...]) -> None:
+        self.results = results
+
+
 def identity(default: Any = PydanticUndefined, *, neutral: Any = _NoNeutral, **options: Any) -> Any:
     """A field that changes the result; part of the fingerprint unless its value equals `neutral`."""
     return _field("identity", default, neutral, **options)
@@ -57,9 +62,13 @@ def execution(default: Any = PydanticUndefined, **options: Any) -> Any:
     return _field("execution", default, **options)
 
 
-def reference(default: Any = PydanticUndefined, **options: Any) -> Any:
-    """A field that names other stages or sources; the planner turns it into inputs with fingerprints."""
-    return _field("reference", default, **options)
+def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (), **options: Any) -> Any:
+    """A field that names other stages or sources; the planner turns it into inputs with fingerprints. `to`: the results (`Stage.result`)
+    that the named stages may have; empty where the field names no stage."""
+    info = _field("reference", default, **options)
+    if to:
+        info.metadata.append(_To((to,) if isinstance(to, str) else to))
+    return info
 
 
 class Spec(BaseModel):
@@ -111,6 +120,11 @@ def role_of(cls: type[BaseModel], name: str) -> Role:
     if role not in ("identity", "execution", "reference"):
         raise TypeError(f"{cls.__name__}.{name} declares no role: use identity(), execution() or reference() from specs.base")
     return role  # type: ignore[return-value]  # checked above
+
+
+def results_of(info: FieldInfo) -> tuple[str, ...]:
+    """The results that the stages that a field names may have; empty for a field that names none."""
+    return next((mark.results for mark in info.metadata if isinstance(mark, _To)), ())
 
 
 def encode(value: Any) -> Any:

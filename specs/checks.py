@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specs.dependencies import order, uses
-from specs.errors import FieldPath, Problem, SpecError, a, nearest
+from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
 from specs.launch import Parallel
 from specs.layout import Misfit, misfits
-from specs.optimizer import refused_layout, refused_objective
-from specs.pipeline import CHECKPOINTS, TRAINING, Pipeline
+from specs.optimizer import refused_anomalies, refused_layout, refused_objective
+from specs.pipeline import Pipeline
 from specs.sources import CONVERSATIONAL, TOKENISED
+from specs.stages import CHECKPOINTS, TRAINING
 from specs.stages.base import Stage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusStage, needs_text
@@ -29,7 +30,7 @@ from specs.stages.select import SelectStage
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import TrainingStage
-from specs.trajectory import Trajectory, leg_of, legs, resolve
+from specs.trajectory import Trajectory, phase_of, phases, resolve
 from specs.units import Reference
 
 
@@ -57,7 +58,7 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
         for index, source in enumerate(stage.sources):
             where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
             if source not in pipeline.sources:
-                yield Problem(where, f"there is no source '{source}' under sources:", nearest(source, pipeline.sources))
+                yield Problem(where, f"there is no source '{source}' under sources:", did_you_mean(source, pipeline.sources))
             elif (found := pipeline.sources[source]) is not None:
                 talks = found.format in CONVERSATIONAL
                 if talks != isinstance(stage, ConversationsStage):
@@ -74,10 +75,11 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                     yield Problem((*where, fields[0]), text, fix)
     for index, other in enumerate(stage.after):
         if other not in names:
-            yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", nearest(other, names))
+            yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", did_you_mean(other, names))
     excluded = stage.exclude if isinstance(stage, MixtureStage) else []
-    told = [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
-    for path, ref, kinds in [*uses(name, stage), *told]:
+    told: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [(use.path, use.reference, use.kinds) for use in uses(name, stage)]
+    told += [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
+    for path, ref, kinds in told:
         target = pipeline.stages.get(ref.stage)
         if target is None:
             if ref.stage in names:
@@ -86,7 +88,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 yield Problem(path, f"stage '{ref.stage}' is a matrix of {', '.join(variants)}; name one of them")
                 continue
             yield Problem(
-                path, f"there is no stage '{ref.stage}'", nearest(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds])
+                path,
+                f"there is no stage '{ref.stage}'",
+                did_you_mean(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds]),
             )
             continue
         if target.kind not in kinds:
@@ -111,7 +115,7 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 choice = ", ".join(f"{ref.stage}/{source}" for source in target.sources)
                 yield Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
             elif ref.part is not None and ref.part not in target.sources:
-                yield Problem(path, f"{target.kind} '{ref.stage}' has no part '{ref.part}'", nearest(ref.part, target.sources))
+                yield Problem(path, f"{target.kind} '{ref.stage}' has no part '{ref.part}'", did_you_mean(ref.part, target.sources))
             elif (
                 path[-1] == "probes"
                 and isinstance(target, CorpusStage)
@@ -120,10 +124,10 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 yield Problem(path, f"'{ref}' has no repeats:, so there are no probes in it", "give that source of the corpus a repeats:.")
             continue
         chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
-        if (ref.best is not None or chooses) and any(not leg.settings.validation.interval for leg in legs(pipeline, ref.stage)):
+        if (ref.best is not None or chooses) and any(not phase.settings.validation.interval for phase in phases(pipeline, ref.stage)):
             yield Problem(path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' measures none", "give it a validation.interval.")
         if ref.part is not None:
-            parts = [leg.name for leg in legs(pipeline, ref.stage) if leg.name != ref.stage]
+            parts = [phase.name for phase in phases(pipeline, ref.stage) if phase.name != ref.stage]
             if f"{ref.stage}/{ref.part}" not in parts:
                 fix = f"name one: {', '.join(parts)}." if parts else f"name '{ref.stage}'."
                 yield Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
@@ -134,7 +138,9 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
     if launch.mismatch is not None:  # reported by `_check_layout`
         return
     ranks = launch.data_parallel
-    pieces = [(leg.path, begin, batch) for leg in stage.legs(name) for begin, batch in (leg.settings.global_batch_size or {}).items()]
+    pieces = [
+        (phase.path, begin, batch) for phase in stage.phases(name) for begin, batch in (phase.settings.global_batch_size or {}).items()
+    ]
     for at, begin, batch in pieces:
         path: FieldPath = (*at, "global_batch_size", begin)
         if batch < 1 or batch % ranks:
@@ -157,21 +163,23 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
         yield Problem((*at, "pp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.")
     found: list[Misfit] = []
     if isinstance(stage, TrainingStage):
-        for leg in stage.legs(name) if parallel.tp > 1 else ():
-            if leg.settings.compile and leg.settings.activation_checkpointing != "none":
+        for phase in stage.phases(name) if parallel.tp > 1 else ():
+            if phase.settings.compile and phase.settings.activation_checkpointing != "none":
                 message = f"torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism (tp {parallel.tp})"
-                yield Problem((*leg.path, "compile"), message, "leave out compile, or state activation_checkpointing: none.")
-        for leg in stage.legs(name):
-            optimizer = trajectories[leg.name].optimizer.name if leg.name in trajectories else None
+                yield Problem((*phase.path, "compile"), message, "leave out compile, or state activation_checkpointing: none.")
+        for phase in stage.phases(name):
+            optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
-                yield Problem((*leg.path, "optimizer", "name"), reason)
+                yield Problem((*phase.path, "optimizer", "name"), reason)
             objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
             if optimizer and (reason := refused_objective(optimizer, objective)):
-                yield Problem((*leg.path, "optimizer", "name"), reason)
-        for trajectory in (trajectories[leg.name] for leg in stage.legs(name) if leg.name in trajectories):
-            for cut in trajectory.cuts:
-                found += misfits(launch, trajectory.model, trajectory.sequence_length, cut.batch)
-    elif (parent := trajectories.get(leg_of(stage.from_, trajectories))) is not None:
+                yield Problem((*phase.path, "optimizer", "name"), reason)
+            if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
+                yield Problem((*phase.path, "optimizer", "name"), reason)
+        for trajectory in (trajectories[phase.name] for phase in stage.phases(name) if phase.name in trajectories):
+            for segment in trajectory.segments:
+                found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
+    elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:
         found += misfits(launch, parent.model)
     for misfit in dict.fromkeys(found):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)

@@ -3,77 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from specs.base import Spec, results_of
 from specs.errors import FieldPath, Problem, SpecError
-from specs.pipeline import CHECKPOINTS, Pipeline
-from specs.stages.base import FromCheckpoint, Stage
-from specs.stages.conversations import ConversationsStage
-from specs.stages.corpus import CorpusStage
-from specs.stages.evaluate import EvaluateStage
-from specs.stages.export import ExportStage
-from specs.stages.merge import MergeStage
+from specs.pipeline import Pipeline
+from specs.stages import STAGES
+from specs.stages.base import Stage
 from specs.stages.mixture import MixtureStage
-from specs.stages.preference_data import PreferenceDataStage
-from specs.stages.preference_training import PreferenceTraining
-from specs.stages.probe import ProbeStage
-from specs.stages.select import SelectStage
-from specs.stages.sft import SftStage
-from specs.stages.tokenizer import TokenizerStage
-from specs.stages.training import MixtureTraining, TrainingStage
+from specs.stages.training import TrainingStage
 from specs.units import Reference
+
+CHECKPOINT = "checkpoint"  # the result of all kinds whose results others train on from, or look at
+
+
+class Use(NamedTuple):
+    """One reference of a stage to another: where it stands, what it names, and the results that this may have."""
+
+    path: FieldPath
+    reference: Reference
+    results: tuple[str, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of stages with such results."""
+        return tuple(kind for kind, stage in STAGES.items() if stage.result() in self.results)
+
+
+def uses(name: str, stage: Stage) -> list[Use]:
+    """Every reference of a stage to another, checkpoints first; not those to models of Hugging Face."""
+    found = [use for use in _references(("stages", name), stage) if not (use.reference.hugging_face and CHECKPOINT in use.results)]
+    return sorted(found, key=lambda use: CHECKPOINT not in use.results)
 
 
 def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]]:
     """Where a stage names a checkpoint or a Hugging Face model, and which."""
-    if isinstance(stage, FromCheckpoint):
-        yield ("stages", name, "from"), stage.from_
-    if isinstance(stage, (MergeStage, SelectStage)):
-        for index, checkpoint in enumerate(stage.checkpoints):
-            yield ("stages", name, "checkpoints", index), checkpoint
-    if isinstance(stage, TokenizerStage) and stage.from_ is not None:
-        yield ("stages", name, "from"), stage.from_
+    return ((use.path, use.reference) for use in _references(("stages", name), stage) if CHECKPOINT in use.results)
 
 
-def uses(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference, tuple[str, ...]]]:
-    """Every reference of a stage to another: where it stands, what it names, and the kinds it may lead to."""
-    at: FieldPath = ("stages", name)
-    for path, ref in checkpoints(name, stage):
-        if ref.hugging_face is None:
-            yield path, ref, CHECKPOINTS
-    if isinstance(stage, (CorpusStage, ConversationsStage)):
-        yield (*at, "tokenizer"), stage.tokenizer, ("tokenizer",)
-    if isinstance(stage, MixtureStage):
-        for field, weights in (("weights", stage.weights), ("proportional", stage.proportional)):
-            for source in weights or {}:
-                yield (*at, field, source), Reference.parse(source), ("corpus", "mixture") if field == "weights" else ("corpus",)
-        for source in stage.anneal.to if stage.anneal else {}:
-            yield (*at, "anneal", "to", source), Reference.parse(source), ("corpus", "mixture")
-    if isinstance(stage, TrainingStage):
-        for leg in stage.legs(name):
-            if isinstance(leg.settings, MixtureTraining):
-                for begin, mixture in leg.settings.mixture.items():
-                    yield (*leg.path, "mixture", begin), Reference.parse(mixture), ("mixture",)
-    if isinstance(stage, SftStage):
-        for part in stage.conversations:
-            yield (*at, "conversations", part), Reference.parse(part), ("conversations",)
-    if isinstance(stage, PreferenceDataStage):
-        for index, prompts in enumerate(stage.prompts):
-            yield (*at, "prompts", index), prompts, ("conversations",)
-    if isinstance(stage, PreferenceTraining):
-        yield (*at, "preferences"), stage.preferences, ("preference_data",)
-    if isinstance(stage, (ExportStage, SelectStage)):
-        for index, evaluation in enumerate(stage.evaluations):
-            yield (*at, "evaluations", index), evaluation, ("evaluate",)
-    if isinstance(stage, (EvaluateStage, ProbeStage)):
-        for index, held_out in enumerate(stage.sources):
-            yield (*at, "sources", index), held_out, ("corpus",)
-    if isinstance(stage, EvaluateStage):
-        if stage.memorisation:
-            yield (*at, "memorisation", "probes"), stage.memorisation.probes, ("corpus",)
-        if stage.generation:
-            yield (*at, "generation", "prompts"), stage.generation.prompts, ("conversations",)
-        if stage.against:
-            yield (*at, "against"), stage.against, ("evaluate",)
+def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
+    """The references of a spec, and of those in its fields."""
+    for name, info in type(spec).model_fields.items():
+        results = results_of(info)
+        for path, item in _items((*at, info.alias or name), getattr(spec, name)):
+            if results:
+                yield Use(path, _named(path, item), results)
+            elif isinstance(item, Spec):
+                yield from _references(path, item)
+
+
+def _items(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, Any]]:
+    """What a field holds: the items of a list or a mapping, or its value if it has one; each with where it stands."""
+    if isinstance(value, (dict, list)):
+        yield from (((*path, key), item) for key, item in (value.items() if isinstance(value, dict) else enumerate(value)))
+    elif value is not None:
+        yield path, value
+
+
+def _named(path: FieldPath, item: Any) -> Reference:
+    """The reference itself, or as text; of a mapping to something else, such as weights, the key."""
+    return Reference.parse(item if isinstance(item, (Reference, str)) else path[-1])
 
 
 def order(pipeline: Pipeline) -> list[str]:
@@ -104,13 +93,13 @@ def order(pipeline: Pipeline) -> list[str]:
 
 def needs(name: str, stage: Stage) -> list[str]:
     """Names of the stages that must be finished before this one."""
-    return list(dict.fromkeys([ref.stage for _, ref, _ in uses(name, stage)] + stage.after))
+    return list(dict.fromkeys([use.reference.stage for use in uses(name, stage)] + stage.after))
 
 
 def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
     """Names of the mixtures that a stage of training draws from."""
     stage = pipeline.stages[name]
-    return [ref.stage for _, ref, kinds in uses(name, stage) if kinds == ("mixture",)] if isinstance(stage, TrainingStage) else []
+    return [use.reference.stage for use in uses(name, stage) if use.results == ("mixture",)] if isinstance(stage, TrainingStage) else []
 
 
 def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:

@@ -20,7 +20,7 @@ from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.foreign import HALF, MAX_DEPTH, is_text, read_local, shown
 from specs.redaction import mask_url
 
@@ -94,7 +94,7 @@ def nearest_file(path: Path, but: Path | None = None) -> str:
     if not path.parent.is_dir():
         return f"there is no folder '{path.parent}'."
     there = [other.name for other in path.parent.glob("*.yaml") if other != but]
-    return nearest(path.name, there) if there else "name one that is there."
+    return did_you_mean(path.name, there) if there else "name one that is there."
 
 
 def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
@@ -242,7 +242,7 @@ def override(document: Document, assignment: str, variables: Document | None = N
     for group, what in (("stages", "stage"), ("variables", "variable")):
         there = document.data.get(group) or {}
         if keys[0] == group and len(keys) > 1 and isinstance(there, dict) and keys[1] not in there:
-            fix = nearest(keys[1], [*there, *(document.variants if group == "stages" else ())])
+            fix = did_you_mean(keys[1], [*there, *(document.variants if group == "stages" else ())])
             raise SpecError([Problem((), f"the override matches nothing: there is no {what} '{keys[1]}'", fix, where)])
     place: Any = document.data
     path: FieldPath = ()

@@ -58,7 +58,7 @@ def a(noun: str) -> str:
     return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """`did you mean 'lr'?`, or the list of what there is."""
     names = sorted(set(candidates))
     if not names:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from specs.compose import keywords
 from specs.document import Document
-from specs.errors import FieldPath, Problem, nearest
+from specs.errors import FieldPath, Problem, did_you_mean
 from specs.foreign import shown
 from specs.stages import STAGES
 
@@ -29,14 +29,14 @@ def explain(model: type[BaseModel], document: Document, details: Any) -> Problem
     if kind == "extra_forbidden":
         candidates = [*_field_names(model, path[:-1], document.data), *keywords(path[:-1])]
         text = "the override matches nothing: " if document.overridden(path) else ""
-        return Problem(path, f"{text}there is no field '{path[-1]}' here", nearest(str(path[-1]), candidates), document.where(path))
+        return Problem(path, f"{text}there is no field '{path[-1]}' here", did_you_mean(str(path[-1]), candidates), document.where(path))
     if kind == "missing":
         return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))
     if kind == "union_tag_invalid" or kind == "union_tag_not_found":
         tag = "kind" if path[:1] == ("stages",) and len(path) == 2 else "filter"
         choices = list(STAGES) if tag == "kind" else ["length", "alphabetic", "repeated-lines"]
         stated = value.get(tag) if isinstance(value, dict) else value
-        fix = nearest(str(stated), choices) if stated is not None else f"state {tag}: {', '.join(choices)}."
+        fix = did_you_mean(str(stated), choices) if stated is not None else f"state {tag}: {', '.join(choices)}."
         return Problem((*path, tag), f"{shown(stated)} is not a {tag}", fix, document.where((*path, tag)))
     message = str(details["msg"]).removeprefix("Value error, ")
     begin = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{shown(value)}: "

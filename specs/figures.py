@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from specs.base import Spec, execution
-from specs.errors import Problem, nearest
+from specs.errors import Problem, did_you_mean
 
 VARIANT = "{variant}"
 
@@ -115,4 +115,4 @@ def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterat
                 yield Problem(("figures", name, "series", series), message, "name variants of that stage.")
             for axis, variant in ((axis, variant) for axis in figure.axes() for variant in variants):
                 if (stage := axis[1].stage.replace(VARIANT, variant)) not in known:
-                    yield Problem(("figures", name, axis[0], "stage"), f"there is no stage '{stage}'", nearest(stage, known))
+                    yield Problem(("figures", name, axis[0], "stage"), f"there is no stage '{stage}'", did_you_mean(stage, known))

@@ -86,14 +86,14 @@ def read_local(path: str | Path, most: int = MAX_BYTES) -> bytes:
     return Path(path).read_bytes()
 
 
-def parse_json(data: bytes, most: int = MAX_BYTES) -> Any:
+def parse_json(data: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> Any:
     """The document in `data`. ForeignError for anything but JSON (RFC 8259) in UTF-8, within the bounds of this
-    module and `most` bytes; it names the field."""
+    module, `most` bytes and `values` values; it names the field."""
     check_length(len(data), most)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ForeignError("it begins with a byte order mark; save it as UTF-8 without one")
-    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
-        raise ForeignError(f"it has more than {MAX_VALUES:,} values")
+    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > values:
+        raise ForeignError(f"it has more than {values:,} values")
     refused: list[_Refused] = []
 
     def integer(text: str) -> Any:

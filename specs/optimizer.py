@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from specs.anomalies import Anomalies
 from specs.base import Spec, identity
 from specs.errors import FieldPath, Problem, SpecError
 from specs.launch import Parallel
@@ -102,6 +103,13 @@ def refused_objective(name: str, objective: str) -> str | None:
         "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which means something for cross-entropy; "
         f"the loss of {objective} is not a likelihood of labels: state optimizer.name and optimizer.lr of another one"
     )
+
+
+def refused_anomalies(name: str, anomalies: Anomalies) -> str | None:
+    """Why an optimizer cannot follow a policy for anomalies, and what to do; None when it can."""
+    if name != "sophia" or not anomalies.skips:
+        return None
+    return "sophia takes a batch into its Hessian before its loss is known, so no step can be skipped; use anomalies: stop"
 
 
 def _steps(value: Any) -> Any:

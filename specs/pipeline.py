@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Union
 from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag
 
 from specs.advice import Silenced
+from specs.assumed_inputs import AssumedInputs
 from specs.base import Spec, execution, reference
 from specs.cluster import Cluster
 from specs.document import Document
-from specs.elsewhere import Elsewhere
 from specs.errors import SpecError
 from specs.explain import kind_of
 from specs.figures import FigureSpec
@@ -22,15 +22,11 @@ from specs.launch import Launch, Retries
 from specs.sources import SourceSpec
 from specs.stages import STAGES
 from specs.stages.base import Stage
-from specs.stages.training import TrainingStage
 from specs.tracking import Tracking
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
 """Of a pipeline, source, stage or figure: files are named after it, and a name of theirs has at most 255 bytes."""
 DEFAULT_STORE = "apertus-store"
-TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
-CHECKPOINTS = (*TRAINING, "merge", "select")  # kinds whose results are checkpoints
-
 
 if TYPE_CHECKING:
     AnyStage = Stage
@@ -52,7 +48,9 @@ class Pipeline(Spec):
     silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given")
     concurrency: int = execution(1, ge=1, le=1024, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
-    elsewhere: Elsewhere = execution(default_factory=Elsewhere, description="what a plan may do without, beside sources that are declared")
+    assumed_inputs: AssumedInputs = execution(
+        default_factory=AssumedInputs, description="what a plan may do without, beside sources that are declared"
+    )
     stages: dict[Name, AnyStage] = reference(min_length=1)
     figures: dict[Name, FigureSpec] = execution(default_factory=dict, description="what the report draws of the results")
 

@@ -13,7 +13,7 @@ from pydantic import StringConstraints, ValidationError, field_validator, model_
 
 from specs.base import Spec, execution
 from specs.document import Document, read
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, did_you_mean
 from specs.redaction import is_secret
 from specs.units import Duration
 
@@ -142,5 +142,5 @@ def _problem(document: Document, details: Any) -> Problem:
     if details["type"] == "extra_forbidden":
         models: dict[tuple[Any, ...], type[Spec]] = {(): Profile, ("slurm",): SlurmProfile, ("kubernetes",): KubernetesProfile}
         fields = list(models[path[:-1]].model_fields) if path[:-1] in models else []
-        return Problem(path, f"there is no field '{path[-1]}' here", nearest(str(path[-1]), fields), document.where(path))
+        return Problem(path, f"there is no field '{path[-1]}' here", did_you_mean(str(path[-1]), fields), document.where(path))
     return Problem(path, str(details["msg"]).removeprefix("Value error, "), "", document.where(path))

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity
-from specs.sources import resolve_url
+from specs.sources import FUNCTION, resolve_url
 
 REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
@@ -44,7 +44,7 @@ class RewardSpec(Spec):
         if self.function in REWARDS:
             if self.version != REWARDS[self.function]:
                 raise ValueError(f"reward {self.function} has version {REWARDS[self.function]} here, not {self.version}; leave version out")
-        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.function):
+        elif not re.fullmatch(FUNCTION, self.function):
             raise ValueError(f"there is no reward {self.function!r}; use one of {', '.join(REWARDS)} or package.module:name")
         elif self.version is None:
             raise ValueError(f"reward {self.function} states no version; add version: 1, and raise it when its values change")

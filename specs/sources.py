@@ -16,15 +16,17 @@ from pydantic import field_validator, model_validator
 from specs.base import Spec, execution, identity
 from specs.units import Budget
 
-CONVERSATIONAL = ("chat", "function-questions")
+CONVERSATIONAL = ("chat", "conversations")
+INSTALLED = ("documents", "conversations")
+"""Formats whose files a function of an installed package reads."""
 TOKENISED = ("megatron",)
 TABLES = ("jsonl", "parquet", "arrow")
 ROWS = (*TABLES, "warc")
 COMPRESSED_INSIDE = ("parquet", "arrow")
 """Formats with a compression of their own."""
-Format = Literal[
-    "text", "code", "docstrings", "literals", "gettext-json", "jsonl", "parquet", "arrow", "warc", "megatron", "chat", "function-questions"
-]
+Format = Literal["text", "code", "jsonl", "parquet", "arrow", "warc", "megatron", "documents", "chat", "conversations"]
+FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+"""A function of an installed package, `package.module:name`. It is imported when a stage calls it, never by a plan."""
 DEFAULT_INCLUDE = {
     "parquet": ["**/*.parquet"],
     "arrow": ["**/*.arrow"],
@@ -36,7 +38,8 @@ ONLY_FOR = {
     "text_column": TABLES,
     "id_column": TABLES,
     "metadata": TABLES,
-    "min_literal": ("literals",),
+    "reader": INSTALLED,
+    "version": INSTALLED,
     "html": ("warc",),
     "tokenizer": TOKENISED,
     "markers": TOKENISED,
@@ -63,13 +66,13 @@ class SourceSpec(Spec):
     """Files under `url` (a folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`,
     `installed:<package>`), read as `format`.
 
-    `text`, `code`: a file is a document. `docstrings`: each docstring of a Python file. `literals`: each long string in a Python file.
-    `gettext-json`: the translated messages of Jed catalogues, joined. `jsonl`, `parquet`, `arrow` (files, streams, and the shards of a
+    `text`, `code`: a file is a document. `jsonl`, `parquet`, `arrow` (files, streams, and the shards of a
     Hugging Face dataset that `save_to_disk` wrote): a row is a document (`text_column`). `warc`: a page of a web archive is a document.
     All but Parquet and Arrow may be compressed (.gz, .bz2, .xz, .zst).
     `megatron`: pairs of `.bin` and `.idx`, tokenised already; taken as they are, so without filters.
     For conversations: `chat`: a row of JSONL or Parquet with `messages`, with `prompt` and `completion`, or with `prompt`, `chosen` and
-    `rejected`. `function-questions`: questions about the public functions of Python files, and their documented answers.
+    `rejected`.
+    `documents`, `conversations`: what `reader`, a function of an installed package, finds in a file.
 
     A dataset of the Hugging Face hub is its files: `hf://datasets/<name>@<revision>/<folder>`, as `parquet`. No script of a dataset is run.
     """
@@ -100,7 +103,13 @@ class SourceSpec(Spec):
         neutral="both",
         description="of megatron: which of begin- and end-of-document token every document has; checked, and what is missing is added",
     )
-    min_literal: int = identity(200, neutral=200, ge=1, description="of literals: characters from which a string is a document")
+    reader: str | None = identity(
+        None,
+        neutral=None,
+        pattern=rf"^{FUNCTION}$",
+        description="of documents and conversations, needed: `package.module:name`, a function of (file, source, path)",
+    )
+    version: int | None = identity(None, neutral=None, ge=1, description="of the reader, needed: raise it when its results change")
     limit: int | None = identity(None, neutral=None, ge=1, description="documents at most")
     language: str = execution("", description="recorded for the audit")
     license: str = execution("", description="recorded for the audit")
@@ -124,6 +133,8 @@ class SourceSpec(Spec):
         named = [self.text_column, *self.metadata]
         if len(set(named)) < len(named):
             raise ValueError(f"metadata {self.metadata} names a column twice, or the text column {self.text_column!r}")
+        if self.format in INSTALLED and (self.reader is None or self.version is None):
+            raise ValueError(f"{self.format} are what a function finds: state reader: package.module:name and version: 1")
         if self.format in TOKENISED and not re.fullmatch(r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""):
             raise ValueError("tokens do not say what made them: state tokenizer: sha256:<digest of its tokenizer.json>, or trusted")
         return self

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING
 from specs.errors import FieldPath, Problem, SpecError
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.pieces import annealed_pieces, batch_pieces, full_schedule, mixture_pieces, seen_within, whole_batches, whole_budget
+from specs.piecewise import annealed_pieces, batch_pieces, full_schedule, mixture_pieces, seen_within, whole_batches, whole_budget
 from specs.schedule import Schedule
 from specs.stages.base import FromCheckpoint
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.select import SelectStage
-from specs.stages.training import Carry, Goldfish, Leg, MixtureTraining, Packing, Precision, Training, TrainingStage
+from specs.stages.training import Carry, Goldfish, MixtureTraining, Packing, Phase, Precision, Training, TrainingStage
 from specs.units import Reference
 
 if TYPE_CHECKING:
     from specs.pipeline import Pipeline
 
 
-MOST_STEPS = 10**8  # of a leg
+MOST_STEPS = 10**8  # of a phase
 MOST_CHECKPOINTS = 10**6
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A segment: constant mixture and batch. Samples and steps count within the leg; `[start, end)` in samples. A piece of an annealed
+class SegmentPlan:
+    """A segment: constant mixture and batch. Samples and steps count within the phase; `[start, end)` in samples. A piece of an annealed
     mixture is named `mixture/1`."""
 
     mixture: str
@@ -56,17 +56,17 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """Where a leg starts: step `step` of the segment with index `segment` of the leg `leg`."""
+class Point:
+    """Where a phase starts: step `step` of the segment with index `segment` of the phase `phase`."""
 
-    leg: str
+    phase: str
     segment: int
     step: int
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A leg of a training stage with every setting resolved. `context_length`: the longest sequences on the way to it. `chat`: its model
+    """A phase of a training stage with every setting resolved. `context_length`: the longest sequences on the way to it. `chat`: its model
     ends turns. A merge is a trajectory of one step, in which nothing is trained, and so is a Hugging Face model (`imported`), of which only
     the weights are known. A selection is the trajectory of the checkpoint that it `stands_for`."""
 
@@ -79,49 +79,49 @@ class Trajectory:
     goldfish: Goldfish | None
     packing: Packing
     carry: tuple[Carry, ...]
-    parent: Branch | None
-    cuts: tuple[Cut, ...]
+    parent: Point | None
+    segments: tuple[SegmentPlan, ...]
     leftover_tokens: int
     context_length: int
     chat: bool = False
     merged: bool = False
     imported: bool = False
-    stands_for: Branch | None = None
+    stands_for: Point | None = None
 
     @property
     def steps(self) -> int:
-        return self.cuts[-1].end_step
+        return self.segments[-1].end_step
 
     @property
     def tokens(self) -> int:
-        return self.cuts[-1].end_sample * self.sequence_length
+        return self.segments[-1].end_sample * self.sequence_length
 
     def tokens_at(self, step: int) -> int:
-        """Tokens consumed by the leg after `step` steps."""
-        cut = self.cuts[self.segment_of(step)]
-        return (cut.start_sample + (step - cut.start_step) * cut.batch) * self.sequence_length
+        """Tokens consumed by the phase after `step` steps."""
+        segment = self.segments[self.segment_of(step)]
+        return (segment.start_sample + (step - segment.start_step) * segment.batch) * self.sequence_length
 
     def segment_of(self, step: int) -> int:
         """Index of the segment whose end or inside is that step; the first for step 0."""
-        return next(index for index, cut in enumerate(self.cuts) if step <= cut.end_step)
+        return next(index for index, segment in enumerate(self.segments) if step <= segment.end_step)
 
     def lr_at(self, step: int) -> float:
         """Learning rate that the step after `step` would have."""
-        return self.cuts[self.segment_of(step)].schedule.lr(self.tokens_at(step))
+        return self.segments[self.segment_of(step)].schedule.lr(self.tokens_at(step))
 
 
 Best = Mapping[str, int]  # `@best:` reference -> the step that it means; name of a selection -> which of its candidates
 
 
-def legs(pipeline: Pipeline, name: str) -> list[Leg]:
-    """The legs of a stage; none for one that does not train."""
+def phases(pipeline: Pipeline, name: str) -> list[Phase]:
+    """The phases of a stage; none for one that does not train."""
     stage = pipeline.stages.get(name)
-    return stage.legs(name) if isinstance(stage, TrainingStage) else []
+    return stage.phases(name) if isinstance(stage, TrainingStage) else []
 
 
 def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> Trajectory:
     """A Hugging Face model as what other stages start from. `reference` with `hf:`; `context`: its longest sequences, in tokens."""
-    still = Cut("", 1, 0, 1, 0, Schedule(peak=0.0))
+    still = SegmentPlan("", 1, 0, 1, 0, Schedule(peak=0.0))
     return Trajectory(
         stage=reference,
         model=model,
@@ -133,7 +133,7 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
         packing="concatenate",
         carry=(),
         parent=None,
-        cuts=(still,),
+        segments=(still,),
         leftover_tokens=0,
         context_length=context,
         chat=chat,
@@ -144,7 +144,7 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
 def resolve(
     pipeline: Pipeline, names: list[str], best: Best | None = None, models: Mapping[str, Trajectory] | None = None
 ) -> dict[str, Trajectory]:
-    """The trajectories, by leg, of the training stages, merges and selections among `names` (inputs first).
+    """The trajectories, by phase, of the training stages, merges and selections among `names` (inputs first).
 
     `best` are the steps of `@best:` references and the choices of selections, which only a store knows; the last step, or the first
     candidate, stands in for one that is missing. `models` are the Hugging Face models that the recipe names (`imported`), which only their
@@ -157,13 +157,13 @@ def resolve(
     for name in names:
         stage = pipeline.stages.get(name)
         try:
-            if isinstance(stage, SelectStage) and all(leg_of(ref, found) in found for _, ref in candidates(pipeline, name)):
+            if isinstance(stage, SelectStage) and all(phase_of(ref, found) in found for _, ref in candidates(pipeline, name)):
                 found[name] = _selected(pipeline, name, found, best or {})
-            if isinstance(stage, MergeStage) and all(leg_of(ref, found) in found for ref in stage.checkpoints):
+            if isinstance(stage, MergeStage) and all(phase_of(ref, found) in found for ref in stage.checkpoints):
                 found[name] = _merged(name, stage, found, best or {})
-            for leg in legs(pipeline, name):
-                if leg.parent is None or leg_of(leg.parent, found) in found:
-                    found[leg.name] = _trajectory(leg, found, best or {}, annealed)
+            for phase in phases(pipeline, name):
+                if phase.parent is None or phase_of(phase.parent, found) in found:
+                    found[phase.name] = _trajectory(phase, found, best or {}, annealed)
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -171,50 +171,56 @@ def resolve(
     return found
 
 
-def leg_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
-    """The leg that a reference leads to: the one it names, or the last of the stage. The name itself where there is none."""
+def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
+    """The phase that a reference leads to: the one it names, or the last of the stage. The name itself where there is none."""
     if ref.part is not None:
         return f"{ref.stage}/{ref.part}"
-    return next((leg for leg in reversed(list(found)) if found[leg].stage == ref.stage), ref.stage)
+    return next((phase for phase in reversed(list(found)) if found[phase].stage == ref.stage), ref.stage)
 
 
-def branch(ref: Reference, parents: Mapping[str, Trajectory], path: FieldPath, best: Best | None = None) -> Branch:
-    """The step that a reference names. SpecError when the leg does not reach it."""
-    leg = leg_of(ref, parents)
-    parent = parents[leg]
+def point_of(ref: Reference, parents: Mapping[str, Trajectory], path: FieldPath, best: Best | None = None) -> Point:
+    """The step that a reference names. SpecError when the phase does not reach it."""
+    phase = phase_of(ref, parents)
+    parent = parents[phase]
     if parent.stands_for is not None:
         if (ref.step, ref.tokens, ref.best) != (None, None, None):
-            raise SpecError([Problem(path, f"'{ref}' names a step, and '{leg}' is one checkpoint", f"name '{leg}' alone.")])
+            raise SpecError([Problem(path, f"'{ref}' names a step, and '{phase}' is one checkpoint", f"name '{phase}' alone.")])
         return parent.stands_for
     step = (best or {}).get(str(ref), parent.steps)
     if ref.step is not None:
         step = ref.step
     elif ref.tokens is not None:
-        step = max((s for cut in parent.cuts if (s := _step_at(cut, ref.tokens // parent.sequence_length)) is not None), default=0)
+        step = max(
+            (s for segment in parent.segments if (s := _step_at(segment, ref.tokens // parent.sequence_length)) is not None), default=0
+        )
     asked = ref.tokens if ref.tokens is not None else None
     if not 0 < step <= parent.steps or (asked is not None and asked > parent.tokens):
-        message = f"'{ref}' lies outside stage '{leg}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
+        message = f"'{ref}' lies outside stage '{phase}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
         raise SpecError([Problem(path, message, "name a step inside it, or raise its budget.")])
-    return Branch(leg, parent.segment_of(step), step)
+    return Point(phase, parent.segment_of(step), step)
 
 
-def _step_at(cut: Cut, sample: int) -> int | None:
+def _step_at(segment: SegmentPlan, sample: int) -> int | None:
     """The last whole step of a segment that has consumed no more than `sample` samples; None before the segment."""
-    return cut.start_step + min((sample - cut.start_sample) // cut.batch, cut.steps) if sample >= cut.start_sample else None
+    return (
+        segment.start_step + min((sample - segment.start_sample) // segment.batch, segment.steps)
+        if sample >= segment.start_sample
+        else None
+    )
 
 
 def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
-    branches = [branch(ref, found, ("stages", name, "checkpoints", index), best) for index, ref in enumerate(stage.checkpoints)]
-    parents = [found[start.leg] for start in branches]
+    branches = [point_of(ref, found, ("stages", name, "checkpoints", index), best) for index, ref in enumerate(stage.checkpoints)]
+    parents = [found[start.phase] for start in branches]
     first = next((parent for parent in parents if not parent.imported), parents[0])
     for index, other in enumerate(parents):
         if other.model.identity_fields() != first.model.identity_fields():
             message = f"'{stage.checkpoints[index]}' is another model than '{stage.checkpoints[parents.index(first)]}'"
             raise SpecError([Problem(("stages", name, "checkpoints", index), message, "average checkpoints of the same dimensions.")])
     start = branches[parents.index(first)]
-    batch = first.cuts[start.segment].batch
-    still = Cut("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
-    return replace(first, stage=name, seed=None, carry=(), parent=None, cuts=(still,), leftover_tokens=0, merged=True)
+    batch = first.segments[start.segment].batch
+    still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
+    return replace(first, stage=name, seed=None, carry=(), parent=None, segments=(still,), leftover_tokens=0, merged=True)
 
 
 def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference]]:
@@ -230,26 +236,26 @@ def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference
 def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
     """The trajectory of the candidate that is chosen now. All have the same dimensions, so that what follows can be planned before."""
     among = candidates(pipeline, name)
-    starts = [branch(ref, found, path, best) for path, ref in among]
-    models = [found[start.leg].model.identity_fields() for start in starts]
+    starts = [point_of(ref, found, path, best) for path, ref in among]
+    models = [found[start.phase].model.identity_fields() for start in starts]
     for (path, ref), model in zip(among, models, strict=True):
         if model != models[0]:
             message = f"'{ref}' is another model than '{among[0][1]}'"
             raise SpecError([Problem(path, message, "choose among checkpoints of the same dimensions.")])
     chosen = starts[best.get(name, 0)]
-    return replace(found[chosen.leg], stage=name, stands_for=chosen)
+    return replace(found[chosen.phase], stage=name, stands_for=chosen)
 
 
-def _check_imported(leg: Leg, stage: Training) -> None:
+def _check_imported(phase: Phase, stage: Training) -> None:
     """A Hugging Face model has weights only, so what a stage inherits otherwise has to be stated. SpecError with all that is missing."""
     problems = []
-    if missing := [what for what in leg.carry if what != "weights"]:
-        message = f"'{leg.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
-        problems.append(Problem((*leg.path, "carry"), message, "state carry: [weights]."))
+    if missing := [what for what in phase.carry if what != "weights"]:
+        message = f"'{phase.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
+        problems.append(Problem((*phase.path, "carry"), message, "state carry: [weights]."))
     for field, absent in (("optimizer.lr", stage.optimizer.lr is None), ("global_batch_size", stage.global_batch_size is None)):
         if absent:
-            message = f"'{leg.parent}' has weights only; there is no {field} to go on with"
-            problems.append(Problem((*leg.path, *field.split(".")), message, f"state {field}."))
+            message = f"'{phase.parent}' has weights only; there is no {field} to go on with"
+            problems.append(Problem((*phase.path, *field.split(".")), message, f"state {field}."))
     if problems:
         raise SpecError(problems)
 
@@ -271,39 +277,39 @@ def _check_steps(at: FieldPath, stage: Training, steps: int) -> None:
             raise SpecError([Problem((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")])
 
 
-def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]) -> Trajectory:
-    at, stage = leg.path, leg.settings
-    start: Branch | None = None
+def _trajectory(phase: Phase, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]) -> Trajectory:
+    at, stage = phase.path, phase.settings
+    start: Point | None = None
     inherited: dict[str, object] = {}
     batches: dict[str, int] = dict(stage.global_batch_size or {})
     goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
     packing = stage.packing if isinstance(stage, MixtureTraining) else None
-    if leg.parent is not None:
-        start = branch(leg.parent, found, (*at, "from"), best)
-        parent = found[start.leg]
-        if parent.merged and "optimizer" in leg.carry:
-            message = f"'{leg.parent}' is a merge, which has no optimizer states to carry"
+    if phase.parent is not None:
+        start = point_of(phase.parent, found, (*at, "from"), best)
+        parent = found[start.phase]
+        if parent.merged and "optimizer" in phase.carry:
+            message = f"'{phase.parent}' is a merge, which has no optimizer states to carry"
             raise SpecError([Problem((*at, "carry"), message, "state carry: [weights].")])
         if parent.imported:
-            _check_imported(leg, stage)
+            _check_imported(phase, stage)
         inherited = {} if parent.imported else parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
-        if "optimizer" in leg.carry and stage.optimizer.name not in (None, parent.optimizer.name):
+        if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.optimizer.name):
             message = f"the states to carry are those of {parent.optimizer.name}, which {stage.optimizer.name} cannot go on with"
-            carried = ", ".join(what for what in leg.carry if what != "optimizer")
+            carried = ", ".join(what for what in phase.carry if what != "optimizer")
             raise SpecError([Problem((*at, "carry"), message, f"state carry: [{carried}].")])
         if stage.optimizer.lr is None and not inherited["lr"]:
-            message = f"the learning rate has decayed to 0 at step {start.step} of '{start.leg}', so there is none to go on with"
+            message = f"the learning rate has decayed to 0 at step {start.step} of '{start.phase}', so there is none to go on with"
             raise SpecError([Problem((*at, "optimizer", "lr"), message, "state optimizer.lr.")])
-        batches = batches or {"0 samples": parent.cuts[start.segment].batch}
+        batches = batches or {"0 samples": parent.segments[start.segment].batch}
         model, length, precision = parent.model, stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
-        if leg.rope_theta is not None:
-            model = model.model_copy(update={"rope_theta": leg.rope_theta})
+        if phase.rope_theta is not None:
+            model = model.model_copy(update={"rope_theta": phase.rope_theta})
         if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
             goldfish = parent.goldfish
         packing = packing or parent.packing
     else:
-        assert leg.model is not None and stage.sequence_length is not None
-        model, length, precision = leg.model, stage.sequence_length, stage.precision or Precision()
+        assert phase.model is not None and stage.sequence_length is not None
+        model, length, precision = phase.model, stage.sequence_length, stage.precision or Precision()
     optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
     assert optimizer.lr is not None
     pieces = batch_pieces(at, batches, length)
@@ -317,27 +323,27 @@ def _trajectory(leg: Leg, found: dict[str, Trajectory], best: Best, annealed: Ma
         if begin >= total:
             message = f"a border at {begin * length:,} tokens lies behind the end of the stage at {total * length:,} tokens"
             raise SpecError([Problem((*at, "budget"), message, "raise the budget or remove the border.")])
-    cuts: list[Cut] = []
+    segments: list[SegmentPlan] = []
     ordered = sorted(border for border in borders if border <= total)
     for begin, end in pairwise(ordered):
         batch = next(value for border, value in reversed(pieces) if border <= begin)
         mixture = next(value for border, value in reversed(mixtures) if border <= begin)
-        cut_schedule = seen_within(full, begin * length, end * length)
-        cuts.append(Cut(mixture, batch, begin, end, cuts[-1].end_step if cuts else 0, cut_schedule))
-    _check_steps(at, stage, cuts[-1].end_step)
+        schedule = seen_within(full, begin * length, end * length)
+        segments.append(SegmentPlan(mixture, batch, begin, end, segments[-1].end_step if segments else 0, schedule))
+    _check_steps(at, stage, segments[-1].end_step)
     return Trajectory(
-        stage=leg.stage,
+        stage=phase.stage,
         model=model,
-        seed=leg.seed,
+        seed=phase.seed,
         sequence_length=length,
         optimizer=optimizer,
         precision=precision,
         goldfish=goldfish,
         packing=packing or "concatenate",
-        carry=leg.carry,
+        carry=phase.carry,
         parent=start,
-        cuts=tuple(cuts),
+        segments=tuple(segments),
         leftover_tokens=leftover,
-        context_length=max(length, found[start.leg].context_length) if start is not None else length,
-        chat=leg.chat or (start is not None and found[start.leg].chat),
+        context_length=max(length, found[start.phase].context_length) if start is not None else length,
+        chat=phase.chat or (start is not None and found[start.phase].chat),
     )

@@ -4,6 +4,7 @@ Hypothesis tries the same examples in every run, so that a red run is red again;
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,10 @@ from tests.numerics import pytest_addoption as add_numerics
 __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
+
+for number in (signal.SIGINT, signal.SIGHUP):  # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)  # a handler they do not.
 
 os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # servers of tests are here
 

@@ -23,7 +23,7 @@ from apertus_model.chat.messages import ConversationError, Message, normal_tools
 from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection
-from apertus_model.data.questions import function_questions, module_name
+from apertus_model.data.installed import read_installed
 from apertus_model.data.tables import read_lines
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
@@ -54,9 +54,9 @@ def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, pa
     """
     full = f"{root}/{path}" if path else root
     try:
-        if source.format == "function-questions":
+        if source.reader is not None:
             with fs.open(full, "rb") as file:
-                yield from function_questions(file, module_name(source.url, path or PurePosixPath(root).name))
+                yield from read_installed(source, decompressed(file, full), path or PurePosixPath(root).name)
         else:
             yield from _from_rows(fs, full)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException) as error:

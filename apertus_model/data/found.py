@@ -7,8 +7,12 @@ names the file: `apertus_model.data.documents` does.
 
 from __future__ import annotations
 
+import lzma
+import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
+
+import pyarrow
 
 Scalar = str | int | float | bool | None
 DOCUMENT_BYTES = 2**28
@@ -42,6 +46,10 @@ def whole(file: BinaryIO) -> bytes | Rejection:
 
 class Damaged(Exception):
     """A file that is no whole file of its format; says where."""
+
+
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, UnicodeDecodeError, MemoryError, Damaged)
+"""What parsers raise for bytes that are not what they should be; also in names of columns, and as sizes beyond reason."""
 
 
 class NotAsStated(Exception):

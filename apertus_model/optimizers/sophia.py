@@ -8,21 +8,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
+from apertus_model.model.output import Reader
+from apertus_model.optimizers.extra_pass import WithExtraPass
+from apertus_model.optimizers.gauss_newton import drawn_labels_loss
 from apertus_model.optimizers.shards import local
 
 
-class Sophia(Optimizer):
+class Sophia(WithExtraPass):
     """Update of step t, counted from 1, for gradient g and weight w:
 
         m = b1 m + (1 - b1) g
         w = w (1 - lr weight_decay) - lr clip(m / max(rho h, eps), -1, 1)
 
-    and before it, in the steps 1, 1 + k, 1 + 2k, ..., h = b2 h + (1 - b2) u^2, for the u that `update_hessian` finds as gradient. u^2 is
-    the Gauss-Newton-Bartlett estimate (algorithm 2) with its factor B in it, that of the batch that u was made from; the authors' code
-    (Liuhong99/Sophia) has one `bs`, in tokens, with rho instead. That code also clips u like a gradient, and makes the first estimate after
-    step k, from the next batch; here it is as in the paper. Where h is 0, the step has the size of `lr`.
+    and before it, in the steps 1, 1 + k, 1 + 2k, ..., h = b2 h + (1 - b2) u^2, for the gradient u of the extra
+    pass. u^2 is the Gauss-Newton-Bartlett estimate (algorithm 2) with its factor B in it, that of the batch that u
+    was made from; the authors' code (Liuhong99/Sophia) has one `bs`, in tokens, with rho instead. That code also
+    clips u like a gradient, and makes the first estimate after step k, from the next batch; here it is as in the
+    paper. Where h is 0, the step has the size of `lr`.
 
     State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m) and `hessian` (h), both of its shape, dtype and placement.
 
@@ -60,15 +63,19 @@ class Sophia(Optimizer):
         super().__init__(params, defaults)
 
     @property
-    def due(self) -> bool:
-        """Whether `update_hessian` belongs before the next step."""
+    def extra_pass_due(self) -> bool:
+        """In the steps 1, 1 + k, 1 + 2k, ..."""
         group = self.param_groups[0]
         state = self.state[group["params"][0]]
         return int(state["step"].item() if state else 0) % int(group["hessian_interval"]) == 0
 
+    def extra_loss(self, step: int, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor, denominator: torch.Tensor) -> Reader:
+        """That of labels which the model draws; its gradient is u."""
+        return drawn_labels_loss(step, labels, weights, places, denominator)
+
     @torch.no_grad()
-    def update_hessian(self) -> None:
-        """Takes the squares of the gradients, as they stand, into h. They are to be dropped afterwards."""
+    def take_extra_gradients(self) -> None:
+        """Takes their squares into h."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

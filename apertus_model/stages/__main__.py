@@ -21,8 +21,8 @@ from infra.store.records import DamagedCheckpoint
 from specs.errors import StageError
 from specs.job import REPORT, Job
 from specs.redaction import redacted
+from specs.stages import TRAINING
 
-TRAINING = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
 MODULES = dict.fromkeys(TRAINING, "train")  # the other kinds have a module of their own name
 WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
 

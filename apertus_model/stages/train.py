@@ -110,7 +110,7 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
     """The checkpoint to load; None for new weights.
 
-    A segment that goes on within its leg takes over everything; the first one of a leg the weights, with what adapters the parent has
+    A segment that goes on within its phase takes over everything; the first one of a phase the weights, with what adapters the parent has
     added to them, and what else `carry` says.
     """
     if job.resume_step is not None:

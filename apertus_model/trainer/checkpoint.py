@@ -32,7 +32,7 @@ from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
-from apertus_model.trainer.safe_reader import CheckpointError, readable, reader
+from apertus_model.trainer.checkpoint_reader import CheckpointError, readable, reader
 from apertus_model.trainer.upload import CheckpointWriter, Records, StagedPlan, Staging
 from infra.store import Checkpoint
 
@@ -251,7 +251,7 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
             "or optimizer; start from its weights only (leave 'optimizer' out of carry) or use a matching spec"
         )
     for name, tensor in state.items():
-        if tuple(index[name].size) != tuple(tensor.shape):  # read_index lets only tensors pass
+        if tuple(index[name].size) != tuple(tensor.shape):
             raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has {tuple(tensor.shape)}")
     with readable(folder), causes():
         dcp.load(state, storage_reader=storage)

@@ -24,7 +24,7 @@ from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
 from apertus_model.trainer.metrics import Row, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
-from apertus_model.trainer.pipeline import LossThatWasRead
+from apertus_model.trainer.pipeline_parallel import LossThatWasRead
 from apertus_model.trainer.schedule import LearningRate
 from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
 from apertus_model.trainer.upload import CheckpointWriter
@@ -32,7 +32,7 @@ from infra.store import Checkpoint
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
-from specs.optimizer import refused_layout, refused_objective
+from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
@@ -96,11 +96,10 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run here.
     """
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
-    refused = refused_layout(segment.optimizer.name, segment.parallel, world_size)
-    if reason := refused or refused_objective(segment.optimizer.name, segment.objective):
+    name = segment.optimizer.name
+    refused = refused_layout(name, segment.parallel, world_size) or refused_objective(name, segment.objective)
+    if reason := refused or refused_anomalies(name, segment.anomalies):
         raise StageError(reason)
-    if segment.anomalies.skips and segment.optimizer.name == "sophia":
-        raise StageError("sophia takes a batch into its Hessian before its loss is known, so no step can be skipped; use anomalies: stop")
     micro_batch = micro_batch_size(segment, world_size=world_size)
     parallelism = parallelism_config(segment.parallel, micro_batch_size=micro_batch)
     attention = resolve_backend(

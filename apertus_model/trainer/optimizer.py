@@ -1,4 +1,4 @@
-"""The optimizer of a run inside torchtitan: registry, parameter groups, and what of its state is stored.
+"""The optimizer of a run inside torchtitan, and what of its state is stored.
 
 Invariants:
 - Hyperparameters are those of the spec, also after loading a checkpoint: they are never stored, so they cannot come back.
@@ -14,33 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer.utils import init_optim_state
 
 from apertus_model.optimizers import library
-from apertus_model.optimizers.ademamix import AdEMAMix
-from apertus_model.optimizers.muon import Muon
-from apertus_model.optimizers.sophia import Sophia
+from apertus_model.optimizers.extra_pass import WithExtraPass
+from apertus_model.optimizers.registry import OPTIMIZERS, parameter_groups
 from specs.optimizer import OptimizerSpec
 
 logger = logging.getLogger(__name__)
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "ademamix": AdEMAMix,
-    "adamw": torch.optim.AdamW,
-    "adopt": library.adopt,
-    "lion": library.lion,
-    "signum": library.signum,
-    "muon": Muon,
-    "soap": library.soap,
-    "prodigy": library.prodigy,
-    "schedule-free-adamw": library.schedule_free_adamw,
-    "mars": library.mars,
-    "sophia": Sophia,
-}
-NOT_DECAYED = r"norm\.weight$|\.alpha_[pn]$"
-NOT_HIDDEN = r"^(tok_embeddings|lm_head)\."  # matrices that are tables of tokens
-_LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path
 
 
 class Optimizers(OptimizersContainer):
@@ -94,15 +76,9 @@ class Optimizers(OptimizersContainer):
                 if isinstance(optimizer, library.Averaging):
                     parameter.copy_(state_dict[f"state.{name}.y"])
 
-    def hessian_due(self) -> bool:
-        """Whether the next step wants a new estimate of the Hessian (Sophia): the same on all ranks."""
-        return any(isinstance(optimizer, Sophia) and optimizer.due for optimizer in self.optimizers)
-
-    def update_hessian(self) -> None:
-        """Takes the gradients, which `trainer.gauss_newton` has made, into the estimate of the Hessian."""
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, Sophia):
-                optimizer.update_hessian()
+    def extra_passes(self) -> list[WithExtraPass]:
+        """Those that want a pass of their own before the next step: the same on all ranks."""
+        return [optimizer for optimizer in self.optimizers if isinstance(optimizer, WithExtraPass) and optimizer.extra_pass_due]
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -136,46 +112,5 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 
 def optimizer_config(spec: OptimizerSpec, *, adapters_only: bool = False) -> Optimizers.Config:
-    """torchtitan config of a resolved optimizer spec: groups of what is decayed, what is not (norms and xIELU scalars), and what another
-    optimizer updates. With `adapters_only` only matrices are trained, which is one group."""
-    assert spec.name is not None, "the planner resolves the optimizer"
-    groups = [_group(r".*", spec)]
-    if not adapters_only:
-        if spec.name in ("muon", "d-muon"):
-            groups = [_adamw_half(NOT_DECAYED, spec, 0.0), _adamw_half(NOT_HIDDEN, spec, spec.weight_decay), *groups]
-        else:
-            groups = [_group(NOT_DECAYED, spec.model_copy(update={"weight_decay": 0.0})), *groups]
-    return Optimizers.Config(implementation="foreach", param_groups=groups)
-
-
-def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
-    """Parameters with the optimizer of the spec."""
-    assert spec.name is not None
-    given: dict[str, Any] = {name: getattr(spec, name) for name in ("lr", "betas", "momentum", "eps", "weight_decay")}
-    settings = {name: value for name, value in given.items() if value is not None}
-    if spec.name == "ademamix":
-        settings |= {name: getattr(spec, name) for name in ("alpha", "alpha_warmup", "beta3_warmup")}
-        settings |= {"state_dtype": getattr(torch, spec.state_dtype or "float32"), "fused": None}  # it finds out by itself
-    elif spec.name in ("muon", "d-muon"):
-        del settings["betas"], settings["eps"]  # the AdamW half's
-        settings["adjust_lr_fn"] = "original" if spec.name == "muon" else "match_rms_adamw"
-        return ParamGroupConfig(pattern=pattern, optimizer_name="muon", optimizer_kwargs=settings)
-    elif spec.name == "adopt":
-        settings["weight_decouple"] = True
-    elif spec.name == "soap":
-        settings["precondition_frequency"] = spec.precondition_frequency
-    elif spec.name == "prodigy":
-        settings["d_coef"] = spec.d_coef
-    elif spec.name == "mars":
-        settings |= {"gamma": spec.gamma, "weight_decay_1d": spec.weight_decay}
-    elif spec.name == "sophia":
-        settings |= {"rho": spec.rho, "hessian_interval": spec.hessian_interval}
-    if spec.name in _LOOPS:
-        settings["foreach"] = False
-    return ParamGroupConfig(pattern=pattern, optimizer_name=spec.name, optimizer_kwargs=settings)
-
-
-def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -> ParamGroupConfig:
-    """Parameters that Muon leaves to AdamW, at a rate in a fixed ratio to the matrices' (`trainer.schedule` multiplies by `lr_ratio`)."""
-    settings = {"lr": spec.lr, "lr_ratio": spec.adamw_lr_ratio, "betas": spec.betas, "eps": spec.eps, "weight_decay": weight_decay}
-    return ParamGroupConfig(pattern=pattern, optimizer_name="adamw", optimizer_kwargs=settings)
+    """torchtitan config of a resolved optimizer spec. With `adapters_only` only matrices are trained, which is one group."""
+    return Optimizers.Config(implementation="foreach", param_groups=parameter_groups(spec, adapters_only=adapters_only))

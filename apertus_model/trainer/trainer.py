@@ -27,15 +27,16 @@ from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
 
 from apertus_model.device import set_collective_timeout
+from apertus_model.optimizers.extra_pass import WithExtraPass
 from apertus_model.trainer.anomalies import Event, Guard
 from apertus_model.trainer.checkpoint import UploadError
-from apertus_model.trainer.gauss_newton import DrawnLabels, with_places
+from apertus_model.trainer.extra_pass import ExtraPass, with_places
 from apertus_model.trainer.hang import SLOW, HangWatch
 from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
 from apertus_model.trainer.loader import Batch, SampleLike
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.objectives import Objective
-from apertus_model.trainer.pipeline import PipelineEvaluator
+from apertus_model.trainer.pipeline_parallel import PipelineEvaluator
 from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -251,18 +252,18 @@ class ApertusTrainer(Trainer):
         self._denominator = torch.stack([objective.count(labels, inputs) for inputs, labels in batches]).sum().to(self.device)
         if self.parallel_dims.dp_enabled:
             dist.all_reduce(self._denominator, group=self.parallel_dims.get_mesh("batch").get_group())
-        if self.optimizers.hessian_due():  # Optimizers
-            self._estimate_hessian(batches)
+        for optimizer in self.optimizers.extra_passes():  # Optimizers
+            self._extra_pass(optimizer, batches)
         self._objective = objective
 
-    def _estimate_hessian(self, batches: Sequence[Batch]) -> None:
-        """A pass over the step's batch with labels that the model draws itself; its gradients serve the estimate and nothing else."""
-        self._objective = DrawnLabels(self.step)
+    def _extra_pass(self, optimizer: WithExtraPass, batches: Sequence[Batch]) -> None:
+        """A pass over the step's batch with a loss of the optimizer's own, whose gradients it takes."""
+        self._objective = ExtraPass(optimizer, self.step)
         self.optimizers.zero_grad()
         for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
             tensors = {name: tensor.to(self.device) for name, tensor in with_places(inputs, labels, rows).items()}
             self.forward_backward_step(input_dict=tensors, labels=labels.to(self.device), global_valid_tokens=self._denominator)
-        self.optimizers.update_hessian()  # train_step drops the gradients
+        optimizer.take_extra_gradients()  # train_step drops them
 
     def forward_backward_step(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor

@@ -6,21 +6,20 @@ Invariants:
 - Two saves of equal tensors have equal bytes: neither place nor time is written into a checkpoint.
 """
 
-import os
-import pickle
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, FileSystem
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint import DefaultSavePlanner, StorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from apertus_model.trainer.checkpoint_format import DTYPE_NAMES, DTYPES, INDEX, Block, shard_name, write_header
 from infra.store import Store
 from infra.store.records import FileRecord
 
@@ -70,52 +69,82 @@ class StagedPlan(DefaultSavePlanner):
         return self._copies[write_item.index.fqn]
 
 
-class CheckpointWriter(FileSystemWriter):
-    """DCP's writer, into a folder of the store. `records`, on rank 0 after the save: those of the files of all ranks, by name."""
+class CheckpointWriter(StorageWriter):
+    """DCP's writer of the files of `checkpoint_format`, into a folder of the store.
+
+    Attributes:
+        records: of the files of all ranks, by name; on rank 0 after the save.
+    """
 
     def __init__(self, store: Store, folder: str) -> None:
-        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # the store syncs; tensors come in the plan's order
-        self.fs = self._files = _Files(store)
-        self.path = cast(Any, folder)
+        self._store, self._folder = store, folder
         self.records: Records = {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """One checkpoint is all that it writes."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """The store is open."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [replace(plan, storage_data=shard_name(rank)) for rank, plan in enumerate(plans)]
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes the file of this rank; its record goes along with the results."""
-        written = super().write_data(plan, planner).wait()
+        """Writes the file of this rank, tensor by tensor; its record goes along with the results."""
         future: Future[list[WriteResult]] = Future()
-        future.set_result([*written, WriteResult(_RECORDS, 0, dict(self._files.records))])
+        if not plan.items:
+            future.set_result([])
+            return future
+        blocks = {item.index.fqn: (item, _block(item)) for item in sorted(plan.items, key=_alignment)}
+        assert len(blocks) == len(plan.items), "a rank has one part of a tensor at most"
+        with self._store.writer(f"{self._folder}/{plan.storage_data}") as stream:
+            stream.write(write_header({name: block for name, (_, block) in blocks.items()}))
+            for item, _ in blocks.values():
+                tensor = planner.resolve_data(item).detach().cpu().contiguous()
+                stream.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        written = [WriteResult(item.index, 0, plan.storage_data) for item, _ in blocks.values()]
+        future.set_result([*written, WriteResult(_RECORDS, 0, {plan.storage_data: stream.record})])
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Rank 0, when all have written: the index."""
-        places = [written for results_of_rank in results for written in results_of_rank]
-        for written in places:
-            if written.index == _RECORDS:
-                self.records |= cast(Records, written.storage_data)
-        metadata.storage_data = {written.index: written.storage_data for written in places if written.index != _RECORDS}
-        metadata.storage_meta = StorageMeta()
-        metadata.version = CURRENT_DCP_VERSION
-        with self._files.create_stream(self._get_metadata_path(), "wb") as stream:
-            stream.write(pickle.dumps(metadata))
-        self.records |= self._files.records
+        places = {written.index: written.storage_data for results_of_rank in results for written in results_of_rank}
+        for results_of_rank in results:
+            for written in results_of_rank:
+                if written.index == _RECORDS:
+                    self.records |= written.storage_data
+        tensors = {
+            name: {
+                "dtype": DTYPE_NAMES[stored.properties.dtype],
+                "shape": list(stored.size),
+                "parts": [
+                    {"file": places[MetadataIndex(name, chunk.offsets)], "offsets": list(chunk.offsets), "shape": list(chunk.sizes)}
+                    for chunk in stored.chunks
+                ],
+            }
+            for name, stored in cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata).items()
+        }
+        with self._store.writer(f"{self._folder}/{INDEX}") as stream:
+            stream.write(json.dumps({"tensors": tensors}, separators=(",", ":")).encode())
+        self.records[INDEX] = stream.record
 
 
-class _Files(FileSystem):
-    """The part of DCP's idea of a filesystem that a writer uses."""
+def _alignment(item: WriteItem) -> int:
+    """Wide numbers come first, so that all are aligned."""
+    return -item.tensor_data.properties.dtype.itemsize if item.tensor_data is not None else 0
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.records: Records = {}
 
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
-        assert mode == "wb", "checkpoints are read elsewhere"
-        with self._store.writer(str(path)) as stream:
-            yield stream
-        self.records[str(path).rsplit("/", 1)[-1]] = stream.record
-
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        return f"{path}/{suffix}"
+def _block(item: WriteItem) -> Block:
+    """TypeError for what is not a tensor, or of a type that a checkpoint does not have."""
+    data = item.tensor_data
+    if data is None or data.properties.dtype not in DTYPE_NAMES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
+        raise TypeError(f"{item.index.fqn!r} is no tensor of a type that checkpoints have ({known})")
+    return Block(data.properties.dtype, data.chunk.sizes, data.chunk.offsets)

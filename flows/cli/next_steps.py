@@ -31,9 +31,9 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
     program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).exists() else "apertus"
     last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
     training = [
-        leg
-        for leg, trajectory in plan.graph.trajectories.items()
-        if leg == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
+        phase
+        for phase, trajectory in plan.graph.trajectories.items()
+        if phase == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
     ]
     chosen = [*(["--store", store] if store else []), *(x for override in overrides for x in ("--set", override))]
     recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(redacted(option))}" for option in chosen)

@@ -117,8 +117,8 @@ class Session:
         """Parts that have to be finished before a part. Of two that are the same work, the second waits, and finds it finished."""
         graph = self.plan.graph
         node = graph.nodes[name]
-        twin = graph.twin(node)
-        same = {twin} if twin is not None and graph.nodes[twin].stage in self.chosen else set()
+        duplicate = graph.duplicate_of(node)
+        same = {duplicate} if duplicate is not None and graph.nodes[duplicate].stage in self.chosen else set()
         return {*graph.parents(node), *same, *(other.name for stage in graph.after[node.stage] for other in graph.of(stage))}
 
 
@@ -216,7 +216,7 @@ def _check_again(session: Session, finished: str) -> None:
     for before in itertools.count():
         try:
             plan = make(session.plan.pipeline, session.plan.store)
-            session.runner.go_on(plan)
+            session.runner.adopt(plan)
             session.plan = plan
             return
         except OSError as error:

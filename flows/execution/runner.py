@@ -26,12 +26,10 @@ from infra.store.lease import Lease, LeaseLost, Leases, Timing
 from infra.store.retention import hold, refer
 from specs.base import Spec
 from specs.job import InputRef, Job
-from specs.pipeline import CHECKPOINTS
 from specs.profile import Profile
 
 JOBS_IN_VAIN = 3
 REFUSALS = 100  # one after another, of a cluster that took jobs of the same run before: most of a day
-DISTRIBUTED = {*CHECKPOINTS, "evaluate", "probe", "log_probabilities"} - {"select"}  # kinds that run on the training engine, under torchrun
 
 
 class StageFailed(RuntimeError):
@@ -85,7 +83,7 @@ class Runner:
         _note_inputs(self.plan)
         Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, _dump(self.plan.pipeline))
 
-    def go_on(self, plan: Plan) -> None:
+    def adopt(self, plan: Plan) -> None:
         """Goes on with a plan made anew, in which `@best:` and selections mean what has come out since. What differs is recorded first: at
         any moment the last record names everything that this run has made."""
         before, after = ([(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan))
@@ -216,8 +214,7 @@ class Runner:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _process(self, job: Job, node: Node) -> Launched:
-        distributed = node.kind in DISTRIBUTED
-        return launch_job(job, node.launch, self.profile, distributed=distributed, exclude=sorted(self._dead_nodes))
+        return launch_job(job, node.launch, self.profile, distributed=node.part.ON_ENGINE, exclude=sorted(self._dead_nodes))
 
     def _committed(self, node: Node) -> set[str]:
         """What a next attempt would not do again."""

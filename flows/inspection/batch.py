@@ -25,10 +25,10 @@ STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "p
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
-    """The segment that a step lies in, of one leg; the first one by default. SpecError for a step that there is not."""
-    legs = sorted({node.leg for node in nodes})
-    if len(legs) > 1:
-        raise SpecError([Problem((), f"'{name}' has {len(legs)} steps of its own length", f"name one: {', '.join(legs)}.", "inspect")])
+    """The segment that a step lies in, of one phase; the first one by default. SpecError for a step that there is not."""
+    phases = sorted({node.phase for node in nodes})
+    if len(phases) > 1:
+        raise SpecError([Problem((), f"'{name}' has {len(phases)} steps of its own length", f"name one: {', '.join(phases)}.", "inspect")])
     step = options.step if options.step is not None else (nodes[0].start_step or 0) + 1
     for node in nodes:
         if (node.start_step or 0) < step <= (node.end_step or 0):

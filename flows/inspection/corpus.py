@@ -20,7 +20,7 @@ from flows.inspection.common import Options, artifact
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
 from infra.store import Artifact
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, did_you_mean
 
 EXAMPLES = "examples.jsonl"
 LINES = 15
@@ -42,7 +42,7 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
     metrics = corpus.manifest.metrics
     reasons = [*metrics["filters"], "kept", "replaced"]
     if reason is not None and reason not in reasons:
-        raise SpecError([Problem((), f"there is no reason '{reason}' in this corpus", nearest(reason, reasons), "inspect")])
+        raise SpecError([Problem((), f"there is no reason '{reason}' in this corpus", did_you_mean(reason, reasons), "inspect")])
     rows = from_jsonl(corpus.bytes(EXAMPLES))
     return {
         "name": corpus.identity.name,

@@ -18,8 +18,8 @@ from flows.inspection import batch, corpus, mixture
 from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
-from specs.errors import Problem, SpecError, a, nearest
-from specs.pipeline import TRAINING
+from specs.errors import Problem, SpecError, a, did_you_mean
+from specs.stages import TRAINING
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, No
     nodes = plan.graph.nodes
     chosen = [nodes[name]] if name in nodes else [node for node in plan.graph.of(name) if node.kind in INSPECTORS]
     if name not in nodes and not plan.graph.of(name):
-        raise SpecError([Problem((), f"there is no stage '{name}'", nearest(name, [*plan.pipeline.stages, *nodes]), "inspect")])
+        raise SpecError([Problem((), f"there is no stage '{name}'", did_you_mean(name, [*plan.pipeline.stages, *nodes]), "inspect")])
     chosen = [node for node in chosen if node.kind in INSPECTORS]
     if not chosen:
         kind = nodes[name].kind if name in nodes else plan.pipeline.stages[name].kind

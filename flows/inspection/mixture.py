@@ -33,10 +33,10 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     for index, entry in enumerate(entries):
         name = names[entry["fingerprint"]]
         uses = [
-            {"stage": demand.stage, "sequences": demand.sequences, "sequence_length": demand.sequence_length, "tokens": demand.tokens}
-            | {"passes": demand.passes, "allowed": demand.allowed}
-            for demand in plan.demands
-            if demand.source == name and demand.stage in readers
+            {"stage": usage.stage, "sequences": usage.sequences, "sequence_length": usage.sequence_length, "tokens": usage.tokens}
+            | {"passes": usage.passes, "allowed": usage.allowed}
+            for usage in plan.source_usage
+            if usage.source == name and usage.stage in readers
         ]
         sources.append(
             {

@@ -1,8 +1,8 @@
 """Inputs that a recipe declares and that are unavailable: how a plan says so.
 
 Invariants:
-- What is absent has a provisional digest, made of where it would lie. So do the fingerprints of all parts that depend on it: nothing is
-  ever stored under them, and nothing is looked for in the store.
+- An unavailable input has a provisional digest, made of where it would lie, and every part that depends on it a provisional fingerprint:
+  nothing is ever stored under one, or looked for in the store.
 - A declaration never stands in for files that are there. It is compared with them.
 """
 
@@ -17,29 +17,29 @@ from specs.stages.corpus import CorpusPart
 TOLERANCE = 0.05
 """Relative difference between a declared and a real size that a plan mentions."""
 NAMED = 6
-"""Of what is absent, how much the note names; the plan's rows (`--details`) and its JSON (`declared`) have all."""
+"""Of what is unavailable, how much the note names; the plan's rows (`--details`) and its JSON (`declared`) have all."""
 
 
 def own(graph: Graph, node: Node) -> list[str]:
     """What a part reads itself that is unavailable."""
-    return [read.name for read in node.inputs.values() if read.node is None and read.name in graph.absent]
+    return [read.name for read in node.inputs.values() if read.node is None and read.name in graph.unavailable]
 
 
 def reason(graph: Graph, node: Node) -> str:
-    """Why the state of a part that depends on something absent is not known."""
+    """Why the state of a part that depends on something unavailable is not known."""
     names = own(graph, node)
     return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
 
 def notes(graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]) -> list[str]:
-    """One line on what is absent, and one for each source whose declared size is off by more than `TOLERANCE`. `available`: training tokens
-    of a part of a corpus, and whether the number is exact or a bound."""
+    """One line on what is unavailable, and one for each source whose declared size is off by more than `TOLERANCE`.
+    `available`: training tokens of a part of a corpus, and whether the number is exact or a bound."""
     waiting = graph.waits_for()
     found = []
-    if graph.absent:
-        twins = graph.twins()
-        count = sum(bool(absent) and name not in twins for name, absent in waiting.items())
-        names = list(graph.absent)
+    if graph.unavailable:
+        duplicates = graph.duplicates()
+        count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
+        names = list(graph.unavailable)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found.append(
             f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are provisional, and running them "

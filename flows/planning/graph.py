@@ -13,10 +13,11 @@ from typing import Any
 from flows.planning.unavailable import Unavailable
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
-from specs.base import Spec, fingerprint
+from specs.base import fingerprint
 from specs.dependencies import uses
 from specs.launch import Launch
 from specs.pipeline import Pipeline
+from specs.stages.base import Part
 from specs.stages.select import SelectStage
 from specs.trajectory import Trajectory
 from specs.units import Reference
@@ -43,20 +44,20 @@ class Input:
 @dataclass(frozen=True)
 class Node:
     """One part of a stage: what has a fingerprint, and is run, stored and reused as a whole. `kind` is the part's, which need not be the
-    stage's; `leg` is the leg of training that a segment belongs to."""
+    stage's; `phase` is the phase of training that a segment belongs to."""
 
     name: str
     stage: str
     kind: str
     version: int
-    part: Spec
+    part: Part
     inputs: dict[str, Input]
     launch: Launch
     start_step: int | None = None
     end_step: int | None = None
     tokens: int = 0
     flops: int = 0
-    leg: str = ""
+    phase: str = ""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -85,10 +86,10 @@ class Graph:
     digests: dict[str, str] = field(default_factory=dict)
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> what it names under `after:`
     notes: list[str] = field(default_factory=list)
-    trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by leg
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by phase
     best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
-    absent: dict[str, Unavailable] = field(default_factory=dict)  # what is declared and unavailable, by its name
+    unavailable: dict[str, Unavailable] = field(default_factory=dict)  # what is declared and unavailable, by its name
 
     def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
         """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""
@@ -102,7 +103,7 @@ class Graph:
         found: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
             read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
-            found[name] = tuple(dict.fromkeys(absent for names in read for absent in names if absent in self.absent))
+            found[name] = tuple(dict.fromkeys(unavailable for names in read for unavailable in names if unavailable in self.unavailable))
         return found
 
     def provisional(self, pipeline: Pipeline) -> set[str]:
@@ -113,8 +114,8 @@ class Graph:
             chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
             return (ref.best is not None and str(ref) not in self.best) or (chosen and ref.stage not in self.best)
 
-        stages = {name for name, stage in pipeline.stages.items() if any(unknown(ref) for _, ref, _ in uses(name, stage))}
-        found = {name for name, absent in self.waits_for().items() if absent}
+        stages = {name for name, stage in pipeline.stages.items() if any(unknown(use.reference) for use in uses(name, stage))}
+        found = {name for name, unavailable in self.waits_for().items() if unavailable}
         for name, node in self.nodes.items():  # inputs first
             if node.stage in stages or found & {*self.parents(node)}:
                 found.add(name)
@@ -134,15 +135,15 @@ class Graph:
         """The parts of a stage, in order."""
         return [node for node in self.nodes.values() if node.stage == stage]
 
-    def segments(self, leg: str) -> list[Node]:
-        """The segments of a leg, in order."""
-        return [node for node in self.nodes.values() if node.leg == leg]
+    def segments(self, phase: str) -> list[Node]:
+        """The segments of a phase, in order."""
+        return [node for node in self.nodes.values() if node.phase == phase]
 
-    def twin(self, node: Node) -> str | None:
+    def duplicate_of(self, node: Node) -> str | None:
         """The first part that is the same work: another stage needs it too, and it is done once."""
-        return self.twins().get(node.name)
+        return self.duplicates().get(node.name)
 
-    def twins(self) -> dict[str, str]:
+    def duplicates(self) -> dict[str, str]:
         """Every part that is done as another one, and the first part that is that work."""
         first: dict[tuple[str, int | None], str] = {}
         names = {node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()}

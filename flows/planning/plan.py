@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from flows.planning import declared_inputs, source_usage
+from flows.planning import declared_inputs
 from flows.planning.advice import Given, advise
 from flows.planning.estimate import Estimates, borders, estimate
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.parts import build
 from flows.planning.rerun_reason import difference
 from flows.planning.run_records import Records
+from flows.planning.source_usage import SourceUsage, available, usages
+from flows.planning.source_usage import problems as usage_problems
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
 from infra.store.lease import holder_of
@@ -26,29 +28,28 @@ from specs.errors import FieldPath, Problem, SpecError
 from specs.pipeline import Pipeline
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Segment
-from specs.trajectory import branch
+from specs.trajectory import point_of
 
 Action = Literal["reuse", "resume", "run"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done about one part. `resume_step` is the last usable checkpoint of its own trajectory; `absent`: what it depends on
-    that is declared and unavailable, so that it cannot run and its fingerprint is provisional."""
+    """What is to be done about one part."""
 
     node: Node
     action: Action
     reason: str
     stored: bool
-    resume_step: int | None = None
+    resume_step: int | None = None  # the last usable checkpoint of its own trajectory
     gate_failures: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()  # inputs that it depends on: it cannot run, and its fingerprint is provisional
     holder: str = ""  # who seems to work at it now
 
     @property
     def state(self) -> str:
         """The action, or why there is another thing to say first: `gate failed`, `declared`."""
-        return "gate failed" if self.gate_failures else "declared" if self.absent else self.action
+        return "gate failed" if self.gate_failures else "declared" if self.unavailable else self.action
 
     @property
     def left(self) -> dict[str, int]:
@@ -73,27 +74,27 @@ class Step:
             **borders(self.node),
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
-            "declared": list(self.absent),
+            "declared": list(self.unavailable),
             "holder": self.holder,
         }
 
 
 @dataclass
 class Plan:
-    """Steps by part, inputs first; `demands`: what training asks of the sources; `estimates`: what it takes."""
+    """Steps by part, inputs first; `source_usage`: what training asks of the sources; `estimates`: what it takes."""
 
     pipeline: Pipeline
     store: Store
     graph: Graph
     steps: dict[str, Step] = field(default_factory=dict)
-    demands: list[source_usage.Demand] = field(default_factory=list)
+    source_usage: list[SourceUsage] = field(default_factory=list)
     estimates: Estimates = field(default_factory=Estimates)
     advice: Given = field(default_factory=Given)
 
     @property
     def parts(self) -> int:
         """Pieces of work, each counted once."""
-        return sum(self.graph.twin(step.node) is None for step in self.steps.values())
+        return sum(self.graph.duplicate_of(step.node) is None for step in self.steps.values())
 
     @property
     def pending(self) -> list[Step]:
@@ -102,7 +103,7 @@ class Plan:
 
     def totals(self) -> dict[str, Any]:
         """What there is and what is still to be done, work that two stages share once."""
-        once = [self.steps[node.name] for node in self.graph.nodes.values() if self.graph.twin(node) is None]
+        once = [self.steps[node.name] for node in self.graph.nodes.values() if self.graph.duplicate_of(node) is None]
         todo = [step for step in once if step.action != "reuse"]
         totals: dict[str, Any] = {key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps", "flops")}
         totals["to_do"] = {key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
@@ -125,8 +126,8 @@ class Plan:
             "totals": self.totals(),
             "notes": self.graph.notes,
         }
-        document["declared"] = {name: found.to_json() for name, found in self.graph.absent.items()}
-        document["supply"] = [demand.to_json() for demand in self.demands]
+        document["declared"] = {name: found.to_json() for name, found in self.graph.unavailable.items()}
+        document["source_usage"] = [usage.to_json() for usage in self.source_usage]
         return document | {"estimates": self.estimates.to_json(masked_by_hash)} | self.advice.to_json()
 
 
@@ -159,7 +160,7 @@ def make(
     *,
     ask_network: bool = True,
 ) -> Plan:
-    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as absent, unasked. SpecError when it cannot be
+    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as unavailable. SpecError when it cannot be
     run: a source that is missing and not declared, data that do not suffice, a parent that was not kept, a protected stage that would be
     rerun."""
     try:
@@ -170,18 +171,18 @@ def make(
     waiting = plan.graph.waits_for()
     for node in plan.graph.nodes.values():
         if missing := waiting[node.name]:
-            plan.steps[node.name] = Step(node, "run", declared_inputs.reason(plan.graph, node), False, absent=missing)
+            plan.steps[node.name] = Step(node, "run", declared_inputs.reason(plan.graph, node), False, unavailable=missing)
             continue
         step = decide(node, plan, records)
         held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
         plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
-    plan.graph.notes += [*declared_inputs.notes(plan.graph, store, source_usage.available), *_packing_notes(plan)]
-    plan.demands = source_usage.demands(plan.graph, pipeline, store)
-    problems = [*source_usage.problems(plan.demands), *_lost_parents(plan), *_protected(plan, records)]
+    plan.graph.notes += [*declared_inputs.notes(plan.graph, store, available), *_packing_notes(plan)]
+    plan.source_usage = usages(plan.graph, pipeline, store)
+    problems = [*usage_problems(plan.source_usage), *_lost_parents(plan), *_protected(plan, records)]
     if problems:
         raise pipeline.located(SpecError(problems))
     plan.estimates = estimate(plan.graph, pipeline, store)
-    plan.advice = advise(plan.graph, pipeline, plan.demands, plan.estimates)
+    plan.advice = advise(plan.graph, pipeline, plan.source_usage, plan.estimates)
     plan.graph.notes += plan.advice.notes
     return plan
 
@@ -202,8 +203,8 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     stored = bool(store.names(node.path))
     if records is None:
         return Step(node, "run", "", stored)
-    if (twin := plan.graph.twin(node)) is not None:
-        return Step(node, "run", f"done once, as {twin}", stored)
+    if (duplicate := plan.graph.duplicate_of(node)) is not None:
+        return Step(node, "run", f"done once, as {duplicate}", stored)
     if stored:
         units = len(store.names(f"{node.path}/units"))
         reason = f"it was interrupted; {units} units of work are stored" if units else "it was interrupted before anything was committed"
@@ -227,7 +228,7 @@ def _packing_notes(plan: Plan) -> list[str]:
     notes = []
     for step in plan.steps.values():
         node = step.node
-        if node.kind == "packing" and step.action == "reuse" and plan.graph.twin(node) is None:
+        if node.kind == "packing" and step.action == "reuse" and plan.graph.duplicate_of(node) is None:
             artifact = Artifact(plan.store, node.path)
             names = ("padding", "cropped", "cropped_by_windows")
             padding, cropped, windows = (artifact.metric(f"share/{name}") for name in names)
@@ -252,7 +253,7 @@ def _lost_parents(plan: Plan) -> list[Problem]:
             past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
             if not past or read.step in kept_steps(plan, parent.node):
                 continue
-            kept = [kept for node in plan.graph.segments(parent.node.leg) or [parent.node] for kept in kept_steps(plan, node)]
+            kept = [kept for node in plan.graph.segments(parent.node.phase) or [parent.node] for kept in kept_steps(plan, node)]
             message = f"step {read.step} of '{read.node}' was not kept; kept are {', '.join(map(str, kept)) or 'none'}"
             problems.append(Problem(_where_named(plan, step.node, read), message, "start from one of these, or rerun the parent."))
     return list(dict.fromkeys(problems))
@@ -267,8 +268,8 @@ def kept_steps(plan: Plan, node: Node) -> list[int]:
 def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
     """Where the recipe names a checkpoint that a part reads."""
     for path, ref in checkpoints(node.stage, plan.pipeline.stages[node.stage]):
-        start = branch(ref, plan.graph.trajectories, path, plan.graph.best)
-        if start.step == read.step and plan.graph.segments(start.leg)[start.segment].name == read.node:
+        start = point_of(ref, plan.graph.trajectories, path, plan.graph.best)
+        if start.step == read.step and plan.graph.segments(start.phase)[start.segment].name == read.node:
             return path
     return ("stages", node.stage, "from")
 
@@ -279,7 +280,7 @@ def _protected(plan: Plan, records: Records) -> list[Problem]:
     problems: dict[str, Problem] = {}  # the first of each stage: what follows in it follows from it
     for step in plan.steps.values():
         node = step.node
-        if step.action == "reuse" or step.absent or node.stage in problems or not plan.pipeline.stages[node.stage].protect:
+        if step.action == "reuse" or step.unavailable or node.stage in problems or not plan.pipeline.stages[node.stage].protect:
             continue
         before, path = records.last(node.name), ("stages", node.stage, "protect")
         if records.had_finished(node.path, node.end_step):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.planning.plan import Plan
 from specs.dependencies import needs
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, did_you_mean
 
 
 def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:
@@ -22,7 +22,7 @@ def _chosen(plan: Plan, until: str | None, only: str | None, until_option: str) 
     stages = plan.pipeline.stages
     for option, name in ((until_option, until), ("--only", only)):
         if name is not None and name not in stages:
-            raise SpecError([Problem((), f"there is no stage '{name}'", nearest(name, stages), option)])
+            raise SpecError([Problem((), f"there is no stage '{name}'", did_you_mean(name, stages), option)])
     if only is not None:
         parents = {parent for node in plan.graph.of(only) for parent in plan.graph.parents(node)}
         missing = sorted(p for p in parents if plan.graph.nodes[p].stage != only and plan.steps[p].action != "reuse")
@@ -48,13 +48,15 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
     wanted: dict[str, list[str]] = {}
     for step in plan.steps.values():
         if step.node.stage in stages and step.action != "reuse":
-            for name in step.absent:
+            for name in step.unavailable:
                 wanted.setdefault(name, []).append(step.node.stage)
     problems = []
     for name, readers in wanted.items():
-        absent = plan.graph.absent[name]
+        unavailable = plan.graph.unavailable[name]
         first, *others = dict.fromkeys(readers)
-        message = f"'{name}' is declared and unavailable ({absent.reason}); '{first}'{' and what follows it' if others else ''} cannot run"
-        problems.append(Problem(absent.path, message, f"put the data at {absent.url}, or state where they are."))
+        message = (
+            f"'{name}' is declared and unavailable ({unavailable.reason}); '{first}'{' and what follows it' if others else ''} cannot run"
+        )
+        problems.append(Problem(unavailable.path, message, f"put the data at {unavailable.url}, or state where they are."))
     if problems:
         raise plan.pipeline.located(SpecError(problems))

@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.planning.graph import Graph, Node
 from flows.planning.mixtures import corpora, limits, shares
-from flows.planning.parts.consumed_samples import way_to
+from flows.planning.parts.consumed_samples import ancestry_of
 from infra.store import Artifact, Store
 from specs.errors import Problem
 from specs.pipeline import Pipeline
@@ -28,11 +28,11 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
-class Demand:
+class SourceUsage:
     """What a stage of training asks of one source.
 
-    tokens: that the stage draws; drawn: the same on the whole way to its end; passes: over the source on the whole way to its end,
-    `allowed` of them; held: training tokens of the source, at most where it is not built (`exact` is false), as declared where it is
+    tokens: that the stage draws; consumed: the same from new weights to its end; passes: over the source on the whole way to its end,
+    `allowed` of them; available: training tokens of the source, at most where it is not built (`exact` is false), as declared where it is
     unavailable (`declared`); sequences: the windows or rows they come to; shortfall: tokens that the source lacks under the limit.
     """
 
@@ -40,10 +40,10 @@ class Demand:
     mixture: str
     source: str
     tokens: float
-    drawn: float
+    consumed: float
     passes: float
     allowed: float
-    held: int
+    available: int
     exact: bool
     declared: bool
     sequences: int
@@ -54,58 +54,61 @@ class Demand:
         return asdict(self)
 
 
-def demands(graph: Graph, pipeline: Pipeline, store: Store) -> list[Demand]:
+def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
     """One for each stage of training and source, at the segment of the stage that asks the most."""
-    supply = _Supply(graph, store)
-    found: dict[tuple[str, str], Demand] = {}
+    sources = _Sources(graph, store)
+    found: dict[tuple[str, str], SourceUsage] = {}
     for node in graph.nodes.values():
         if not isinstance(node.part, Segment) or "mixture" not in node.inputs:
             continue
         mixture = graph.nodes[node.inputs["mixture"].name]
         allowed = limits(graph, pipeline, mixture.stage)
-        furthest: dict[str, tuple[Node, int]] = {}  # checkpoints that were merged may have a piece of the way in common
-        for segment, step in way_to(graph, node, node.end_step or 0):
+        furthest: dict[str, tuple[Node, int]] = {}  # merged checkpoints may have ancestors in common
+        for segment, step in ancestry_of(graph, node, node.end_step or 0):
             if "mixture" in segment.inputs and step >= furthest.get(segment.name, (segment, 0))[1]:
                 furthest[segment.name] = segment, step
-        way = list(furthest.values())
+        ancestry = list(furthest.values())
         for corpus in corpora(graph, mixture.name):
-            drawn = [(segment.stage, supply.tokens(segment, step, corpus.fingerprint)) for segment, step in way]
+            drawn = [(segment.stage, sources.tokens(segment, step, corpus.fingerprint)) for segment, step in ancestry]
             tokens = sum(count for stage, count in drawn if stage == node.stage)
             in_all = sum(count for _, count in drawn)
-            passes = sum(supply.passes(segment, step, corpus.fingerprint) for segment, step in way)
-            held, exact = supply.held(graph.nodes[corpus.name])
-            sequences, length = supply.sequences(node, corpus.fingerprint), node.part.sequence_length
+            passes = sum(sources.passes(segment, step, corpus.fingerprint) for segment, step in ancestry)
+            available_tokens, exact = sources.available(graph.nodes[corpus.name])
+            sequences, length = sources.sequences(node, corpus.fingerprint), node.part.sequence_length
             limit = allowed[corpus.fingerprint]
-            lacking = max(0.0, passes / limit - 1) * held if held else tokens
+            lacking = max(0.0, passes / limit - 1) * available_tokens if available_tokens else tokens
             shortfall = lacking if passes > limit else 0.0
             declared = corpus_is_declared(graph, graph.nodes[corpus.name])
-            demand = Demand(
-                *(node.stage, mixture.name, corpus.name, tokens, in_all, passes, limit, held, exact, declared), sequences, length, shortfall
+            usage = SourceUsage(
+                *(node.stage, mixture.name, corpus.name, tokens, in_all, passes, limit, available_tokens, exact, declared),
+                sequences,
+                length,
+                shortfall,
             )
             before = found.get((node.stage, corpus.name))
-            if before is None or demand.passes / limit >= before.passes / before.allowed:
-                found[node.stage, corpus.name] = demand
+            if before is None or usage.passes / limit >= before.passes / before.allowed:
+                found[node.stage, corpus.name] = usage
     return list(found.values())
 
 
-def problems(found: list[Demand]) -> list[Problem]:
+def problems(found: list[SourceUsage]) -> list[Problem]:
     """What the sources cannot give, and what would have to change."""
     refused = []
-    for demand in found:
-        if demand.passes > demand.allowed:
-            known = "holds" if demand.exact else "is declared with" if demand.declared else "can hold at most"
-            held = f"{known} {demand.held:,} training tokens"
+    for usage in found:
+        if usage.passes > usage.allowed:
+            known = "holds" if usage.exact else "is declared with" if usage.declared else "can hold at most"
+            held = f"{known} {usage.available:,} training tokens"
             message = (
-                f"'{demand.stage}' draws {demand.tokens:,.0f} tokens from '{demand.source}' through mixture '{demand.mixture}', which "
-                f"{held} ({demand.sequences:,} sequences of {demand.sequence_length}): with what was drawn before "
-                f"{demand.passes:.1f} passes, {demand.allowed:g} are allowed"
+                f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture '{usage.mixture}', which "
+                f"{held} ({usage.sequences:,} sequences of {usage.sequence_length}): with what was drawn before "
+                f"{usage.passes:.1f} passes, {usage.allowed:g} are allowed"
             )
             fix = "lower the budget or the source's weight, add data" + (
-                f" ({demand.passes / demand.allowed:.2f} times as much), or raise max_repetition to {_above(demand.passes):g}."
-                if math.isfinite(demand.passes)
+                f" ({usage.passes / usage.allowed:.2f} times as much), or raise max_repetition to {_above(usage.passes):g}."
+                if math.isfinite(usage.passes)
                 else ", or shorten the sequences."
             )
-            refused.append(Problem(("stages", demand.stage, "budget"), message, fix))
+            refused.append(Problem(("stages", usage.stage, "budget"), message, fix))
     return refused
 
 
@@ -113,20 +116,20 @@ def _above(passes: float) -> float:
     return int(passes * 10 + 1) / 10
 
 
-class _Supply:
+class _Sources:
     """Sizes of corpora and shares of mixtures, each looked up once."""
 
     def __init__(self, graph: Graph, store: Store) -> None:
         self._graph = graph
         self._store = store
-        self._held: dict[str, tuple[int, bool]] = {}
+        self._available: dict[str, tuple[int, bool]] = {}
         self._shares: dict[str, dict[str, Any]] = {}
 
-    def held(self, node: Node) -> tuple[int, bool]:
+    def available(self, node: Node) -> tuple[int, bool]:
         """Training tokens of a corpus, and whether the number is exact."""
-        if node.fingerprint not in self._held:
-            self._held[node.fingerprint] = available(self._graph, self._store, node)
-        return self._held[node.fingerprint]
+        if node.fingerprint not in self._available:
+            self._available[node.fingerprint] = available(self._graph, self._store, node)
+        return self._available[node.fingerprint]
 
     def sequences(self, segment: Node, corpus: str) -> int:
         """Training sequences of a corpus in the form that a segment draws them; with best-fit packing, at least."""
@@ -141,14 +144,14 @@ class _Supply:
         node = next(
             self._graph.nodes[read.name] for read in corpora(self._graph, segment.inputs["mixture"].name) if read.fingerprint == corpus
         )
-        return max(0, (self.held(node)[0] - 1) // part.sequence_length)
+        return max(0, (self.available(node)[0] - 1) // part.sequence_length)
 
     def drawn(self, segment: Node, step: int, corpus: str) -> float:
         """Sequences of a corpus that a segment has drawn by a step."""
         mixture, part = segment.inputs["mixture"].name, segment.part
         assert isinstance(part, Segment)
         if mixture not in self._shares:
-            self._shares[mixture] = shares(self._graph, mixture, lambda node: self.held(node)[0])
+            self._shares[mixture] = shares(self._graph, mixture, lambda node: self.available(node)[0])
         samples = part.sample_at(step) - part.sample_offset
         return float(samples * self._shares[mixture].get(corpus, 0))
 
@@ -166,14 +169,14 @@ class _Supply:
 
 def corpus_is_declared(graph: Graph, node: Node) -> bool:
     """Whether the documents of a part of a corpus are declared and unavailable."""
-    return node.inputs["documents"].name in graph.absent
+    return node.inputs["documents"].name in graph.unavailable
 
 
 def available(graph: Graph, store: Store, node: Node) -> tuple[int, bool]:
     """Training tokens of a part of a corpus, and whether the number is exact."""
     if corpus_is_declared(graph, node):
         assert isinstance(node.part, CorpusPart)
-        size = graph.absent[node.inputs["documents"].name].size
+        size = graph.unavailable[node.inputs["documents"].name].size
         assert size is not None and size.tokens is not None, "checked with the recipe"
         return int(size.tokens.amount * (1 - node.part.process.holdout)), False
     artifact = Artifact(store, node.path)

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from specs.document import parse, scalar, stage_of
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.pipeline import Pipeline
 from specs.redaction import mask_url
 
@@ -54,7 +54,7 @@ class Draft:
             raise SpecError([Problem((), f"a branch states its own {keys[0]}", "leave it out.", where)])
         there = [*self.document.data["stages"], *self.data["stages"]]
         if keys[0] == "stages" and len(keys) > 2 and keys[1] not in there:
-            fix = nearest(keys[1], [self.name, *there])
+            fix = did_you_mean(keys[1], [self.name, *there])
             raise SpecError([Problem((), f"the override matches nothing: there is no stage '{keys[1]}'", fix, where)])
         try:
             value = parse(f"value: {text}" if "\n" not in text else f"value:\n{text}", where).data["value"]

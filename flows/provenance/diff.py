@@ -21,10 +21,10 @@ from flows.provenance.lookup import Found, find
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.lineage import tokens_before
 from specs.base import flatten
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, did_you_mean
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
-from specs.trajectory import legs
+from specs.trajectory import phases
 
 POINTS = 8  # steps at which losses are shown
 PARENT = "parent"  # input of a segment: the checkpoint that it resumes from
@@ -114,13 +114,13 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
     if stage:
         names = [stage] if stage in plan.graph.nodes else [node.name for node in plan.graph.of(stage)]
         if not names:
-            fix = nearest(stage, [*plan.pipeline.stages, *plan.graph.nodes])
+            fix = did_you_mean(stage, [*plan.pipeline.stages, *plan.graph.nodes])
             raise SpecError([Problem((), f"there is no stage '{stage}'", fix, spec)])
     parts = {}
     for name in names:
         node, step = plan.graph.nodes[name], plan.steps[name]
         full = flatten({**node.part.model_dump(mode="json", by_alias=True), "launch": node.launch.model_dump(mode="json", by_alias=True)})
-        stated = next((leg.settings.checkpoint for leg in legs(plan.pipeline, node.stage) if leg.name == node.leg), None)
+        stated = next((phase.settings.checkpoint for phase in phases(plan.pipeline, node.stage) if phase.name == node.phase), None)
         if stated is not None:
             full = _without_more(full) | {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
         inputs = {
@@ -200,7 +200,9 @@ def compare(a: Side, b: Side) -> list[Difference]:
     work, those of a branch with what they branch off, and of two stages that were named the remaining ones in their order."""
     left = {part.fingerprint: name for name, part in b.parts.items() if name not in a.parts}
     pairs = [
-        (name, twin) for name, part in a.parts.items() if (twin := name if name in b.parts else left.get(part.fingerprint)) is not None
+        (name, duplicate)
+        for name, part in a.parts.items()
+        if (duplicate := name if name in b.parts else left.get(part.fingerprint)) is not None
     ]
     ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
     beside = [(one, other) for other, one in _beside(b, a) if other not in theirs]

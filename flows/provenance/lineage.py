@@ -22,8 +22,7 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
 from infra.store.lineage import lineage
-
-TRAINED = ("pretrain", "cooldown", "long_context", "sft", "qrpo", "dpo")
+from specs.stages import TRAINING
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Lineage:
         """Tokens of every corpus that were trained on along the lineage, by key; of a trajectory up to its furthest step here."""
         furthest: dict[str, Item] = {}
         for item in self.items.values():
-            if item.kind in TRAINED and item.tokens >= furthest.get(item.path, item).tokens:
+            if item.kind in TRAINING and item.tokens >= furthest.get(item.path, item).tokens:
                 furthest[item.path] = item
         found: dict[str, float] = {}
         for item in furthest.values():

@@ -10,6 +10,7 @@ from html import escape
 from flows.format import amount, headline
 from flows.graph_layout import HEIGHT, WIDTH, Box, draw
 from flows.provenance.lineage import Item, Lineage, source_rows, story
+from specs.stages import CHECKPOINTS
 
 FITS, FITS_BOLD = 28, 22  # characters in a line of a box
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
@@ -20,8 +21,8 @@ COLOURS = {  # fill, border
     "training": ("#eaf1fb", "#3a6db5"),
     "result": ("#f5eefb", "#7a4fb0"),
 }
-DATA = ("tokenizer", "corpus", "conversations", "mixture", "packing", "prompts", "completions", "rewards", "pairs", "log_probabilities")
-RESULTS = ("evaluate", "export", "harness")
+MODELS = (*CHECKPOINTS, "import_model")
+RESULTS = ("evaluate", "probe", "export", "harness")
 
 
 def svg(found: Lineage, title: str) -> str:
@@ -64,7 +65,7 @@ def _box(found: Lineage, box: Box) -> str:
         size = f"{documents.files:,} files, {amount(documents.bytes)}B" if documents.files else str(facts.get("language") or "")
         group, texts = "documents", [documents.name, licence, size, f"sha-256 {documents.digest[:16]}"]
     else:
-        group = "result" if item.kind in RESULTS else "data" if item.kind in DATA else "training"
+        group = "result" if item.kind in RESULTS else "training" if item.kind in MODELS else "data"
         at = f", step {item.key.rpartition('@')[2]}" if "@" in item.key else ""
         texts = [item.name, f"{item.kind}{at}", _numbers(found, item), f"{item.fingerprint[:16]} {item.action}"]
     fill, border = COLOURS[group]

@@ -21,7 +21,8 @@ from plotly.offline import get_plotlyjs
 from flows.format import quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.planning.plan import Plan
-from flows.report import experiments, result_charts, training_charts, words
+from flows.report import experiments, result_charts, training_charts
+from flows.report import wording as words
 from flows.report.content import Part, Run, collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.results import PROMPTS, numbers, undrawn

@@ -10,8 +10,10 @@ import plotly.graph_objects as go
 from flows.report.content import Share
 from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, plot, short
 from flows.report.history import Curve, Series
+from specs.stages import STAGES, TRAINING
+from specs.stages.preference_training import PreferenceTraining
 
-OWN_LOSS = ("qrpo", "dpo")  # kinds whose loss is not nats per token
+OWN_LOSS = tuple(kind for kind in TRAINING if issubclass(STAGES[kind], PreferenceTraining))  # not nats per token
 COLUMNS = {"loss": "training loss", "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
 
 LR_AXIS = {"exponentformat": "power", "rangemode": "tozero"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specs.document import MAX_VALUES, Document, Origin
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def merge(base: Value, over: Value, path: FieldPath, problems: list[Problem]) ->
             del merged[key]
         elif path in (("stages",), ("sources",)):
             what = str(path[0]).removesuffix("s")
-            fix = nearest(key, base.content)
+            fix = did_you_mean(key, base.content)
             problems.append(Problem((*path, key), f"there is no {what} '{key}' that could be removed", fix, item.origin.where))
         else:
             merged[key] = item

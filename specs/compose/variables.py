@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from specs.compose.values import Value, too_large, written
 from specs.document import MAX_VALUES, Origin
-from specs.errors import FieldPath, Problem, nearest
+from specs.errors import FieldPath, Problem, did_you_mean
 
 MAX_DEPTH = 50
 USE = re.compile(r"\$\$\{|\$\{(?P<name>[^{}$]*)\}")
@@ -121,7 +121,7 @@ class Variables:
             self.problem(path, "${matrix} is known inside a stage with a matrix only", "name the variant that is meant.", origin)
         elif name not in self._stated and ("variables",) not in self.unknown:
             names = [*self._stated, *([] if label is None else ["matrix"])]
-            self.problem(path, f"there is no variable '{name}'", nearest(name, names), origin)
+            self.problem(path, f"there is no variable '{name}'", did_you_mean(name, names), origin)
         elif name in self._stated and (found := self._resolved(name)) is not None:
             return found
         self.unknown.add(path)

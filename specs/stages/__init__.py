@@ -1,40 +1,29 @@
-"""The registry of stage kinds: one line per kind. Everything else about a kind is found by its name."""
+"""The kinds of stages: each module of this folder that has a subclass of `Stage` with a `kind` adds it.
+
+What else there is about a kind is found by its name: `flows/planning/parts` has a function `add_<kind>`, and its work is done by
+`apertus_model/stages/<kind>.py`, or by the training engine.
+"""
 
 from __future__ import annotations
 
-from specs.stages.base import Stage
-from specs.stages.conversations import ConversationsStage
-from specs.stages.cooldown import CooldownStage
-from specs.stages.corpus import CorpusStage
-from specs.stages.dpo import DpoStage
-from specs.stages.evaluate import EvaluateStage
-from specs.stages.export import ExportStage
-from specs.stages.long_context import LongContextStage
-from specs.stages.merge import MergeStage
-from specs.stages.mixture import MixtureStage
-from specs.stages.preference_data import PreferenceDataStage
-from specs.stages.pretrain import PretrainStage
-from specs.stages.probe import ProbeStage
-from specs.stages.qrpo import QrpoStage
-from specs.stages.select import SelectStage
-from specs.stages.sft import SftStage
-from specs.stages.tokenizer import TokenizerStage
+import importlib
+import pkgutil
 
-STAGES: dict[str, type[Stage]] = {
-    "tokenizer": TokenizerStage,
-    "corpus": CorpusStage,
-    "mixture": MixtureStage,
-    "pretrain": PretrainStage,
-    "cooldown": CooldownStage,
-    "long_context": LongContextStage,
-    "conversations": ConversationsStage,
-    "sft": SftStage,
-    "preference_data": PreferenceDataStage,
-    "qrpo": QrpoStage,
-    "dpo": DpoStage,
-    "merge": MergeStage,
-    "select": SelectStage,
-    "evaluate": EvaluateStage,
-    "probe": ProbeStage,
-    "export": ExportStage,
-}
+from specs.stages.base import Stage
+from specs.stages.training import TrainingStage
+
+
+def _found() -> dict[str, type[Stage]]:
+    """The classes of all kinds, in the order of their names."""
+    found: dict[str, type[Stage]] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and issubclass(value, Stage) and (kind := value.kind_name()):
+                found[kind] = value
+    return dict(sorted(found.items()))
+
+
+STAGES = _found()
+TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
+CHAT = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage) and stage.CHAT)
+CHECKPOINTS = tuple(kind for kind, stage in STAGES.items() if stage.result() == "checkpoint")

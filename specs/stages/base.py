@@ -6,7 +6,7 @@ segment); a part is a pure function of its spec and its inputs, and is what has 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BeforeValidator
 
@@ -20,6 +20,7 @@ class Stage(Spec):
     """Fields of every stage. `kind` chooses the class; each class states it as a Literal. `VERSION` is raised when results change."""
 
     VERSION: ClassVar[int]
+    RESULT: ClassVar[str] = ""
     kind: str = identity()
     after: list[str] = execution(
         default_factory=list, description="stages that must have finished, and passed their gates, before this one"
@@ -29,12 +30,30 @@ class Stage(Spec):
     silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given here")
     description: str = execution("")
 
+    @classmethod
+    def kind_name(cls) -> str:
+        """The kind as recipes name it; "" for a class that only others are made from."""
+        return next(iter(get_args(cls.model_fields["kind"].annotation)), "")
+
+    @classmethod
+    def result(cls) -> str:
+        """What the stage makes, as others may name it (`reference(to=...)`): a checkpoint, or what its kind is called."""
+        return cls.RESULT or cls.kind_name()
+
+
+class Part(Spec):
+    """What a stage resolves into: with its inputs, all that its result depends on. `VERSION` stands here where the kind of the part is
+    no kind of stage. `ON_ENGINE`: it runs on the training engine, with as many processes as its launch settings say."""
+
+    VERSION: ClassVar[int]
+    ON_ENGINE: ClassVar[bool] = False
+
 
 class FromCheckpoint(Stage):
     """A stage that reads a checkpoint: `from: pretrain`, `from: pretrain@step=1200`, `from: pretrain@tokens=7.0T`; or a Hugging Face model:
     `from: hf:<folder or id>`."""
 
-    from_: Reference = reference(alias="from")
+    from_: Reference = reference(alias="from", to="checkpoint")
 
 
 class Weight(Spec):

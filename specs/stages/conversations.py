@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from specs.base import Spec, execution, identity, reference
 from specs.sources import SourceSpec
-from specs.stages.base import Stage
+from specs.stages.base import Part, Stage
 from specs.units import Reference
 
 
@@ -25,13 +25,13 @@ class ConversationsStage(Stage):
 
     VERSION: ClassVar[int] = 1
     kind: Literal["conversations"] = identity()
-    tokenizer: Reference = reference()
+    tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(min_length=1)
     seed: int = identity(28)
     files_per_task: int = execution(50, ge=1, description="input files per restartable task")
 
 
-class ConversationsPart(Spec):
+class ConversationsPart(Part):
     """Resolved, for one source. Inputs: `tokenizer`, `documents`."""
 
     source: SourceSpec = identity()

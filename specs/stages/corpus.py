@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from specs.base import Spec, execution, identity, reference
 from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
 from specs.sources import SourceSpec
-from specs.stages.base import Stage
+from specs.stages.base import Part, Stage
 from specs.units import Reference
 
 
@@ -80,13 +80,13 @@ class CorpusStage(Stage):
 
     VERSION: ClassVar[int] = 2
     kind: Literal["corpus"] = identity()
-    tokenizer: Reference = reference()
+    tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, CorpusSource] = reference(min_length=1)
     seed: int = identity(28)
     files_per_task: int = execution(200, ge=1, description="input files per restartable task")
 
 
-class CorpusPart(Spec):
+class CorpusPart(Part):
     """Resolved, for one source. Inputs: `tokenizer`, `documents`, and `filter:<step>:<file>` for the files that filters read."""
 
     source: SourceSpec = identity()

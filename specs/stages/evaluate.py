@@ -10,7 +10,7 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
 from specs.rewards import RewardSpec
-from specs.stages.base import FromCheckpoint
+from specs.stages.base import FromCheckpoint, Part
 from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
@@ -18,7 +18,7 @@ from specs.units import Reference
 class Memorisation(Spec):
     """Greedy continuation of the probes of a corpus part that has `repeats`: `prefix` tokens given, `suffix` tokens compared."""
 
-    probes: Reference = reference()
+    probes: Reference = reference(to="corpus")
     prefix: int = identity(32, ge=1)
     suffix: int = identity(32, ge=1)
 
@@ -74,7 +74,7 @@ class ByPosition(Spec):
 class Generation(Spec):
     """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their divergence from `against`."""
 
-    prompts: Reference = reference(description="a part of a `conversations` stage; its held-out split")
+    prompts: Reference = reference(to="conversations", description="a part of a `conversations` stage; its held-out split")
     limit: int = reference(200, ge=1, description="prompts at most")
     sampling: Sampling = reference()
     reward: RewardSpec | None = reference(None)
@@ -86,7 +86,7 @@ class Harness(Spec):
 
     VERSION: ClassVar[int] = 1
     tasks: list[str] = identity(min_length=1)
-    include: str | None = execution(None, description="folder with task files of your own; `installed:specs/tasks` has an example")
+    include: str | None = execution(None, description="folder with task files of your own; `installed:examples/tasks` has an example")
     limit: int | None = identity(None, neutral=None, ge=1, description="documents per task, at most")
     few_shot: int | None = identity(None, neutral=None, ge=0)
 
@@ -97,7 +97,7 @@ class EvaluateStage(FromCheckpoint):
 
     VERSION: ClassVar[int] = 2
     kind: Literal["evaluate"] = identity()
-    sources: list[Reference] = reference(default_factory=list)
+    sources: list[Reference] = reference(default_factory=list, to="corpus")
     samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
     sequence_length: int | None = identity(
         None, ge=8, description="of the held-out sequences; that of the evaluation it is compared with, or the model's, by default"
@@ -106,7 +106,7 @@ class EvaluateStage(FromCheckpoint):
     memorisation: Memorisation | None = reference(None)
     generation: Generation | None = reference(None)
     harness: Harness | None = reference(None)
-    against: Reference | None = reference(None)
+    against: Reference | None = reference(None, to="evaluate")
     gates: list[Gate] = execution(default_factory=list)
 
     @model_validator(mode="after")
@@ -118,10 +118,12 @@ class EvaluateStage(FromCheckpoint):
         return self
 
 
-class EvaluatePart(Spec):
+class EvaluatePart(Part):
     """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` where memorisation is measured; `prompts`, `completions`
     and `rewards` where answers are; `harness`; `against` (the evaluation that it is compared with), `against_checkpoint`,
     and, where the same prompts were answered, `against_completions` and `against_rewards`."""
+
+    ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
     sequence_length: int = identity()
@@ -164,7 +166,7 @@ class EvaluatePart(Spec):
         return names
 
 
-class HarnessPart(Spec):
+class HarnessPart(Part):
     """Resolved. Inputs: `model` (an export), and `tasks` (the task files) where `include` is given."""
 
     VERSION: ClassVar[int] = 1

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import execution, identity, reference
 from specs.model import ModelSpec
-from specs.stages.base import FromCheckpoint
+from specs.stages.base import FromCheckpoint, Part
 from specs.units import Reference
 
 
@@ -25,10 +25,12 @@ class ExportStage(FromCheckpoint):
     tolerance: float = identity(
         1e-4, gt=0, description="largest allowed difference of logits, float32, between the folder and the trained model"
     )
-    evaluations: list[Reference] = reference(default_factory=list, description="evaluate stages whose results stand in the model card")
+    evaluations: list[Reference] = reference(
+        default_factory=list, to="evaluate", description="evaluate stages whose results stand in the model card"
+    )
 
 
-class ExportPart(Spec):
+class ExportPart(Part):
     """Resolved. Inputs: `checkpoint`, `tokenizer`, and `evaluation:<i>` for the model card."""
 
     model: ModelSpec = identity()

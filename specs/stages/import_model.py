@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specs.base import Spec, execution, identity
+from specs.base import execution, identity
 from specs.model import ModelSpec
+from specs.stages.base import Part
 
 
-class ImportModelPart(Spec):
+class ImportModelPart(Part):
     """Resolved. Inputs: `folder` (config.json and safetensors). The result is checkpoint 1 of its artifact: weights without optimizer
     states, so any stage reads it as it reads a trained one."""
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from specs.base import identity, reference
 from specs.stages.base import FromCheckpoint
-from specs.stages.training import CarryField, Leg, MixtureTraining, TrainingStage, carries
+from specs.stages.training import CarryField, MixtureTraining, Phase, TrainingStage, carries
 from specs.units import Reference
 
 
@@ -27,10 +27,10 @@ class LongContextStage(TrainingStage, FromCheckpoint):
     kind: Literal["long_context"] = identity()
     steps: list[LongContextStep] = reference(min_length=1)
 
-    def legs(self, name: str) -> list[Leg]:
+    def phases(self, name: str) -> list[Phase]:
         parents = [self.from_, *(Reference(name, part=str(index + 1)) for index in range(len(self.steps) - 1))]
         return [
-            Leg(
+            Phase(
                 *(f"{name}/{index + 1}", name, ("stages", name, "steps", index), step, parent),
                 carry=tuple(step.carry),
                 rope_theta=step.rope_theta,

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specs.base import Spec, identity, reference
+from specs.base import identity, reference
 from specs.model import ModelSpec
-from specs.stages.base import Stage
+from specs.stages.base import Part, Stage
 from specs.units import Reference
 
 
@@ -17,8 +17,9 @@ class MergeStage(Stage):
     """Averages weights, parameter by parameter: checkpoints of one trajectory, or of variants of a stage. It has no optimizer states."""
 
     VERSION: ClassVar[int] = 1
+    RESULT: ClassVar[str] = "checkpoint"
     kind: Literal["merge"] = identity()
-    checkpoints: list[Reference] = reference(min_length=2)
+    checkpoints: list[Reference] = reference(min_length=2, to="checkpoint")
     weights: list[Annotated[float, Field(ge=0)]] | None = reference(
         None, description="one per checkpoint; equal by default; only their ratios matter"
     )
@@ -32,8 +33,10 @@ class MergeStage(Stage):
         return self
 
 
-class MergePart(Spec):
+class MergePart(Part):
     """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `tokenizer`. The result is checkpoint 1 of its artifact."""
+
+    ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
     weights: list[float] = identity(description="in the order of the inputs")

@@ -14,10 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
-from specs.stages.base import Stage, Weight, WeightField
+from specs.stages.base import Part, Stage, Weight, WeightField
 from specs.units import Budget, ReferenceText
 
 Weights = dict[ReferenceText, WeightField]
+DRAWN_FROM = ("corpus", "mixture")
 
 
 def _factors(value: Any) -> Any:
@@ -35,7 +36,7 @@ class Anneal(Spec):
     its own with the shares of its middle; what is trained after that has the last ones."""
 
     to: Weights = reference(
-        min_length=1, description="weights at the end; a source that only one of the two names has share 0 in the other"
+        min_length=1, to=DRAWN_FROM, description="weights at the end; a source that only one of the two names has share 0 in the other"
     )
     over: Budget = reference(description="from where training on the mixture begins")
     pieces: int = reference(8, ge=1, le=256)
@@ -48,9 +49,12 @@ class MixtureStage(Stage):
 
     VERSION: ClassVar[int] = 2
     kind: Literal["mixture"] = identity()
-    weights: Weights | None = reference(None, min_length=1, description="share of each source, relative to the others'")
+    weights: Weights | None = reference(None, min_length=1, to=DRAWN_FROM, description="share of each source, relative to the others'")
     proportional: Annotated[Weights | None, BeforeValidator(_factors, json_schema_input_type=list[str] | Weights)] = reference(
-        None, min_length=1, description="in place of weights: parts of corpora, or a map to factors: {corpus/web: 1, corpus/code: 2}"
+        None,
+        min_length=1,
+        to="corpus",
+        description="in place of weights: parts of corpora, or a map to factors: {corpus/web: 1, corpus/code: 2}",
     )
     anneal: Anneal | None = reference(None)
     exclude: list[ReferenceText] = reference(
@@ -87,7 +91,7 @@ class MixtureStage(Stage):
         return [between(begin, end, middle) for middle in [*middles, Fraction(1)]]
 
 
-class MixturePart(Spec):
+class MixturePart(Part):
     """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names do not matter. Which
     repetition is allowed and what is excluded are matters of the planner and of training, and bear no identity."""
 

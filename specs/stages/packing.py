@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specs.base import Spec, identity
+from specs.base import identity
+from specs.stages.base import Part
 
 
-class PackingPart(Spec):
+class PackingPart(Part):
     """Resolved. Input: `corpus`. The rows are a function of the documents and the sequence length alone."""
 
     VERSION: ClassVar[int] = 1

@@ -14,7 +14,7 @@ from specs.base import Spec, execution, identity, reference
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.rewards import RewardSpec
-from specs.stages.base import FromCheckpoint
+from specs.stages.base import FromCheckpoint, Part
 from specs.stages.training import Precision
 from specs.units import Reference
 
@@ -45,7 +45,9 @@ class PreferenceDataStage(FromCheckpoint):
 
     VERSION: ClassVar[int] = 1
     kind: Literal["preference_data"] = identity()
-    prompts: list[Reference] = reference(min_length=1, description="parts of `conversations` stages; their training split")
+    prompts: list[Reference] = reference(
+        min_length=1, to="conversations", description="parts of `conversations` stages; their training split"
+    )
     limit: int | None = identity(None, ge=1, description="prompts at most")
     offline: bool = identity(True, description="the completions that come with the prompts take part")
     max_tokens: int | None = identity(
@@ -68,7 +70,7 @@ class PreferenceDataStage(FromCheckpoint):
         return prompts
 
 
-class PromptsPart(Spec):
+class PromptsPart(Part):
     """Resolved. Inputs: `conversations:<i>`, `tokenizer`. Keeps prompts with at least `min_branches` completions (those that come along,
     and the `sampled` ones to come) that are short enough."""
 
@@ -84,7 +86,7 @@ class PromptsPart(Spec):
     prompts_per_unit: int = execution(64)
 
 
-class CompletionsPart(Spec):
+class CompletionsPart(Part):
     """Resolved. Inputs: `model` (an export), `prompts`."""
 
     VERSION: ClassVar[int] = 1
@@ -92,7 +94,7 @@ class CompletionsPart(Spec):
     prompts_per_unit: int = execution(64)
 
 
-class RewardsPart(Spec):
+class RewardsPart(Part):
     """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside) where a model scores."""
 
     VERSION: ClassVar[int] = 1
@@ -100,7 +102,7 @@ class RewardsPart(Spec):
     prompts_per_unit: int = execution(64)
 
 
-class PairsPart(Spec):
+class PairsPart(Part):
     """Resolved. Inputs: `prompts`, `completions`, `rewards`."""
 
     VERSION: ClassVar[int] = 1
@@ -110,11 +112,12 @@ class PairsPart(Spec):
     seed: int = identity(28, neutral=28)
 
 
-class LogProbabilitiesPart(Spec):
+class LogProbabilitiesPart(Part):
     """Resolved. Inputs: `checkpoint`, `pairs`, `tokenizer`. Computed over the packed sequences that are trained on, by the same engine
     and in the same precision, so that the first log-ratio of training is exactly zero."""
 
     VERSION: ClassVar[int] = 1
+    ON_ENGINE: ClassVar[bool] = True
     model: ModelSpec = identity()
     sequence_length: int = identity()
     precision: Precision = identity(default_factory=Precision)

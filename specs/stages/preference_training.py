@@ -16,7 +16,7 @@ class PreferenceTraining(FromParent, Training):
 
     CHAT = True
     carry: CarryField = carries("weights")
-    preferences: Reference = reference()
+    preferences: Reference = reference(to="preference_data")
     data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
     schedule: LinearSchedule = identity(default_factory=LinearSchedule)
 

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from specs.base import identity
 from specs.model import ModelSpec
-from specs.stages.training import Leg, MixtureTraining, TrainingStage
+from specs.stages.training import MixtureTraining, Phase, TrainingStage
 
 
 class PretrainStage(TrainingStage, MixtureTraining):
@@ -28,5 +28,5 @@ class PretrainStage(TrainingStage, MixtureTraining):
             raise ValueError("a pretrain stage has no parent to take the learning rate from; state optimizer.lr")
         return self
 
-    def legs(self, name: str) -> list[Leg]:
-        return [Leg(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]
+    def phases(self, name: str) -> list[Phase]:
+        return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
-from specs.stages.base import FromCheckpoint
+from specs.stages.base import FromCheckpoint, Part
 from specs.units import Reference
 
 
@@ -22,14 +22,16 @@ class ProbeStage(FromCheckpoint):
 
     VERSION: ClassVar[int] = 1
     kind: Literal["probe"] = identity()
-    sources: list[Reference] = reference(min_length=1)
+    sources: list[Reference] = reference(min_length=1, to="corpus")
     samples: int = identity(16, ge=1, description="held-out sequences per source, at most")
     sequence_length: int | None = identity(None, ge=8, description="of the held-out sequences; the model's by default")
     sharpness: Sharpness = identity(default_factory=Sharpness)
 
 
-class ProbePart(Spec):
+class ProbePart(Part):
     """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`."""
+
+    ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
     sequence_length: int = identity()

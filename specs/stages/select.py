@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
-from specs.stages.base import Stage
+from specs.base import execution, identity, reference
+from specs.stages.base import Part, Stage
 from specs.units import Reference
 
 
@@ -17,9 +17,10 @@ class SelectStage(Stage):
     that belongs to it; nothing is copied. Of equal ones the first is chosen."""
 
     VERSION: ClassVar[int] = 1
+    RESULT: ClassVar[str] = "checkpoint"
     kind: Literal["select"] = identity()
-    checkpoints: list[Reference] = reference(default_factory=list)
-    evaluations: list[Reference] = reference(default_factory=list)
+    checkpoints: list[Reference] = reference(default_factory=list, to="checkpoint")
+    evaluations: list[Reference] = reference(default_factory=list, to="evaluate")
     metric: str = identity("val_loss", description="val_loss or val_loss/<source> of checkpoints; any metric of evaluations: reward/mean")
     best: Literal["lowest", "highest"] = identity("lowest")
 
@@ -34,7 +35,7 @@ class SelectStage(Stage):
         return self
 
 
-class SelectPart(Spec):
+class SelectPart(Part):
     """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides between equal ones."""
 
     metric: str = identity()

@@ -51,7 +51,9 @@ class SftStage(FromParent, Training):
     kind: Literal["sft"] = identity()
     carry: CarryField = carries("weights")
     conversations: Repeats = reference(
-        min_length=1, description="parts of `conversations` stages; a map gives how often each is seen per epoch: {chat/identity: 3}"
+        min_length=1,
+        to="conversations",
+        description="parts of `conversations` stages; a map gives how often each is seen per epoch: {chat/identity: 3}",
     )
     schedule: LinearSchedule = identity(default_factory=LinearSchedule)
     prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on what is not the assistant's, relative to 1")

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import execution, identity, reference
 from specs.sources import SourceSpec
-from specs.stages.base import Stage
+from specs.stages.base import Part, Stage
 from specs.units import Reference
 
 
@@ -20,7 +20,9 @@ class TokenizerStage(Stage):
     kind: Literal["tokenizer"] = identity()
     sources: list[str] = reference(default_factory=list)
     path: str | None = execution(None, description="folder (any fsspec URL) of a Hugging Face tokenizer to import instead of training one")
-    from_: Reference | None = reference(None, alias="from", description="`hf:<folder or id>`: the tokenizer of a Hugging Face model")
+    from_: Reference | None = reference(
+        None, alias="from", to="checkpoint", description="`hf:<folder or id>`: the tokenizer of a Hugging Face model"
+    )
     vocab_size: int = identity(131_072, gt=0, le=2**30, multiple_of=128)
     reserved: int = identity(100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary")
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
@@ -39,7 +41,7 @@ class TokenizerStage(Stage):
         return self
 
 
-class TokenizerPart(Spec):
+class TokenizerPart(Part):
     """Resolved. Inputs: `source:<i>` (documents) in order, or `folder`."""
 
     sources: list[SourceSpec] = identity(default_factory=list)

@@ -19,7 +19,7 @@ from specs.launch import Checkpointing, Parallel, Validation
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule, ScheduleSpec
-from specs.stages.base import FromCheckpoint, Stage
+from specs.stages.base import FromCheckpoint, Part, Stage
 from specs.units import Budget, Reference, ReferenceText
 
 Carry = Literal["weights", "optimizer", "data"]
@@ -87,7 +87,8 @@ class MixtureTraining(Training):
     """Training on text. Goldfish and packing are the parent's where they are left out."""
 
     mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
-        description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}"
+        to="mixture",
+        description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}",
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
     packing: Packing | None = identity(
@@ -103,7 +104,7 @@ class MixtureTraining(Training):
 
 
 @dataclass(frozen=True)
-class Leg:
+class Phase:
     """A piece of a stage that has settings, and a parent, of its own. Most stages have one; `long_context` has one per step.
 
     name: of the stage, or `stage/1`; path: where its fields stand; parent: None begins with new weights.
@@ -125,9 +126,12 @@ class Leg:
 class TrainingStage(Stage):
     """A stage whose parts are segments of training."""
 
-    def legs(self, name: str) -> list[Leg]:
-        """The legs of the stage, called `name` in the recipe, in order."""
-        raise TypeError(f"{type(self).__name__} states no legs")
+    RESULT: ClassVar[str] = "checkpoint"
+    CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
+
+    def phases(self, name: str) -> list[Phase]:
+        """The phases of the stage, called `name` in the recipe, in order."""
+        raise TypeError(f"{type(self).__name__} states no phases")
 
 
 def _with_weights(carry: list[Carry]) -> list[Carry]:
@@ -149,20 +153,21 @@ def carries(*default: Carry) -> Any:
 
 
 class FromParent(TrainingStage, FromCheckpoint):
-    """A stage of one leg that begins with a checkpoint. Those that use this are `Training` as well."""
+    """A stage of one phase that begins with a checkpoint. Those that use this are `Training` as well."""
 
     carry: CarryField = carries("weights")
-    CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
-    def legs(self, name: str) -> list[Leg]:
+    def phases(self, name: str) -> list[Phase]:
         assert isinstance(self, Training)
-        return [Leg(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)]
+        return [Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)]
 
 
-class Segment(Spec):
-    """Resolved: one chained piece of a leg. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
+class Segment(Part):
+    """Resolved: one chained piece of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
     weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`, mixtures. Kinds that do not train on a
-    mixture say what they read instead. Steps and tokens count within the leg."""
+    mixture say what they read instead. Steps and tokens count within the phase."""
+
+    ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
     seed: int | None = identity(None, neutral=None, description="of the initial weights; None with a parent")

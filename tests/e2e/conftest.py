@@ -40,9 +40,7 @@ class Run:
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:
-            self.process = subprocess.Popen(
-                program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True, preexec_fn=notices_interrupts
-            )
+            self.process = subprocess.Popen(program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True)
 
     @property
     def text(self) -> str:
@@ -137,11 +135,6 @@ def every_process(run: Run, number: signal.Signals) -> None:
     for pid in run.processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def notices_interrupts() -> None:
-    """A shell starts what it runs in the background with SIGINT ignored, and that is inherited."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def lines(found: Artifact) -> list[dict[str, Any]]:
 
 def test_the_average_of_two_variants_is_the_mean_of_their_weights(aligned: Path) -> None:
     from apertus_model import device  # noqa: F401  # before torchtitan
-    from apertus_model.trainer.safe_reader import reader
+    from apertus_model.trainer.checkpoint_reader import reader
 
     plan = plan_of(aligned)
     weights = []

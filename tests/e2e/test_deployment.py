@@ -23,7 +23,7 @@ from flows.execution.prefect_pages import key
 from flows.planning.plan import make
 from infra.store import Artifact, Store
 from specs.recipe import load
-from tests.e2e.conftest import ROOT, SMOKE, notices_interrupts
+from tests.e2e.conftest import ROOT, SMOKE
 from tests.e2e.test_smoke import plan_of
 
 STEPS = 300
@@ -66,7 +66,6 @@ class Prefect:
             stdout=quiet,
             stderr=quiet,
             start_new_session=True,
-            preexec_fn=notices_interrupts,  # as which a worker passes SIGTERM on to itself
         )
         self.running.append(process)
         return process

@@ -127,8 +127,8 @@ def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, hom
     assert run.no_process_is_left(20), "processes outlived the run"
     last = annealing.checkpoint_steps()[-1]
     assert last < 500
-    ranks = {name.split("_")[2] for name in annealing.checkpoint(last).marker.files if name.endswith(".distcp")}
-    assert ranks == {str(rank) for rank in range(processes)}  # every rank wrote its shard
+    ranks = {name for name in annealing.checkpoint(last).marker.files if name.startswith("rank-")}
+    assert ranks == {f"rank-{rank:05d}.safetensors" for rank in range(processes)}  # every rank wrote its shard
     annealing.checkpoint(last).check()
 
 

@@ -32,7 +32,6 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 def commit(attempt: Attempt, step: int) -> None:
     storage = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(step)))
-    storage.single_file_per_rank = False
     dcp.save(tensors(step), storage_writer=storage, no_dist=True)
     attempt.commit_checkpoint(step, {"tokens": 0}, files=storage.records)
 
@@ -106,7 +105,7 @@ def trained(plan: Plan) -> Artifact:
     return Artifact(plan.store, node.path, node.end_step)
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "__0_1.distcp", ".metadata"])
+@pytest.mark.parametrize("name", ["rank-00000.safetensors", "index.json"])
 def test_a_checkpoint_with_a_flipped_bit_is_withdrawn_and_the_one_before_it_is_used(
     planned: Planned, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -114,7 +113,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_withdrawn_and_the_one_before_it_is_u
     stages = Stages(plan, monkeypatch)
     artifact = trained(plan)
     last = stages.end - 1
-    assert set(artifact.checkpoint(last).files) == {"__0_0.distcp", "__0_1.distcp", ".metadata"}
+    assert set(artifact.checkpoint(last).files) == {"rank-00000.safetensors", "index.json"}
     flip(artifact, last, name)
     notes = Notes()
     assert Runner(plan, notes).run(PART).action == "reuse"  # in one call: no retry of the flow is used up
@@ -131,7 +130,7 @@ def test_each_damaged_checkpoint_is_found_in_turn_down_to_a_new_beginning(planne
     stages = Stages(plan, monkeypatch)
     artifact = trained(plan)
     for step in artifact.checkpoint_steps():
-        flip(artifact, step, "__0_0.distcp")
+        flip(artifact, step, "rank-00000.safetensors")
     Runner(plan, Notes()).run(PART)
     assert stages.resumed == [stages.end - 1, stages.end - 2, stages.end - 3, None]
 
@@ -141,7 +140,7 @@ def test_a_damaged_checkpoint_that_a_rollback_needs_is_made_again(planned: Plann
     stages = Stages(plan, monkeypatch)
     artifact = trained(plan)
     stages.rollback = stages.end - 2
-    flip(artifact, stages.rollback, "__0_0.distcp")
+    flip(artifact, stages.rollback, "rank-00000.safetensors")
     notes = Notes()
 
     def train_without(job: Job, attempt: Attempt, *rest: Any) -> None:

@@ -91,8 +91,8 @@ def test_what_two_stages_need_alike_is_made_once(chat: Planned) -> None:
     graph = chat("stages.chat-model.from=sft", "stages.chat-model.evaluations=[]").graph
     assert graph.nodes["preferences/model"].fingerprint == graph.nodes["chat-model"].fingerprint
     assert graph.nodes["preferences/model"].fingerprint == graph.nodes["evaluate-sft/model"].fingerprint
-    assert graph.twin(graph.nodes["evaluate-sft/prompts"]) is None
-    assert graph.twin(graph.nodes["evaluate-qrpo/prompts"]) == "evaluate-sft/prompts"
+    assert graph.duplicate_of(graph.nodes["evaluate-sft/prompts"]) is None
+    assert graph.duplicate_of(graph.nodes["evaluate-qrpo/prompts"]) == "evaluate-sft/prompts"
     totals = chat().to_json()["totals"]["to_do"]
     assert totals["parts"] == len({(node.path, node.end_step) for node in chat().graph.nodes.values()}) < len(chat().graph.nodes)
     assert graph.nodes["evaluate-sft/prompts"].fingerprint == graph.nodes["evaluate-qrpo/prompts"].fingerprint
@@ -149,7 +149,7 @@ def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
         ("stages.preferences.reward=best-answer", r"there is no reward 'best-answer'; use one of grounded-answer"),
         ('stages.preferences.reward={function: "my.module:reward"}', r"reward my.module:reward states no version"),
         ("stages.sft.conversations=corpus/notes", r"stage 'corpus' is a corpus; conversations is needed here"),
-        ("stages.chat.sources.notes.holdout=0.1", r"source 'notes' has format text; a conversations needs chat, function-questions"),
+        ("stages.chat.sources.notes.holdout=0.1", r"source 'notes' has format text; a conversations needs chat, conversations"),
         ("stages.qrpo.optimizer={}", r"stages\.qrpo\.optimizer\.lr: the learning rate has decayed to 0 at step 8 of 'sft'"),
         ("stages.longer.steps.0.carry=[data]", r"carries its weights; add weights to carry"),
         ("stages.qrpo.launch={processes: 2, parallel: {pp: 2}}", r"cannot run in a pipeline \(pp 2\): its loss needs the whole sequences"),

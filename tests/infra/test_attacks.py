@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import ast
-import copyreg
-import io
 import json
 import os
 import pickle
-import re
-import resource
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +15,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MEMBERS
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.serialization import _get_layout
 
 from apertus_model.chat.encoder import ChatError
 from apertus_model.generation import TransformersGenerator
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.safe_reader import CheckpointError, read_index, reader
+from apertus_model.trainer.checkpoint_reader import CheckpointError
+from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.documents import to_json
 from infra.store.hugging_face import open_model
@@ -64,195 +57,138 @@ class Calls:
         return self.call
 
 
-# The index of a checkpoint, which is a pickle
-
-MEMBER = "TORCH_CHANNELS_LAST"
-NO_MEMBERS = ("", "nothing", "name", "mro", "_missing_", "_member_map_", "__members__", "__class__")
-
-
-def payloads(planted: Path) -> dict[str, Any]:
-    touch = f"open({str(planted)!r}, 'w').close()"
-    return {
-        "os.system": Calls(os.system, f"touch {planted}"),
-        "exec": Calls(exec, touch),
-        "eval": Calls(eval, f"open({str(planted)!r}, 'w')"),
-        "getattr chain": Calls(getattr, Calls(getattr, torch.Size, "__class__"), "__subclasses__"),
-        "getattr of a class": Calls(getattr, Metadata, "version"),
-        "getattr of a function": Calls(getattr, _get_layout, "__globals__"),
-        "getattr of an object": Calls(getattr, Metadata({}), "__init__"),
-        "getattr of a member": Calls(getattr, Calls(MEMBERS, 0), "value"),
-        "getattr of a member by its name": Calls(getattr, Calls(getattr, MEMBERS, MEMBER), "__class__"),
-        "getattr of a dotted name": Calls(getattr, MEMBERS, f"{MEMBER}.value"),
-        "getattr of getattr": Calls(getattr, Calls(getattr, getattr, "__self__"), "eval"),
-        "getattr with a default": Calls(getattr, MEMBERS, "nothing", Calls(exec, touch)),
-        "getattr of a name that is no text": Calls(getattr, MEMBERS, 0),
-        "getattr of a name that cannot be hashed": Calls(getattr, MEMBERS, []),
-        **{f"getattr of {name}": Calls(getattr, MEMBERS, name) for name in NO_MEMBERS},
-        "torch.load gadget": Calls(torch.load, str(planted)),
-        "nested in an allowed class": Metadata(state_dict_metadata={"a": Calls(os.system, f"touch {planted}")}),
-        "as an argument of an allowed class": Calls(torch.Size, Calls(exec, touch)),
-        "as a key": {Calls(exec, touch): 1},
-        "import of a module": Calls(__import__, "antigravity"),
-    }
-
-
-@pytest.mark.parametrize("name", payloads(Path("x")))
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_the_index_of_a_checkpoint_calls_nothing(tmp_path: Path, planted: Path, name: str, protocol: int) -> None:
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(payloads(planted)[name], protocol))
-    with pytest.raises(CheckpointError, match="which no checkpoint of tensors contains"):
-        reader(str(tmp_path)).read_metadata()
-    assert not planted.exists()
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [
-        b"\x80\x04\x8c\x05torch\x8c\x0cSize.__new__\x93.",  # a dotted name, which would be followed from attribute to attribute
-        b"\x80\x04\x8c\x05torch\x8c\x0b_C._autogen\x93.",
-        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.",
-        b"cposix\nsystem\n.",
-        b"(iposix\nsystem\n.",  # INST, of protocol 0
-        b"\x80\x02\x82\x01.",  # EXT1: from the registry of extensions
-    ],
-)
-def test_names_are_looked_up_as_they_stand(stream: bytes) -> None:
-    with pytest.raises((CheckpointError, ValueError)):
-        read_index(io.BytesIO(stream))
-
-
-MANY = (2**32 - 1).to_bytes(4, "little"), (2**62).to_bytes(8, "little")
-ALLOCATING = [
-    b"\x80\x02Nr" + MANY[0] + b".",  # LONG_BINPUT: a memo of as many entries
-    b"\x80\x02Nr\xff\xff\xff\x0f.",
-    b"Np268435455\n.",  # PUT
-    b"Np-1\n.",
-    b"\x80\x05\x96" + MANY[1] + b".",  # BYTEARRAY8
-    b"\x80\x04\x8e" + MANY[1] + b".",  # BINBYTES8
-    b"\x80\x04\x8d" + MANY[1] + b".",  # BINUNICODE8
-    b"\x80\x02T\xff\xff\xff\x7f.",  # BINSTRING
-    b"\x80\x02\x8b\xff\xff\xff\x7f.",  # LONG4
-    b"\x80\x04\x95" + MANY[1] + b"N.",  # FRAME
-    b"L" + b"9" * 100_000 + b"L\n.",  # LONG, of as many digits
-]
-
-
-@pytest.mark.parametrize("stream", ALLOCATING)
-def test_the_index_asks_for_no_more_memory_than_it_has_bytes(stream: bytes) -> None:
-    tracemalloc.start()
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    try:
-        with pytest.raises((CheckpointError, ValueError, pickle.UnpicklingError)):
-            read_index(io.BytesIO(stream))
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # in KiB
-    assert time.process_time() - begun < 1
-
-
-def test_the_index_changes_no_class_that_it_names() -> None:
-    """`BUILD` sets attributes of whatever is on the stack: of a class too, and then for the rest of the process."""
-    stream = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n(N}X\x07\x00\x00\x00version\x8c\x04evilstb."
-    pickle.loads(stream)
-    assert Metadata.version == "evil"  # what it does to who is not careful
-    Metadata.version = "1.0.0"
-    with pytest.raises(CheckpointError, match=r"sets attributes of .*Metadata\.version"):
-        read_index(io.BytesIO(stream))
-    assert Metadata.version == "1.0.0"
-
-
-CLASS, GETATTR = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n", b"cbuiltins\ngetattr\n"
-
-
-@pytest.mark.parametrize(
-    ("reached", "where"),
-    [
-        (CLASS + b"K\x01\x85R", MEMBER),
-        (GETATTR + CLASS + b"X\x13\x00\x00\x00" + MEMBER.encode() + b"\x86R", MEMBER),
-        (GETATTR, "getattr"),
-    ],
-    ids=["a member", "a member by its name", "getattr"],
-)
-def test_the_index_changes_nothing_that_it_reaches(reached: bytes, where: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"sets attributes of .*{where}\._value_"):
-        read_index(io.BytesIO(b"\x80\x02" + reached + b"}X\x07\x00\x00\x00_value_K\x07sb."))
-    assert [member.value for member in MEMBERS] == [0, 1, 2]
+# Checkpoints: an index in JSON, and safetensors
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoint"
-    dcp.save({"weight": torch.arange(3.0)}, checkpoint_id=str(folder), no_dist=True)
-    return folder
+    writer = CheckpointWriter(Store.open(str(tmp_path)), "checkpoint")
+    dcp.save({"weight": torch.arange(3.0), "step": torch.tensor(7)}, storage_writer=writer, no_dist=True)
+    return tmp_path / "checkpoint"
 
 
+def loads(checkpoint: Path) -> None:
+    load_tensors({"weight": torch.empty(3)}, str(checkpoint))
+
+
+@pytest.mark.parametrize("file", ["index.json", "rank-00000.safetensors"])
 @pytest.mark.parametrize("written_by", ["torch", "pickle"])
-def test_the_bytes_of_a_tensor_are_no_program(checkpoint: Path, planted: Path, written_by: str) -> None:
-    [file] = checkpoint.glob("*.distcp")
-    program, buffer = Calls(os.system, f"touch {planted}"), io.BytesIO()
+def test_a_program_in_place_of_a_file_of_a_checkpoint_does_not_run(checkpoint: Path, planted: Path, file: str, written_by: str) -> None:
+    program = Calls(os.system, f"touch {planted}")
     if written_by == "torch":
-        torch.save(program, buffer)
+        torch.save(program, checkpoint / file)
     else:
-        pickle.dump(program, buffer)
-    metadata = reader(str(checkpoint)).read_metadata()
-    for place in metadata.storage_data.values():
-        place.length = len(buffer.getvalue())
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
-    file.write_bytes(buffer.getvalue())
-    with pytest.raises(BaseException, match="holds something else than tensors where its index says tensors"):
-        load_tensors({"weight": torch.empty(3)}, str(checkpoint))
+        (checkpoint / file).write_bytes(pickle.dumps(program))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        loads(checkpoint)
     assert not planted.exists()
+
+
+def part(**changes: Any) -> dict[str, Any]:
+    return {"file": "rank-00000.safetensors", "offsets": [0], "shape": [3]} | changes
+
+
+def with_index(checkpoint: Path, **changes: Any) -> None:
+    edit(checkpoint, "index.json", tensors={"weight": {"dtype": "F32", "shape": [3], "parts": [part()]} | changes})
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "a\0", "", 7])
 def test_the_index_names_files_beside_it_only(checkpoint: Path, name: Any) -> None:
-    metadata = reader(str(checkpoint)).read_metadata()
-    for place in metadata.storage_data.values():
-        place.relative_path = name
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match="its files lie beside it"):
-        load_tensors({"weight": torch.empty(3)}, str(checkpoint))
+    with_index(checkpoint)
+    loads(checkpoint)
+    with_index(checkpoint, parts=[part(file=name)])
+    with pytest.raises(CheckpointError, match=r"parts\[0\]\.file is"):
+        loads(checkpoint)
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ([2**62, 2**62], [part(offsets=[0, 0], shape=[2**62, 2**62])]),
+        ([-3], [part()]),
+        ([3], []),
+        ([3], [part(shape=[2])]),
+        ([3], [part(offsets=[1])]),
+        ([3], [part(offsets=[-1])]),
+        ([3], [part(shape=[3, 1])]),
+        ([3], [part(), part()]),
+        ([3], [part(shape=[0]), part(offsets=[0.0])]),
+        ([4], [part(shape=[4])]),
+    ],
+)
+def test_parts_that_are_not_those_of_the_tensor_are_refused(checkpoint: Path, shape: list[Any], parts: list[Any]) -> None:
+    with_index(checkpoint)
+    loads(checkpoint)
+    with_index(checkpoint, shape=shape, parts=parts)
+    with pytest.raises(CheckpointError):
+        loads(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "I32", "F16", "O", 7, None])
+def test_a_type_that_is_not_that_of_the_file_is_refused(checkpoint: Path, dtype: Any) -> None:
+    with_index(checkpoint)
+    loads(checkpoint)
+    with_index(checkpoint, dtype=dtype)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        loads(checkpoint)
+
+
+def with_header(checkpoint: Path, header: Any, length: int | None = None) -> None:
+    data = header if isinstance(header, bytes) else json.dumps(header).encode()
+    stated = len(data) if length is None else length
+    (checkpoint / "rank-00000.safetensors").write_bytes(stated.to_bytes(8, "little") + data + bytes(20))
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"weight": {"dtype": "F32", "shape": [3], "data_offsets": [8, 20]} | changes}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        [],
+        b"",
+        b"{" * 1000,
+        b'{"weight": {"dtype": "F32", "shape": [3], "data_offsets": [8, 20]}, "weight": 0}',
+        entry(data_offsets=[12, 24]),
+        entry(data_offsets=[-12, 0]),
+        entry(data_offsets=[20, 8]),
+        entry(data_offsets=[8, 12]),
+        entry(data_offsets=[8, 20, 20]),
+        entry(data_offsets=[2**70, 2**70 + 12]),
+        entry(shape=[2**62]),
+        entry(shape=[3, 1]),
+        entry(dtype="F64"),
+        entry(dtype="O"),
+    ],
+)
+def test_the_header_of_a_file_leads_to_no_other_bytes(checkpoint: Path, header: Any) -> None:
+    with_header(checkpoint, entry())
+    loads(checkpoint)
+    with_header(checkpoint, header)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        loads(checkpoint)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**16, 2**40, 2**64 - 1])
+def test_the_length_of_a_header_asks_for_no_more_memory_than_the_file_has_bytes(checkpoint: Path, length: int) -> None:
+    with_header(checkpoint, entry(), length)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="is damaged"):
+            loads(checkpoint)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["index.json", "rank-00000.safetensors"])
 def test_a_file_of_a_checkpoint_is_no_link(checkpoint: Path, name: str, tmp_path: Path) -> None:
     os.rename(checkpoint / name, tmp_path / "elsewhere")
     (checkpoint / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="leads out of the checkpoint through a link"):
-        load_tensors({"weight": torch.empty(3)}, str(checkpoint))
-
-
-def test_the_format_of_this_program_is_read(checkpoint: Path) -> None:
-    state = {"weight": torch.empty(3)}
-    load_tensors(state, str(checkpoint))
-    assert state["weight"].tolist() == [0.0, 1.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("enums", "paths", "protocol"),
-    [
-        pytest.param("by name", b"pathlib", 4, id="3.11.0 to 3.11.3"),
-        pytest.param("by value", b"pathlib", 4, id="3.11.4 to 3.12"),
-        pytest.param("by value", b"pathlib._local", 4, id="3.13"),
-        pytest.param("by value", b"pathlib", 5, id="3.14"),
-    ],
-)
-def test_the_index_of_every_python_is_read(checkpoint: Path, enums: str, paths: bytes, protocol: int) -> None:
-    def reduced(member: MEMBERS) -> Any:
-        return (getattr, (MEMBERS, member.name)) if enums == "by name" else (MEMBERS, (member.value,))
-
-    written, stream = reader(str(checkpoint)).read_metadata(), io.BytesIO()
-    pickler = pickle.Pickler(stream, 2, fix_imports=False)  # the names in this protocol are lines of text
-    pickler.dispatch_table = copyreg.dispatch_table | {MEMBERS: reduced}
-    pickler.dump(written)
-    index = re.sub(rb"cpathlib.*\nPosixPath\n", b"c" + paths + b"\nPosixPath\n", stream.getvalue())
-    assert (GETATTR in index) is (enums == "by name") and paths + b"\nPosixPath\n" in index
-    (checkpoint / ".metadata").write_bytes(bytes([0x80, protocol]) + index[2:])
-    assert reader(str(checkpoint)).read_metadata() == written
-    state = {"weight": torch.empty(3)}
-    load_tensors(state, str(checkpoint))
-    assert state["weight"].tolist() == [0.0, 1.0, 2.0]
+        loads(checkpoint)
 
 
 # Markers and manifests

@@ -10,7 +10,7 @@ import pytest
 
 from specs import document
 from specs.document import MAX_BYTES, override, parse, read
-from specs.errors import SpecError, nearest
+from specs.errors import SpecError, did_you_mean
 
 
 def test_scalars_follow_yaml_1_2() -> None:
@@ -111,7 +111,7 @@ def test_a_second_document_is_refused_where_it_begins() -> None:
 
 
 def test_suggestions_name_each_candidate_once() -> None:
-    assert nearest("x", ["main", "corpus", "main"]) == "use one of corpus, main."
+    assert did_you_mean("x", ["main", "corpus", "main"]) == "use one of corpus, main."
 
 
 def test_an_override_sets_a_value_of_its_yaml_type() -> None:

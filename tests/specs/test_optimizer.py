@@ -112,6 +112,14 @@ def test_sophia_is_refused_for_losses_that_are_no_likelihood(stage: str, tmp_pat
         load(recipe, [f"stages.sft.optimizer={sophia}"])  # which qrpo and dpo inherit
 
 
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_sophia_is_refused_where_steps_may_be_skipped(policy: str, tmp_path: Path) -> None:
+    overrides = ["stages.pretrain.optimizer={name: sophia, lr: 1e-4}", f"stages.pretrain.anomalies.spike={policy}"]
+    assert load(write_recipe(tmp_path), [*overrides[:1], "stages.pretrain.anomalies.spike=stop"])
+    with pytest.raises(SpecError, match=r"stages\.pretrain\.optimizer\.name: sophia .* no step can be skipped"):
+        load(write_recipe(tmp_path), overrides)
+
+
 @pytest.mark.parametrize(
     ("parallel", "processes", "shards"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ TOKENS = "format: megatron, tokenizer: trusted"
         ("parquet", {"tokenizer": "trusted"}, "tokenizer belongs to megatron; this is parquet"),
         ("jsonl", {"metadata": ["url", "url"]}, "names a column twice"),
         ("jsonl", {"metadata": ["text"]}, "or the text column 'text'"),
+        ("text", {"reader": "package:name"}, "reader belongs to documents and conversations; this is text"),
+        ("chat", {"version": 1}, "version belongs to documents and conversations; this is chat"),
+        ("documents", {}, "state reader: package.module:name and version: 1"),
+        ("conversations", {"reader": "package:name"}, "state reader: package.module:name and version: 1"),
+        ("documents", {"version": 1}, "state reader: package.module:name and version: 1"),
+        ("documents", {"reader": "package.name", "version": 1}, "reader\n  String should match pattern"),
+        ("documents", {"reader": "a:b\n", "version": 1}, "reader\n  String should match pattern"),
+        ("documents", {"reader": "package:name", "version": 0}, "greater than or equal to 1"),
         ("megatron", {}, "tokens do not say what made them: state tokenizer"),
         ("megatron", {"tokenizer": "sha256:abc"}, "state tokenizer: sha256:<digest of its tokenizer.json>, or trusted"),
     ],
@@ -32,6 +41,12 @@ TOKENS = "format: megatron, tokenizer: trusted"
 def test_fields_that_do_not_belong_to_the_format_are_refused(format_: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SourceSpec(url="folder", format=format_, **fields)  # type: ignore[arg-type]
+
+
+def test_a_reader_enters_the_fingerprint_with_its_version_and_is_not_imported() -> None:
+    source = SourceSpec(url="folder", format="documents", reader="antigravity:fly", version=3)
+    assert source.identity_fields() == {"format": "documents", "reader": "antigravity:fly", "version": 3}
+    assert "antigravity" not in sys.modules
 
 
 def test_a_dataset_of_the_hub_needs_a_revision() -> None:

@@ -35,7 +35,7 @@ def trajectories(pretrain: dict[str, Any], **stages: dict[str, Any]) -> dict[str
 
 def shape(trajectory: Trajectory) -> list[tuple[str, int, int, int]]:
     """(mixture, batch, first sample, end step) of every segment."""
-    return [(cut.mixture, cut.batch, cut.start_sample, cut.end_step) for cut in trajectory.cuts]
+    return [(segment.mixture, segment.batch, segment.start_sample, segment.end_step) for segment in trajectory.segments]
 
 
 def test_two_borders_make_three_segments() -> None:
@@ -60,25 +60,25 @@ def test_steps_are_counted_along_the_batches() -> None:
 def test_a_longer_budget_changes_the_last_segment_in_its_end_only() -> None:
     stage = {"global_batch_size": {"0 samples": 4, "40 samples": 8}, "budget": "15 steps", "schedule": {"warmup": "100 tokens"}}
     short, long = trajectories(stage)["pretrain"], trajectories(stage | {"budget": "30 steps"})["pretrain"]
-    assert short.cuts[0] == long.cuts[0]
-    assert short.cuts[1].schedule == long.cuts[1].schedule
-    assert short.cuts[1].start_step == long.cuts[1].start_step
+    assert short.segments[0] == long.segments[0]
+    assert short.segments[1].schedule == long.segments[1].schedule
+    assert short.segments[1].start_step == long.segments[1].start_step
 
 
 def test_a_decay_inside_a_stage_cuts_it_and_is_unseen_before() -> None:
     stage = {"global_batch_size": 4, "budget": "20 steps", "schedule": {"decay": "linear", "decay_over": "5 steps", "final": 0.0}}
     found = trajectories(stage)["pretrain"]
-    assert [cut.end_step for cut in found.cuts] == [15, 20]
-    assert found.cuts[0].schedule.decay == "none"
-    assert (found.cuts[1].schedule.decay_start, found.cuts[1].schedule.decay_tokens) == (600, 200)
-    assert found.cuts[1].schedule.lr(700) == pytest.approx(0.5e-3)
+    assert [segment.end_step for segment in found.segments] == [15, 20]
+    assert found.segments[0].schedule.decay == "none"
+    assert (found.segments[1].schedule.decay_start, found.segments[1].schedule.decay_tokens) == (600, 200)
+    assert found.segments[1].schedule.lr(700) == pytest.approx(0.5e-3)
 
 
 def test_the_published_batch_doubling_falls_on_the_published_iteration() -> None:
     batch = {"0 samples": 1024, "1_718_272_000 samples": 2048}
     stage = {"sequence_length": 4096, "global_batch_size": batch, "budget": "3_662_109_375 samples"}
     found = trajectories(stage)["pretrain"]
-    assert found.cuts[0].end_step == 1_678_000
+    assert found.segments[0].end_step == 1_678_000
     assert found.steps == 1_678_000 + (3_662_109_375 - 1_718_272_000) // 2048 == 2_627_139
 
 
@@ -89,8 +89,8 @@ def test_a_cooldown_inherits_and_starts_from_the_rate_at_the_branch_point() -> N
     found = trajectories(stage, cooldown=cooldown)["cooldown"]
     assert found.optimizer.lr == pytest.approx(0.5e-3)  # half of the warm-up
     assert found.optimizer.weight_decay == 0.3
-    assert found.cuts[0].batch == 4
-    assert found.cuts[0].schedule.lr(8 * 40) == pytest.approx(0.5e-4)  # 0.1 of the peak at the end
+    assert found.segments[0].batch == 4
+    assert found.segments[0].schedule.lr(8 * 40) == pytest.approx(0.5e-4)  # 0.1 of the peak at the end
 
 
 @pytest.mark.parametrize(("stated", "expected"), [({}, None), ({"goldfish": {"k": 4}}, 4), ({"goldfish": None}, None)])

@@ -12,7 +12,7 @@ from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, ma
 from flows.planning.plan import Plan
 from infra.store import Artifact, StoreError
 from infra.store.rows import decode, encode
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, did_you_mean
 
 
 @app.command("metrics")
@@ -27,7 +27,7 @@ def metrics_command(
     made = make_plan(spec, store, overrides)
     for stage in stages or []:
         if stage not in made.pipeline.stages:
-            raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, made.pipeline.stages), spec)])
+            raise SpecError([Problem((), f"there is no stage '{stage}'", did_you_mean(stage, made.pipeline.stages), spec)])
     rows = collect(made, stages or list(made.pipeline.stages))
     if not rows:
         training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
@@ -45,7 +45,7 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
     with slashes: `validation/web`."""
     rows = []
     for node in plan.graph.nodes.values():
-        if node.stage not in stages or node.end_step is None or plan.graph.twin(node) is not None:
+        if node.stage not in stages or node.end_step is None or plan.graph.duplicate_of(node) is not None:
             continue
         artifact = Artifact(plan.store, node.path, node.end_step)
         steps = [step for step in artifact.checkpoint_steps() if step <= node.end_step]

@@ -16,7 +16,7 @@ from flows.provenance.lineage import Lineage
 from flows.provenance.lookup import find
 from flows.provenance.picture import svg
 from infra.store import Store, StoreError
-from specs.errors import Problem, SpecError, nearest
+from specs.errors import Problem, SpecError, did_you_mean
 from specs.pipeline import DEFAULT_STORE
 
 
@@ -92,7 +92,9 @@ def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | 
     made = make_plan(spec, store, overrides)
     names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
     if not names:
-        raise SpecError([Problem((), f"there is no stage '{stage}'", nearest(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)])
+        raise SpecError(
+            [Problem((), f"there is no stage '{stage}'", did_you_mean(stage, [*made.pipeline.stages, *made.graph.nodes]), spec)]
+        )
     return [lineages.of_plan(made, names)]
 
 

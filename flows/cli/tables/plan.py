@@ -20,7 +20,7 @@ from flows.cli.tables import table
 from flows.format import COLOURS, amount, flop, quantity
 from flows.planning import declared_inputs
 from flows.planning.plan import Plan, Step
-from flows.planning.source_usage import Demand
+from flows.planning.source_usage import SourceUsage
 from specs.advice import CODES
 from specs.pipeline import Pipeline
 
@@ -62,7 +62,7 @@ def plan_table(plan: Plan, details: bool = False, width: int | None = None, chos
     """A row for each part, or for those of a stage that are alike; `chosen`: of these stages alone."""
     rows = []
     alike = [
-        (name, step.node.stage, (step.state, "" if step.absent else step.reason, step.node.steps, step.node.tokens, step.node.flops))
+        (name, step.node.stage, (step.state, "" if step.unavailable else step.reason, step.node.steps, step.node.tokens, step.node.flops))
         for name, step in plan.steps.items()
         if chosen is None or step.node.stage in chosen
     ]
@@ -75,13 +75,13 @@ def plan_table(plan: Plan, details: bool = False, width: int | None = None, chos
         numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
-    caption = "declared: depends on something that is declared and unavailable" if plan.graph.absent else ""
+    caption = "declared: depends on something that is declared and unavailable" if plan.graph.unavailable else ""
     return table("what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width)
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
     """The reason that they have in common, or what they read themselves that is unavailable."""
-    if not steps[0].absent:
+    if not steps[0].unavailable:
         return steps[0].reason
     names = dict.fromkeys(name for step in steps for name in declared_inputs.own(plan.graph, step.node))
     return f"unavailable: {few(list(names))}" if names else ""
@@ -92,20 +92,20 @@ def few(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
 
 
-def supply_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
+def source_usage_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
     """What training asks of the sources: with `details` for each stage, else where a source has been passed over most, and the one that
     comes nearest to its limit first. Passes count everything from new weights on."""
-    demands = plan.demands
+    usages = plan.source_usage
     if not details:
-        most: dict[str, Demand] = {}
-        for demand in sorted(plan.demands, key=lambda demand: -demand.passes / demand.allowed):
-            most.setdefault(demand.source, demand)
-        demands = list(most.values())
+        most: dict[str, SourceUsage] = {}
+        for usage in sorted(plan.source_usage, key=lambda usage: -usage.passes / usage.allowed):
+            most.setdefault(usage.source, usage)
+        usages = list(most.values())
     rows = []
-    for demand in demands:
-        held = f"{'' if demand.exact else 'declared ' if demand.declared else '<= '}{amount(demand.held)}"
-        passes = f"{demand.passes:.2f} of {demand.allowed:g}" + (f", {amount(demand.shortfall)} tokens short" if demand.shortfall else "")
-        rows.append([escape(demand.source), held, amount(demand.drawn), passes, amount(demand.tokens), escape(demand.stage)])
+    for usage in usages:
+        held = f"{'' if usage.exact else 'declared ' if usage.declared else '<= '}{amount(usage.available)}"
+        passes = f"{usage.passes:.2f} of {usage.allowed:g}" + (f", {amount(usage.shortfall)} tokens short" if usage.shortfall else "")
+        rows.append([escape(usage.source), held, amount(usage.consumed), passes, amount(usage.tokens), escape(usage.stage)])
     headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
     caption = "tokens; draws: by the stage; drawn: from new weights on"
     return table("what training draws", caption, headings, rows, optional=("draws", "drawn"), width=width)
@@ -134,8 +134,8 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
             console.print(tables.memory_table(plan.estimates, alike, width))
             console.print(tables.checkpoint_table(plan.estimates, alike, width))
             console.print(tables.segment_table(plan.estimates, width))
-    if plan.demands:
-        console.print(supply_table(plan, details, width))
+    if plan.source_usage:
+        console.print(source_usage_table(plan, details, width))
     for note in plan.graph.notes:
         show_item(console, "note", note)
     show_advice(console, plan, details)

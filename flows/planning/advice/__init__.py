@@ -14,7 +14,7 @@ from flows.planning.advice import resources, training
 from flows.planning.advice.given import Advice, Context
 from flows.planning.estimate import Estimates
 from flows.planning.graph import Graph
-from flows.planning.source_usage import Demand
+from flows.planning.source_usage import SourceUsage
 from specs.pipeline import Pipeline
 
 CHECKS = (
@@ -45,9 +45,9 @@ class Given(NamedTuple):
         return {"advice": [advice.to_json() for advice in self.given], "silenced": [advice.to_json() for advice in self.silenced]}
 
 
-def advise(graph: Graph, pipeline: Pipeline, demands: list[Demand], estimates: Estimates) -> Given:
+def advise(graph: Graph, pipeline: Pipeline, usages: list[SourceUsage], estimates: Estimates) -> Given:
     """All advice on a plan, in the order of the stages."""
-    context = Context(graph, pipeline, demands, estimates)
+    context = Context(graph, pipeline, usages, estimates)
     found = [advice for check in CHECKS for advice in check(context)]
     order = list(pipeline.stages)
     found.sort(key=lambda advice: order.index(advice.stage))

@@ -8,10 +8,10 @@ from typing import Any
 
 from flows.planning.estimate import Estimates
 from flows.planning.graph import Graph
-from flows.planning.source_usage import Demand
+from flows.planning.source_usage import SourceUsage
 from specs.advice import CODES
 from specs.pipeline import Pipeline
-from specs.trajectory import Branch, Trajectory
+from specs.trajectory import Point, Trajectory
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class Context:
 
     graph: Graph
     pipeline: Pipeline
-    demands: list[Demand]
+    usages: list[SourceUsage]
     estimates: Estimates
 
-    def legs(self) -> Iterator[tuple[str, Trajectory]]:
-        """The legs that train, in the order of the plan, each with its name; a choice among checkpoints is no training of its own."""
+    def phases(self) -> Iterator[tuple[str, Trajectory]]:
+        """The phases that train, in the order of the plan, each with its name; a choice among checkpoints is no training of its own."""
         for name, trajectory in self.graph.trajectories.items():
             if not trajectory.merged and not trajectory.imported and self.kind(trajectory.stage) != "select":
                 yield name, trajectory
 
-    def way(self, trajectory: Trajectory) -> Iterator[tuple[Branch, Trajectory]]:
-        """The trajectories that one descends from, nearest first, with the place where the way leaves each. It ends at new weights, at a
+    def ancestry(self, trajectory: Trajectory) -> Iterator[tuple[Point, Trajectory]]:
+        """The trajectories that one descends from, nearest first, with the point at which the next one begins. It ends at new weights, at a
         Hugging Face model and at a merge, whose parents are several."""
         start = trajectory.parent
         while start is not None:
-            parent = self.graph.trajectories[start.leg]
+            parent = self.graph.trajectories[start.phase]
             yield start, parent
             start = parent.parent
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from flows.planning.advice.given import Advice, Context
+from specs.stages import CHAT
 from specs.stages.training import MixtureTraining
-from specs.trajectory import Trajectory, legs
+from specs.trajectory import Trajectory, phases
 
-POST_TRAINING = ("sft", "qrpo", "dpo")
 PASSES = 4  # arXiv 2305.16264
 JUMP = 1.5
 
@@ -23,9 +23,9 @@ ROPE_BOUNDS = (
 
 
 def sft_optimizer(context: Context) -> Iterator[Advice]:
-    for name, trajectory in context.legs():
-        before = [parent for _, parent in context.way(trajectory) if context.kind(parent.stage) not in (*POST_TRAINING, "")]
-        if context.kind(trajectory.stage) in POST_TRAINING and before and before[-1].optimizer.name != trajectory.optimizer.name:
+    for name, trajectory in context.phases():
+        before = [parent for _, parent in context.ancestry(trajectory) if context.kind(parent.stage) not in (*CHAT, "")]
+        if context.kind(trajectory.stage) in CHAT and before and before[-1].optimizer.name != trajectory.optimizer.name:
             own, first = trajectory.optimizer.name, before[-1]
             yield Advice(
                 "sft-optimizer",
@@ -36,19 +36,19 @@ def sft_optimizer(context: Context) -> Iterator[Advice]:
 
 
 def decay_before_sft(context: Context) -> Iterator[Advice]:
-    for name, trajectory in context.legs():
+    for name, trajectory in context.phases():
         if context.kind(trajectory.stage) != "sft":
             continue
-        for start, parent in context.way(trajectory):
-            if context.kind(parent.stage) in POST_TRAINING or parent.merged or parent.imported:
+        for start, parent in context.ancestry(trajectory):
+            if context.kind(parent.stage) in CHAT or parent.merged or parent.imported:
                 continue
-            peak, last = max(cut.schedule.peak for cut in parent.cuts), parent.lr_at(start.step)
-            begin = next((cut.schedule.decay_start for cut in parent.cuts if cut.schedule.decay != "none"), None)
+            peak, last = max(segment.schedule.peak for segment in parent.segments), parent.lr_at(start.step)
+            begin = next((segment.schedule.decay_start for segment in parent.segments if segment.schedule.decay != "none"), None)
             if begin is not None and parent.tokens_at(start.step) > begin and last < peak:
                 yield Advice(
                     "decay-before-sft",
                     trajectory.stage,
-                    f"'{name}' begins after '{start.leg}' has decayed the learning rate from {peak:g} to {last:g}; branching off before "
+                    f"'{name}' begins after '{start.phase}' has decayed the learning rate from {peak:g} to {last:g}; branching off before "
                     "the decay, or a decay: none, may give a better model after SFT",
                     {"peak_lr": peak, "final_lr": last},
                 )
@@ -56,14 +56,14 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
 
 
 def learning_rate_jump(context: Context) -> Iterator[Advice]:
-    for name, trajectory in context.legs():
+    for name, trajectory in context.phases():
         start = trajectory.parent
-        if start is None or context.kind(trajectory.stage) in POST_TRAINING:
+        if start is None or context.kind(trajectory.stage) in CHAT:
             continue
-        parent = context.graph.trajectories[start.leg]
+        parent = context.graph.trajectories[start.phase]
         if parent.merged or parent.imported:
             continue
-        before, schedule = parent.lr_at(start.step), trajectory.cuts[0].schedule
+        before, schedule = parent.lr_at(start.step), trajectory.segments[0].schedule
         first, peak = schedule.lr(0), schedule.peak
         if not before or first == before:
             continue
@@ -74,7 +74,7 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "learning-rate-jump",
                 trajectory.stage,
-                f"the learning rate goes from {before:g} at step {start.step} of '{start.leg}' to {reached:g} at the first step of "
+                f"the learning rate goes from {before:g} at step {start.step} of '{start.phase}' to {reached:g} at the first step of "
                 f"'{name}'; "
                 + ("warm up to it (schedule.warmup), or begin lower" if up else "resume from the rate there, and decay from it"),
                 {"before": before, "after": reached},
@@ -82,16 +82,18 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
 
 
 def slow_warmup(context: Context) -> Iterator[Advice]:
-    for name, trajectory in context.legs():
+    for name, trajectory in context.phases():
         optimizer = trajectory.optimizer
         if optimizer.name != "ademamix":
             continue
         steps, later = trajectory.steps, trajectory
-        for start, parent in context.way(trajectory):
+        for start, parent in context.ancestry(trajectory):
             if "optimizer" not in later.carry:
                 break
             steps, later = steps + start.step, parent
-        continued = any(other.parent is not None and other.parent.leg == name and "optimizer" in other.carry for _, other in context.legs())
+        continued = any(
+            other.parent is not None and other.parent.phase == name and "optimizer" in other.carry for _, other in context.phases()
+        )
         longest = max((optimizer.alpha_warmup or 0) if optimizer.alpha else 0, optimizer.beta3_warmup or 0)
         if longest > steps and not continued:
             reached = (optimizer.alpha or 0.0) * min(1.0, steps / optimizer.alpha_warmup) if optimizer.alpha_warmup else optimizer.alpha
@@ -106,8 +108,10 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
 
 
 def never_reached(context: Context) -> Iterator[Advice]:
-    stated = {leg.name: leg.settings.checkpoint.milestones for name in context.pipeline.stages for leg in legs(context.pipeline, name)}
-    for name, trajectory in context.legs():
+    stated = {
+        phase.name: phase.settings.checkpoint.milestones for name in context.pipeline.stages for phase in phases(context.pipeline, name)
+    }
+    for name, trajectory in context.phases():
         late = [step for step in stated.get(name, []) if step > trajectory.steps]
         if late:
             steps = ", ".join(f"{step:,}" for step in late)
@@ -115,9 +119,9 @@ def never_reached(context: Context) -> Iterator[Advice]:
                 f"'{name}' has {trajectory.steps:,} steps, and ends before its milestones {steps}; raise its budget, or leave them out"
             )
             yield Advice("never-reached", trajectory.stage, message, {"steps": trajectory.steps, "milestones": late})
-        warmup, tokens = trajectory.cuts[0].schedule.warmup_tokens, trajectory.tokens
+        warmup, tokens = trajectory.segments[0].schedule.warmup_tokens, trajectory.tokens
         if warmup > tokens:
-            reached = trajectory.cuts[0].schedule.factor(tokens)
+            reached = trajectory.segments[0].schedule.factor(tokens)
             message = (
                 f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches {reached:.3g} of the peak; shorten it"
             )
@@ -125,32 +129,32 @@ def never_reached(context: Context) -> Iterator[Advice]:
 
 
 def repetition(context: Context) -> Iterator[Advice]:
-    for demand in context.demands:
-        if demand.passes > PASSES and demand.passes != math.inf:
+    for usage in context.usages:
+        if usage.passes > PASSES and usage.passes != math.inf:
             yield Advice(
                 "repetition",
-                demand.stage,
-                f"'{demand.source}' has been seen {demand.passes:.1f} times at the end of '{demand.stage}'; add data, or lower its weight "
-                f"to {PASSES / demand.passes:.0%} of what it is",
-                {"source": demand.source, "passes": demand.passes, "worth_repeating": PASSES},
+                usage.stage,
+                f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}'; add data, or lower its weight "
+                f"to {PASSES / usage.passes:.0%} of what it is",
+                {"source": usage.source, "passes": usage.passes, "worth_repeating": PASSES},
             )
 
 
 def goldfish_off(context: Context) -> Iterator[Advice]:
-    for demand in context.demands:
-        segments = [trajectory for _, trajectory in context.legs() if trajectory.stage == demand.stage]
-        if demand.passes > 1 and any(trajectory.goldfish is None for trajectory in segments):
+    for usage in context.usages:
+        segments = [trajectory for _, trajectory in context.phases() if trajectory.stage == usage.stage]
+        if usage.passes > 1 and any(trajectory.goldfish is None for trajectory in segments):
             yield Advice(
                 "goldfish-off",
-                demand.stage,
-                f"'{demand.source}' has been seen {demand.passes:.1f} times at the end of '{demand.stage}', which trains on all of its "
+                usage.stage,
+                f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}', which trains on all of its "
                 "labels; state goldfish: {}",
-                {"source": demand.source, "passes": demand.passes},
+                {"source": usage.source, "passes": usage.passes},
             )
 
 
 def rope_theta(context: Context) -> Iterator[Advice]:
-    for name, trajectory in context.legs():
+    for name, trajectory in context.phases():
         model, length = trajectory.model, trajectory.sequence_length
         bound = rope_bound(length)
         if model.rope_theta < bound:
@@ -161,7 +165,7 @@ def rope_theta(context: Context) -> Iterator[Advice]:
                 {"sequence_length": length, "rope_theta": model.rope_theta, "bound": bound},
             )
             continue
-        before = [parent for _, parent in context.way(trajectory)][:1]
+        before = [parent for _, parent in context.ancestry(trajectory)][:1]
         if before and length > before[0].context_length and model.rope_theta <= before[0].model.rope_theta:
             yield Advice(
                 "rope-theta",
@@ -184,18 +188,18 @@ def rope_bound(length: int) -> float:
 
 def tokens_per_batch(context: Context) -> Iterator[Advice]:
     for stage in context.pipeline.stages:
-        for leg in legs(context.pipeline, stage):
-            trajectory: Trajectory | None = context.graph.trajectories.get(leg.name)
-            if trajectory is None or trajectory.parent is None or not isinstance(leg.settings, MixtureTraining):
+        for phase in phases(context.pipeline, stage):
+            trajectory: Trajectory | None = context.graph.trajectories.get(phase.name)
+            if trajectory is None or trajectory.parent is None or not isinstance(phase.settings, MixtureTraining):
                 continue
-            parent = context.graph.trajectories[trajectory.parent.leg]
-            batch = trajectory.cuts[0].batch
+            parent = context.graph.trajectories[trajectory.parent.phase]
+            batch = trajectory.segments[0].batch
             before, after = batch * parent.sequence_length, batch * trajectory.sequence_length
-            if leg.settings.global_batch_size is None and before != after and not parent.imported:
+            if phase.settings.global_batch_size is None and before != after and not parent.imported:
                 yield Advice(
                     "tokens-per-batch",
                     stage,
-                    f"'{leg.name}' inherits {batch} sequences per step, whose length changes from {parent.sequence_length:,} to "
+                    f"'{phase.name}' inherits {batch} sequences per step, whose length changes from {parent.sequence_length:,} to "
                     f"{trajectory.sequence_length:,}: {after:,} tokens per step in place of {before:,}; state global_batch_size, "
                     f"{max(1, before // trajectory.sequence_length)} for as many tokens as before",
                     {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},

@@ -12,8 +12,8 @@ from typing import Any
 
 from flows.planning.estimate import flops, storage, time_and_cost
 from flows.planning.estimate.memory import Memory, memory_of_step
-from flows.planning.estimate.schedule import Span, spans
 from flows.planning.estimate.storage import REQUESTS, Requests
+from flows.planning.estimate.timeline import Span, spans
 from flows.planning.graph import Graph, Node
 from flows.planning.run_records import Records
 from infra.store import Store
@@ -237,8 +237,8 @@ def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
     """The estimates of all stages of training."""
     cluster = pipeline.cluster
     nodes = [node for node in graph.nodes.values() if isinstance(node.part, Segment)]
-    twins = graph.twins()
-    nodes = [node for node in nodes if node.name not in twins]
+    duplicates = graph.duplicates()
+    nodes = [node for node in nodes if node.name not in duplicates]
     measured = time_and_cost.measured_mfu(nodes, store, cluster, Records(store, pipeline.name))
     stages: dict[str, list[PartEstimate]] = {}
     for node in nodes:
@@ -259,13 +259,13 @@ def _spans(graph: Graph, stages: dict[str, StageEstimate], pipeline: Pipeline) -
 
 def _loads(graph: Graph) -> list[int]:
     """Bytes of each checkpoint of training that a part reads, once for each: its weights, and the states where training goes on with them,
-    in the next segment of a leg or by `carry`."""
-    twins, found = graph.twins(), []
+    in the next segment of a phase or by `carry`."""
+    duplicates, found = graph.duplicates(), []
     for node in graph.nodes.values():
-        for read in node.inputs.values() if node.name not in twins else ():
+        for read in node.inputs.values() if node.name not in duplicates else ():
             parent = graph.nodes[read.node] if read.node is not None else None
             if read.step is not None and parent is not None and isinstance(parent.part, Segment):
-                chained = isinstance(node.part, Segment) and (node.leg == parent.leg or "optimizer" in node.part.carry)
+                chained = isinstance(node.part, Segment) and (node.phase == parent.phase or "optimizer" in node.part.carry)
                 found.append(storage.checkpoint_bytes(parent.part) if chained else storage.weight_bytes(parent.part))
     return found
 

@@ -8,42 +8,38 @@ selections alone, of the store.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 
 from flows.planning.graph import Graph
 from flows.planning.parts.builder import Builder
-from flows.planning.parts.data import add_conversations, add_corpus, add_mixture, add_tokenizer
 from flows.planning.parts.hugging_face import open_models
-from flows.planning.parts.preferences import add_preference_data
-from flows.planning.parts.results import add_evaluate, add_export, add_probe, add_select
-from flows.planning.parts.training import add_merge, add_training, best_steps
+from flows.planning.parts.training import best_steps
 from infra.store import Store
 from infra.store.inputs import Listing
 from specs.dependencies import order
 from specs.errors import SpecError
-from specs.pipeline import TRAINING, Pipeline
+from specs.pipeline import Pipeline
+from specs.stages import STAGES, TRAINING
 from specs.trajectory import imported, resolve
 
-ADD: dict[str, Callable[[Builder, str], None]] = {
-    "tokenizer": add_tokenizer,
-    "corpus": add_corpus,
-    "conversations": add_conversations,
-    "mixture": add_mixture,
-    **dict.fromkeys(TRAINING, add_training),
-    "merge": add_merge,
-    "select": add_select,
-    "preference_data": add_preference_data,
-    "evaluate": add_evaluate,
-    "probe": add_probe,
-    "export": add_export,
-}
+
+def _found() -> dict[str, Callable[[Builder, str], None]]:
+    """For each kind of stage, the function `add_<kind>` of a module of this folder; `add_training` for kinds that train."""
+    modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
+    functions = {name: value for module in modules for name, value in vars(module).items()}
+    return {kind: functions["add_training" if kind in TRAINING else f"add_{kind}"] for kind in STAGES}
+
+
+ADD = _found()
 
 
 def build(
     pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None, ask_network: bool = True
 ) -> Graph:
     """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest; without `ask_network`, what is
-    declared and remote counts as absent. SpecError with every problem."""
+    declared and remote counts as unavailable. SpecError with every problem."""
     best: dict[str, int] = {}
     while True:
         graph = _build(pipeline, store, on_read, best, ask_network)

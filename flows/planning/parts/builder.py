@@ -14,17 +14,17 @@ from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store import Artifact, Store
 from infra.store.hugging_face import TOKENIZER_FILES, HubModel
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
-from specs.base import Spec
-from specs.dependencies import uses
+from specs.dependencies import CHECKPOINT, uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
-from specs.pipeline import CHECKPOINTS, Pipeline
+from specs.pipeline import Pipeline
 from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
+from specs.stages.base import Part
 from specs.stages.import_model import ImportModelPart
 from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
-from specs.trajectory import Branch, Trajectory, branch, candidates, leg_of
+from specs.trajectory import Point, Trajectory, candidates, phase_of, point_of
 from specs.units import HUGGING_FACE, Reference
 
 FIX = "name a folder, or a model that is in the local Hugging Face cache, with config.json, safetensors and tokenizer.json."
@@ -37,27 +37,29 @@ class Builder:
         self.pipeline = pipeline
         self.store = store
         self.on_read = on_read
-        self.ask_network = ask_network  # for what may be absent
+        self.ask_network = ask_network  # for what may be unavailable
         self.graph = Graph()
         self.problems: list[Problem] = []
 
-    def node(self, name: str, stage_name: str, part: Spec, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
+    def node(self, name: str, stage_name: str, part: Part, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
         """Adds a part. `kind` is the part's where it is not the stage's; the version is that of its kind."""
         stage = self.pipeline.stages[stage_name]
         kind = kind or stage.kind
-        version = STAGES[kind].VERSION if kind in STAGES else part.VERSION  # type: ignore[attr-defined]  # inner kinds state it there
+        version = STAGES[kind].VERSION if kind in STAGES else part.VERSION
         node = Node(name, stage_name, kind, version, part, inputs, self.pipeline.launch_of(stage), **numbers)
         self.graph.nodes[name] = node
         return node
 
     @cached_property
-    def starts(self) -> list[tuple[Branch, Reference]]:
+    def starts(self) -> list[tuple[Point, Reference]]:
         """Every checkpoint that some stage reads, once the trajectories are known."""
         trajectories = self.graph.trajectories
-        named = (
-            (path, ref) for name, stage in self.pipeline.stages.items() for path, ref, kinds in uses(name, stage) if kinds == CHECKPOINTS
-        )
-        return [(branch(ref, trajectories, path, self.graph.best), ref) for path, ref in named if leg_of(ref, trajectories) in trajectories]
+        named = [use for name, stage in self.pipeline.stages.items() for use in uses(name, stage) if CHECKPOINT in use.results]
+        return [
+            (point_of(use.reference, trajectories, use.path, self.graph.best), use.reference)
+            for use in named
+            if phase_of(use.reference, trajectories) in trajectories
+        ]
 
     def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
         found = Problem(path, message, fix)
@@ -82,13 +84,13 @@ class Builder:
 
     def outside(self, key: str, source: SourceSpec, path: FieldPath, fix: str) -> Input:
         """Files outside the store that are no source of the recipe, by the digest of what they hold."""
-        may_be_absent = source.declared is not None or self.pipeline.elsewhere.covers(source.url)
+        may_be_absent = source.declared is not None or self.pipeline.assumed_inputs.covers(source.url)
         self._digest(key, source.url, source, path, fix, may_be_absent)
         return Input("external", self.graph.digests[key], source.url)
 
     def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str, may_be_absent: bool) -> None:
         if may_be_absent and not self.ask_network and not is_local(source.url):
-            self.absent(key, name, source, "a remote url is not asked for a plan", path)
+            self.unavailable(key, name, source, "a remote url is not asked for a plan", path)
             return
         try:
             listing = list_source(source)
@@ -99,15 +101,15 @@ class Builder:
             self.graph.listings[key] = listing
         except SourceError as error:
             if may_be_absent:
-                self.absent(key, name, source, str(error), path)
+                self.unavailable(key, name, source, str(error), path)
                 return
             self.problem(path, str(error), fix)
             digest = "unknown"
         self.graph.digests[key] = digest
 
-    def absent(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
+    def unavailable(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
         """Notes that what a plan may do without is unavailable. `name` is that of the inputs that read it."""
-        self.graph.absent[name] = Unavailable(source.url, reason, path, source.declared)
+        self.graph.unavailable[name] = Unavailable(source.url, reason, path, source.declared)
         self.graph.digests[key] = provisional(source)
 
     def part(self, ref: Reference) -> Input:
@@ -117,24 +119,24 @@ class Builder:
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and the trajectory that it lies on. Of a selection the chosen one; until then the selection itself is read."""
-        start = branch(ref, self.graph.trajectories, path, self.graph.best)
+        start = point_of(ref, self.graph.trajectories, path, self.graph.best)
         if isinstance(self.pipeline.stages.get(ref.stage), SelectStage):
             if ref.stage not in self.graph.best:
-                return reads(self.graph.nodes[ref.stage], 1), self.graph.trajectories[start.leg]
+                return reads(self.graph.nodes[ref.stage], 1), self.graph.trajectories[start.phase]
             path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
             return self.checkpoint(ref, path)
         if ref.hugging_face is not None:
             node = self.imported_model(ref, path)
         else:
-            node = self.graph.segments(start.leg)[start.segment]
-        return reads(node, start.step), self.graph.trajectories[start.leg]
+            node = self.graph.segments(start.phase)[start.segment]
+        return reads(node, start.step), self.graph.trajectories[start.phase]
 
     def tokenizer_of(self, read: Input) -> Input:
         """The tokenizer behind a part: of what it was made with, through whatever it reads."""
         node = self.graph.nodes[read.node or ""]
         if isinstance(node.part, ImportModelPart):
             name = node.name.replace("/import", "/tokenizer")
-            return reads(self.model_tokenizer(Reference(node.leg), name, node.stage, ("stages", node.stage)))
+            return reads(self.model_tokenizer(Reference(node.phase), name, node.stage, ("stages", node.stage)))
         if "tokenizer" in node.inputs:
             return node.inputs["tokenizer"]
         return self.tokenizer_of(next(iter(node.inputs.values())))
@@ -162,7 +164,7 @@ class Builder:
 
     def model_folder(self, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
         """Files of a model's folder."""
-        if key in self.graph.absent:
+        if key in self.graph.unavailable:
             return Input("external", self.graph.digests[key], key)
         read = self.folder(key, model.url, include, path, FIX)
         return Input(read.kind, read.fingerprint, key)
@@ -182,7 +184,7 @@ class Builder:
             language=model.language,
         )
         inputs = {"folder": self.model_folder(str(ref), model, list(model.files), path)}
-        return self.node(name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, leg=str(ref))
+        return self.node(name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, phase=str(ref))
 
     def model_tokenizer(self, ref: Reference, name: str, stage: str, path: FieldPath, vocab_size: int | None = None) -> Node:
         """The tokenizer of a model, as a tokenizer stage that states `from:` makes it."""
@@ -200,9 +202,9 @@ class Builder:
         """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer that is not trained yet."""
         node = self.graph.nodes[read.node or ""]
         if isinstance(node.part, ImportModelPart):
-            return self.graph.models[node.leg].tokenizer_digest
+            return self.graph.models[node.phase].tokenizer_digest
         part, folder = cast(TokenizerPart, node.part), node.inputs.get("folder")
-        if folder is not None and folder.name in self.graph.absent:
+        if folder is not None and folder.name in self.graph.unavailable:
             return folder.fingerprint
         if part.path is not None:
             try:

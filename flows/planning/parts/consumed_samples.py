@@ -24,12 +24,12 @@ from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.select import SelectPart
 from specs.stages.training import Segment
 
-Way = list[tuple[Node, int]]  # segments of training, each with the step up to which it counts, the last one first
+Ancestry = list[tuple[Node, int]]  # segments of training, each with the step up to which it counts, the last one first
 Counters = dict[tuple[str, ...], int]  # samples drawn so far, by what they were drawn from and how
 DATA = ("mixture", "conversations", "pairs", "log_probabilities")
 
 
-class Drawn(NamedTuple):
+class ConsumedSamples(NamedTuple):
     """The first `samples` of a mixture in sequences of one length and packing."""
 
     mixture: Input
@@ -44,74 +44,75 @@ def counter(inputs: dict[str, Input], length: int, packing: str) -> tuple[str, .
     return (*data, str(length), packing)
 
 
-def way_to(graph: Graph, node: Node | None, step: int) -> Way:
+def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
     """The segments on the way to a step of a part; of a merge, and of a selection that is not made yet, those of all its checkpoints."""
-    way: Way = []
+    ancestry: Ancestry = []
     while node is not None and not isinstance(node.part, ImportModelPart):
         if isinstance(node.part, (MergePart, SelectPart)):
             for read in node.inputs.values():
                 if read.step is not None and read.node is not None:
-                    way += way_to(graph, graph.nodes[read.node], read.step)
+                    ancestry += ancestry_of(graph, graph.nodes[read.node], read.step)
             break
-        way.append((node, step))
+        ancestry.append((node, step))
         before = node.inputs.get("parent")
         node, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
-    return way
+    return ancestry
 
 
-def drawn_until(graph: Graph, node: Node, step: int) -> Counters:
+def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
     """Samples drawn on the way to a step of a part, by the counters that the segments state."""
-    drawn: Counters = {}
+    consumed: Counters = {}
     current: Node | None = node
     while current is not None and not isinstance(current.part, ImportModelPart):
         if isinstance(current.part, (MergePart, SelectPart)):
             merged: Counters = {}
             for read in current.inputs.values():
                 if read.step is not None and read.node is not None:
-                    for key, samples in drawn_until(graph, graph.nodes[read.node], read.step).items():
+                    for key, samples in consumed_until(graph, graph.nodes[read.node], read.step).items():
                         merged[key] = max(merged.get(key, 0), samples)
-            return merged | drawn  # what came after the merge states its own counters
+            return merged | consumed  # what came after the merge states its own counters
         assert isinstance(current.part, Segment)
-        drawn.setdefault(counter(current.inputs, current.part.sequence_length, current.part.packing), current.part.sample_at(step))
+        consumed.setdefault(counter(current.inputs, current.part.sequence_length, current.part.packing), current.part.sample_at(step))
         before = current.inputs.get("parent")
         current, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
-    return drawn
+    return consumed
 
 
-def excluded(builder: Builder, at: FieldPath, mixture: Input, length: int, packing: str, way: Way, carried: Way) -> dict[str, Drawn]:
+def excluded(
+    builder: Builder, at: FieldPath, mixture: Input, length: int, packing: str, ancestry: Ancestry, carried: Ancestry
+) -> dict[str, ConsumedSamples]:
     """What a segment begins behind, by fingerprint of the mixtures, its own among them where it was drawn from.
 
-    Of a stage that is excluded counts what was trained on the way to here, or all of it when it is not on the way. The pieces of an
-    annealed mixture exclude each other.
+    Of an excluded stage, what counts is what the ancestry of the segment trained on, or all of it when the stage
+    is no ancestor. The pieces of an annealed mixture exclude each other.
 
     Args:
-        at: of the leg, for problems.
-        way: the segments before this one.
+        at: of the phase, for problems.
+        ancestry: the segments before this one.
         carried: those of them whose counters go on.
     """
     graph = builder.graph
     node = graph.nodes[mixture.node or ""]
-    taken: Way = []
+    taken: Ancestry = []
     for name in excluded_by(builder.pipeline, node.stage):
-        here = [(segment, step) for segment, step in way if segment.stage == name]
+        here = [(segment, step) for segment, step in ancestry if segment.stage == name]
         elsewhere = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
         taken += here or elsewhere
     stage = builder.pipeline.stages[node.stage]
     if isinstance(stage, MixtureStage) and stage.anneal is not None:
         taken += [(segment, step) for segment, step in carried if _stage_of(graph, segment) == node.stage]
-    found: dict[str, Drawn] = {}
+    found: dict[str, ConsumedSamples] = {}
     mine = {corpus.fingerprint for corpus in corpora(graph, node.name)}
     for segment, step in taken:
-        for drawn in _drawn_in(segment, step):
-            other = graph.nodes[drawn.mixture.node or ""]
+        for consumed in _consumed_in(segment, step):
+            other = graph.nodes[consumed.mixture.node or ""]
             shared = [corpus.name for corpus in corpora(graph, other.name) if corpus.fingerprint in mine]
             if not shared:
                 continue
             what = f"what '{segment.stage}' drew from '{shared[0]}'"
-            if (drawn.length, drawn.packing) != (length, packing):
-                message = (
-                    f"mixture '{node.stage}' excludes {what} in sequences of {drawn.length} ({drawn.packing}); here they are of {length}"
-                )
+            if (consumed.length, consumed.packing) != (length, packing):
+                lengths = f"{consumed.length} ({consumed.packing}); here they are of {length}"
+                message = f"mixture '{node.stage}' excludes {what} in sequences of {lengths}"
                 fix = "use the same sequence_length and packing, or take the stage out of exclude."
                 builder.problem((*at, "mixture"), f"{message} ({packing})", fix)
             elif _seed(other) != _seed(node):
@@ -121,19 +122,19 @@ def excluded(builder: Builder, at: FieldPath, mixture: Input, length: int, packi
                 fix = f"use seed: {_seed(other)} here too; the order of a source's windows depends on it."
                 builder.problem(("stages", node.stage, "seed"), f"{message}, in another order", fix)
             else:
-                before = found.get(drawn.mixture.fingerprint, drawn)
-                found[drawn.mixture.fingerprint] = drawn if drawn.samples >= before.samples else before
+                before = found.get(consumed.mixture.fingerprint, consumed)
+                found[consumed.mixture.fingerprint] = consumed if consumed.samples >= before.samples else before
     return found
 
 
-def _drawn_in(node: Node, step: int) -> list[Drawn]:
+def _consumed_in(node: Node, step: int) -> list[ConsumedSamples]:
     """What was drawn when a segment has done `step` steps: through its own mixture, and what it began behind."""
     part = node.part
     if not isinstance(part, Segment) or "mixture" not in node.inputs:
         return []
     before = [node.inputs[f"excluded:{index}"] for index in range(len(part.excluded))]
     pairs = [(node.inputs["mixture"], part.sample_at(step)), *zip(before, part.excluded, strict=True)]
-    return [Drawn(read, part.sequence_length, part.packing, samples) for read, samples in pairs]
+    return [ConsumedSamples(read, part.sequence_length, part.packing, samples) for read, samples in pairs]
 
 
 def _stage_of(graph: Graph, segment: Node) -> str:

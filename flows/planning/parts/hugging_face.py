@@ -9,8 +9,8 @@ from flows.planning.graph import TOKENIZER
 from flows.planning.parts.builder import FIX, Builder
 from infra.store.hugging_face import HubModel, open_model
 from infra.store.inputs import SourceError
+from specs.assumed_inputs import DeclaredModel
 from specs.dependencies import checkpoints
-from specs.elsewhere import DeclaredModel
 from specs.errors import FieldPath
 from specs.hugging_face import HuggingFaceError
 from specs.sources import SourceSpec
@@ -26,7 +26,7 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
             if ref.hugging_face is None or str(ref) in tried:
                 continue
             tried.add(str(ref))
-            declared = builder.pipeline.elsewhere.models.get(str(ref))
+            declared = builder.pipeline.assumed_inputs.models.get(str(ref))
             try:
                 found[str(ref)] = open_model(ref.hugging_face, download=declared is None or builder.ask_network)
             except SourceError as error:
@@ -42,7 +42,7 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 def _absent(builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath) -> HubModel:
     """What stands in a plan for a model that is declared and unavailable."""
     for name in (str(ref), f"{ref}{TOKENIZER}"):
-        builder.absent(name, name, SourceSpec(url=name, format="text"), reason, path)
+        builder.unavailable(name, name, SourceSpec(url=name, format="text"), reason, path)
     return HubModel(
         reference=ref.hugging_face or "",
         url=str(ref),

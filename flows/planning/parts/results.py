@@ -7,7 +7,7 @@ from typing import cast
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.parts.preferences import add_completions, add_model, add_prompts, add_rewards, check_room
-from specs.errors import FieldPath, nearest
+from specs.errors import FieldPath, did_you_mean
 from specs.stages.corpus import CorpusStage, Repeats
 from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart, Memorisation
 from specs.stages.export import ExportPart, ExportStage
@@ -68,7 +68,7 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
     known = _metrics(builder, stage, evaluation)
     if metric not in known and not (stage.harness and metric.startswith("task/")):
-        builder.problem(path, f"'{evaluation.name}' will not have a metric '{metric}'", nearest(metric, known))
+        builder.problem(path, f"'{evaluation.name}' will not have a metric '{metric}'", did_you_mean(metric, known))
 
 
 def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
@@ -234,7 +234,7 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
         interval, step = node.part.validation.interval, checkpoint.step or 0
         if wanted and wanted not in node.part.source_names:
             message = f"'{stage.metric}' is the held-out loss of '{wanted}', which '{ref}' does not train on"
-            builder.problem(("stages", name, "metric"), message, nearest(wanted, node.part.source_names))
+            builder.problem(("stages", name, "metric"), message, did_you_mean(wanted, node.part.source_names))
         elif interval and step % interval and step != node.end_step and ref.best is None:
             measured = f"held-out loss is measured every {interval} steps and at step {node.end_step}"
             message = f"'{ref}' is step {step}, and {measured}"

@@ -1,4 +1,4 @@
-"""Parts of the kinds that make checkpoints: a node per segment of every leg, and merges."""
+"""Parts of the kinds that make checkpoints: a node per segment of every phase, and merges."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from flows.planning.estimate.flops import training as flops_per_token
 from flows.planning.graph import Graph, Input
 from flows.planning.mixtures import corpora
 from flows.planning.parts.builder import Builder, reads
-from flows.planning.parts.consumed_samples import Counters, Way, counter, drawn_until, excluded, way_to
+from flows.planning.parts.consumed_samples import Ancestry, Counters, ancestry_of, consumed_until, counter, excluded
 from infra.store import Artifact, Checkpoint, Store
 from specs.dependencies import uses
-from specs.errors import FieldPath, Problem, SpecError, nearest
+from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.launch import Checkpointing, Parallel
 from specs.pipeline import Pipeline
 from specs.stages.dpo import DpoSegment, DpoStage
@@ -24,98 +24,98 @@ from specs.stages.qrpo import QrpoSegment, QrpoStage
 from specs.stages.select import SelectPart
 from specs.stages.sft import SftSegment, SftStage
 from specs.stages.tokenizer import TokenizerPart
-from specs.stages.training import Leg, MixtureTraining, Segment, TrainingStage
-from specs.trajectory import Cut, Trajectory, branch
+from specs.stages.training import MixtureTraining, Phase, Segment, TrainingStage
+from specs.trajectory import SegmentPlan, Trajectory, point_of
 from specs.units import Reference
 
 FIELDS = {"mixture": "mixture", "pairs": "preferences"}  # input of a segment -> the field of the stage that names it
 
 
 def add_training(builder: Builder, name: str) -> None:
-    """A chain of segments per leg."""
+    """A chain of segments per phase."""
     stage = cast(TrainingStage, builder.pipeline.stages[name])
-    for leg in stage.legs(name):
-        if leg.name in builder.graph.trajectories:
-            _add_leg(builder, stage, leg)
+    for phase in stage.phases(name):
+        if phase.name in builder.graph.trajectories:
+            _add_phase(builder, stage, phase)
 
 
-def _add_leg(builder: Builder, stage: TrainingStage, leg: Leg) -> None:
-    graph, settings = builder.graph, leg.settings
-    trajectory = graph.trajectories[leg.name]
+def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
+    graph, settings = builder.graph, phase.settings
+    trajectory = graph.trajectories[phase.name]
     parent: Input | None = None
-    drawn: Counters = {}
-    way: Way = []
-    carried: Way = []
-    if leg.parent is not None and trajectory.parent is not None:
-        parent, _ = builder.checkpoint(leg.parent, (*leg.path, "from"))
+    consumed: Counters = {}
+    ancestry: Ancestry = []
+    carried: Ancestry = []
+    if phase.parent is not None and trajectory.parent is not None:
+        parent, _ = builder.checkpoint(phase.parent, (*phase.path, "from"))
         before = graph.nodes[parent.name]
-        way = way_to(graph, before, trajectory.parent.step)
+        ancestry = ancestry_of(graph, before, trajectory.parent.step)
         if "data" in trajectory.carry:
-            drawn, carried = drawn_until(graph, before, trajectory.parent.step), way
+            consumed, carried = consumed_until(graph, before, trajectory.parent.step), ancestry
     parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
     if isinstance(stage, PreferenceTraining) and parent is not None:
-        _check_preferences(builder, stage, leg, parent)
-    for index, cut in enumerate(trajectory.cuts):
-        data, extra = _data(builder, stage, cut)
+        _check_preferences(builder, stage, phase, parent)
+    for index, planned in enumerate(trajectory.segments):
+        data, extra = _data(builder, stage, planned)
         packing = trajectory.packing if isinstance(settings, MixtureTraining) else "concatenate"
         key = counter(data, trajectory.sequence_length, packing)
         inputs = dict(data)
         if isinstance(settings, MixtureTraining):
             mixture = data["mixture"]
-            behind = excluded(builder, leg.path, mixture, trajectory.sequence_length, packing, way, carried)
+            behind = excluded(builder, phase.path, mixture, trajectory.sequence_length, packing, ancestry, carried)
             if mixture.fingerprint in behind:
-                drawn[key] = max(drawn.get(key, 0), behind.pop(mixture.fingerprint).samples)
+                consumed[key] = max(consumed.get(key, 0), behind.pop(mixture.fingerprint).samples)
             extra |= {"excluded": [behind[name].samples for name in sorted(behind)], "packing": packing}
             inputs |= {f"excluded:{index}": behind[name].mixture for index, name in enumerate(sorted(behind))}
-            inputs |= _packed(builder, leg, mixture, trajectory)
+            inputs |= _packed(builder, phase, mixture, trajectory)
         fields: dict[str, Any] = {
             "model": trajectory.model,
             "seed": trajectory.seed if index == 0 and parent is None else None,
             "sequence_length": trajectory.sequence_length,
-            "global_batch_size": cut.batch,
-            "sample_offset": drawn.get(key, 0),
-            "start_step": cut.start_step,
-            "start_tokens": cut.start_sample * trajectory.sequence_length,
+            "global_batch_size": planned.batch,
+            "sample_offset": consumed.get(key, 0),
+            "start_step": planned.start_step,
+            "start_tokens": planned.start_sample * trajectory.sequence_length,
             "carry": list(trajectory.carry) if index == 0 and parent is not None else [],
             "optimizer": trajectory.optimizer,
-            "schedule": cut.schedule,
+            "schedule": planned.schedule,
             "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
             "precision": trajectory.precision,
             "anomalies": settings.anomalies,
-            "end_step": cut.end_step,
+            "end_step": planned.end_step,
             "micro_batch_size": settings.micro_batch_size,
             "attention": settings.attention,
             "activation_checkpointing": settings.activation_checkpointing,
             "compile": settings.compile,
-            "checkpoint": _kept(builder, leg.name, settings.checkpoint),
+            "checkpoint": _kept(builder, phase.name, settings.checkpoint),
             "validation": settings.validation,
             "parallel": parallel,
         }
         segment = _segment_class(stage)(**fields, **extra)
-        tokens = cut.steps * segment.tokens_per_step
+        tokens = planned.steps * segment.tokens_per_step
         node = builder.node(
-            leg.name if len(trajectory.cuts) == 1 else f"{leg.name}{'.' if leg.name != leg.stage else '/'}{index + 1}",
-            leg.stage,
+            phase.name if len(trajectory.segments) == 1 else f"{phase.name}{'.' if phase.name != phase.stage else '/'}{index + 1}",
+            phase.stage,
             segment,
-            {**inputs, "tokenizer": _tokenizer(builder, leg, data, trajectory)} | ({"parent": parent} if parent else {}),
-            start_step=cut.start_step,
-            end_step=cut.end_step,
+            {**inputs, "tokenizer": _tokenizer(builder, phase, data, trajectory)} | ({"parent": parent} if parent else {}),
+            start_step=planned.start_step,
+            end_step=planned.end_step,
             tokens=tokens,
             flops=tokens * flops_per_token(segment),
-            leg=leg.name,
+            phase=phase.name,
         )
         if parent is not None:
             field = FIELDS.get(next(iter(data)), "conversations")
             what = next(iter(data.values())).name
             models = parent if isinstance(graph.nodes[parent.name].part, ImportModelPart) else builder.tokenizer_of(parent)
-            builder.same_tokenizer((*leg.path, field), what, node.inputs["tokenizer"], models)
-        drawn[key] = drawn.get(key, 0) + cut.end_sample - cut.start_sample
-        way, carried = [(node, cut.end_step), *way], [(node, cut.end_step), *carried]
-        parent = reads(node, cut.end_step)
-    _check_best(builder, leg)
+            builder.same_tokenizer((*phase.path, field), what, node.inputs["tokenizer"], models)
+        consumed[key] = consumed.get(key, 0) + planned.end_sample - planned.start_sample
+        ancestry, carried = [(node, planned.end_step), *ancestry], [(node, planned.end_step), *carried]
+        parent = reads(node, planned.end_step)
+    _check_best(builder, phase)
     if trajectory.leftover_tokens:
         graph.notes.append(
-            f"{leg.name}: {settings.budget} are {trajectory.steps} whole steps; {trajectory.leftover_tokens:,} tokens are left over"
+            f"{phase.name}: {settings.budget} are {trajectory.steps} whole steps; {trajectory.leftover_tokens:,} tokens are left over"
         )
 
 
@@ -126,7 +126,7 @@ def _segment_class(stage: TrainingStage) -> type[Segment]:
     return Segment
 
 
-def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, Input], dict[str, Any]]:
+def _data(builder: Builder, stage: TrainingStage, planned: SegmentPlan) -> tuple[dict[str, Input], dict[str, Any]]:
     """What a segment reads, and the fields of its kind."""
     if isinstance(stage, SftStage):
         chosen = sorted(
@@ -149,33 +149,33 @@ def _data(builder: Builder, stage: TrainingStage, cut: Cut) -> tuple[dict[str, I
             "source_names": [stage.preferences.stage],
             "data_seed": stage.data_seed,
         }
-    mixture = builder.part(Reference.parse(cut.mixture))
+    mixture = builder.part(Reference.parse(planned.mixture))
     return {"mixture": mixture}, {"source_names": [read.name for read in corpora(builder.graph, mixture.name)]}
 
 
-def _packed(builder: Builder, leg: Leg, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
-    """The rows of each corpus of a mixture, when documents are packed into them: a part of the stage per corpus, shared by its legs."""
+def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
+    """The rows of each corpus of a mixture, when documents are packed into them: a part of the stage per corpus, shared by its phases."""
     found: dict[str, Input] = {}
     for index, corpus in enumerate(corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []):
-        name = f"{leg.stage}/packing-{trajectory.sequence_length}/{corpus.name}"
+        name = f"{phase.stage}/packing-{trajectory.sequence_length}/{corpus.name}"
         node = builder.graph.nodes.get(name)
         if node is None:
             part = PackingPart(sequence_length=trajectory.sequence_length)
-            node = builder.node(name, leg.stage, part, {"corpus": corpus}, kind="packing")
+            node = builder.node(name, phase.stage, part, {"corpus": corpus}, kind="packing")
         found[f"packed:{index}"] = reads(node)
     return found
 
 
-def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, parent: Input) -> None:
+def _check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase, parent: Input) -> None:
     """The reference of the loss is the model that training begins with, and its log-probabilities were taken on the very sequences that
     are trained on."""
-    at, name = leg.path, stage.preferences
-    trajectory = builder.graph.trajectories[leg.name]
+    at, name = phase.path, stage.preferences
+    trajectory = builder.graph.trajectories[phase.name]
     reference = next(node for node in builder.graph.of(name.stage) if node.kind == "log_probabilities")
     checkpoint, part = reference.inputs["checkpoint"], reference.part
     assert isinstance(part, LogProbabilitiesPart)
     if parent.hashed != checkpoint.hashed:
-        message = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}', this stage starts from '{leg.parent}'"
+        message = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}', this stage starts from '{phase.parent}'"
         builder.problem((*at, "from"), message, "start from the checkpoint that the preference data name.")
     if trajectory.sequence_length != part.sequence_length:
         message = f"'{name}' has sequences of {part.sequence_length} tokens, this stage of {trajectory.sequence_length}"
@@ -185,36 +185,36 @@ def _check_preferences(builder: Builder, stage: PreferenceTraining, leg: Leg, pa
         builder.problem((*at, "preferences"), message, "state the same precision in both.")
 
 
-def _kept(builder: Builder, leg: str, checkpoint: Checkpointing) -> Checkpointing:
+def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpointing:
     """Steps that other stages start from are milestones; metrics that they choose by are watched."""
     wanted, best = set(checkpoint.milestones), set(checkpoint.best)
     for start, ref in builder.starts:
-        if start.leg == leg:
+        if start.phase == phase:
             wanted.add(start.step)
             best |= {ref.best} if ref.best else set()
     return checkpoint.model_copy(update={"milestones": sorted(wanted), "best": sorted(best)})
 
 
-def _check_best(builder: Builder, leg: Leg) -> None:
+def _check_best(builder: Builder, phase: Phase) -> None:
     """What `checkpoint.best` names is measured: otherwise none of its checkpoints would be kept, and nobody would be told."""
-    sources = sorted({name for node in builder.graph.segments(leg.name) for name in getattr(node.part, "source_names", [])})
-    for index, metric in enumerate(leg.settings.checkpoint.best):
-        path: FieldPath = (*leg.path, "checkpoint", "best", index)
+    sources = sorted({name for node in builder.graph.segments(phase.name) for name in getattr(node.part, "source_names", [])})
+    for index, metric in enumerate(phase.settings.checkpoint.best):
+        path: FieldPath = (*phase.path, "checkpoint", "best", index)
         wanted = metric.removeprefix("val_loss").removeprefix("/")
-        if not leg.settings.validation.interval:
-            builder.problem(path, f"'{metric}' is a held-out loss, and '{leg.name}' measures none", "give it a validation.interval.")
+        if not phase.settings.validation.interval:
+            builder.problem(path, f"'{metric}' is a held-out loss, and '{phase.name}' measures none", "give it a validation.interval.")
         elif wanted and wanted not in sources:
-            message = f"'{metric}' is the held-out loss of '{wanted}', which '{leg.name}' does not train on"
-            builder.problem(path, message, nearest(wanted, sources))
+            message = f"'{metric}' is the held-out loss of '{wanted}', which '{phase.name}' does not train on"
+            builder.problem(path, message, did_you_mean(wanted, sources))
 
 
-def _tokenizer(builder: Builder, leg: Leg, data: dict[str, Input], trajectory: Trajectory) -> Input:
+def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajectory: Trajectory) -> Input:
     tokenizer = builder.tokenizer_of(next(iter(data.values())))
     part = builder.graph.nodes[tokenizer.name].part
     assert isinstance(part, TokenizerPart)
     if part.vocab_size > trajectory.model.vocab_size:
         message = f"the model has {trajectory.model.vocab_size:,} embeddings, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
-        builder.problem(("stages", leg.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
+        builder.problem(("stages", phase.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
     return tokenizer
 
 
@@ -235,7 +235,7 @@ def add_merge(builder: Builder, name: str) -> None:
         builder.same_tokenizer(("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
     part = MergePart(model=trajectory.model, weights=[weight for _, weight in read])
     inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {"tokenizer": tokenizer}
-    builder.node(name, name, part, inputs, start_step=0, end_step=1, leg=name)
+    builder.node(name, name, part, inputs, start_step=0, end_step=1, phase=name)
 
 
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
@@ -250,15 +250,15 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
             graph.notes.append(f"'{node.name}' is chosen when its candidates have finished; until then {part.names[0]} stands for it")
     seen: set[str] = set()
     for name, stage in pipeline.stages.items():
-        for path, ref, _ in uses(name, stage):
+        for path, ref, *_ in uses(name, stage):
             if ref.best is None or str(ref) in seen:
                 continue
             seen.add(str(ref))
-            nodes = graph.segments(branch(ref, graph.trajectories, path, graph.best).leg)
+            nodes = graph.segments(point_of(ref, graph.trajectories, path, graph.best).phase)
             sources = {name for node in nodes for name in getattr(node.part, "source_names", [])}
             if ref.best.startswith("val_loss/") and (wanted := ref.best.removeprefix("val_loss/")) not in sources:
                 message = f"'{ref}' chooses by the held-out loss of '{wanted}', which '{ref.stage}' does not train on"
-                raise SpecError([Problem(path, message, nearest(wanted, sources))])
+                raise SpecError([Problem(path, message, did_you_mean(wanted, sources))])
             artifacts = [(node, Artifact(store, node.path)) for node in nodes]
             if not all(Artifact(store, node.path, node.end_step).complete for node in nodes):
                 graph.notes.append(f"'{ref}' is known when '{ref.stage}' has finished; until then it is planned from the last step")

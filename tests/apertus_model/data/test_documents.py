@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -38,45 +37,7 @@ def test_files_that_are_not_text_are_counted(tmp_path: Path) -> None:
     assert _read(tmp_path / "b", b" \n", format="text") == [Rejection("empty")]
 
 
-PYTHON = '''
-"""Module."""
-raise SystemExit("this file is read, not run")
-class A:
-    """Class,
-
-        indented."""
-    def f(self):
-        """Method."""
-    async def g(self):
-        "Coroutine."
-        return """not a docstring, but a rather long string"""
-TOPICS = {"if": "The if statement is used for conditional execution"}
-'''
-
-
-def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
-    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, format="docstrings"))) == [
-        "Class,\n\nindented.",
-        "Coroutine.",
-        "Method.",
-        "Module.",
-    ]
-
-
-def test_long_literals_are_documents_and_docstrings_are_not(tmp_path: Path) -> None:
-    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, format="literals", min_literal=30))) == [
-        "The if statement is used for conditional execution",
-        "not a docstring, but a rather long string",
-    ]
-
-
-@pytest.mark.parametrize("content", [b"def f(:\n", b"x = 1\x00", b"# coding: no-such-coding\n", b"(" * 5000])
-def test_files_that_python_cannot_parse_are_counted(tmp_path: Path, content: bytes) -> None:
-    assert _read(tmp_path / "a.py", content, format="docstrings") == [Rejection("not_python")]
-
-
 def test_half_a_surrogate_pair_is_counted(tmp_path: Path) -> None:
-    assert _read(tmp_path / "a.py", 'x = "\\ud83d" * 1\n', format="literals", min_literal=1) == [Rejection("not_utf8")]
     assert _read(tmp_path / "a.jsonl", '{"text": "\\ud83d"}\n', format="jsonl") == [Rejection("not_utf8")]
 
 
@@ -116,7 +77,7 @@ def test_lines_longer_than_the_limit_are_counted_and_not_kept(
     assert list(read_conversations(talks, *open_source(talks), "b.jsonl")) == [Rejection("too_large")]
 
 
-@pytest.mark.parametrize("kind", ["text", "code", "docstrings", "literals", "gettext-json"])
+@pytest.mark.parametrize("kind", ["text", "code"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str) -> None:
     monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
@@ -139,22 +100,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes) 
         _read(tmp_path / name, content, format="text")
     with pytest.raises(SourceError, match=r"cannot read '.*gone'"):
         list(read_documents(SourceSpec(url=str(tmp_path), format="text"), fsspec.filesystem("file"), str(tmp_path), "gone"))
-
-
-def test_catalogues_give_translations_joined_into_documents(tmp_path: Path) -> None:
-    catalogue: dict[str, Any] = {
-        "": {"language": "de"},
-        "Open": ["Öffnen"],
-        "menu\u0004%d file": ["%d Datei", "%d Dateien"],
-        "Untranslated": [""],
-    }
-    catalogue |= {f"message {n}": [f"Nachricht {n} " + "x" * 100] for n in range(60)}
-    documents = _read(tmp_path / "a.json", json.dumps(catalogue), format="gettext-json")
-    assert str(documents[0]).splitlines()[:3] == ["Öffnen", "%d Datei", "%d Dateien"]
-    assert [4000 < len(str(document)) < 4400 for document in documents] == [True, False]
-    assert len("\n".join(map(str, documents)).splitlines()) == 63
-    assert _read(tmp_path / "b.json", '{"name": "package"}', format="gettext-json") == [Rejection("no_catalogue")]
-    assert _read(tmp_path / "c.json", "{", format="gettext-json") == [Rejection("not_json")]
 
 
 def test_any_fsspec_url_is_read() -> None:

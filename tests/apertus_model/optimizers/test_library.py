@@ -250,7 +250,8 @@ def test_the_library_is_not_imported_before_it_is_asked_for() -> None:
 
 
 def test_every_name_of_the_spec_has_an_optimizer() -> None:
-    from apertus_model.trainer.optimizer import OPTIMIZERS, optimizer_config
+    from apertus_model.optimizers.registry import OPTIMIZERS
+    from apertus_model.trainer.optimizer import optimizer_config
 
     for name in PUBLISHED:
         groups = optimizer_config(OptimizerSpec(name=name, lr=1e-3).resolved({})).param_groups

@@ -11,9 +11,9 @@ from harness import MODEL, SyntheticSamples, WeightedSamples, segment, train
 
 from apertus_model.losses.cross_entropy import IGNORED, WHOLE
 from apertus_model.model.model import model_config
+from apertus_model.optimizers import gauss_newton
 from apertus_model.optimizers.sophia import Sophia
-from apertus_model.trainer import gauss_newton
-from apertus_model.trainer.gauss_newton import DrawnLabels, with_places
+from apertus_model.trainer.extra_pass import ExtraPass, with_places
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.numerics import Numerics
@@ -37,10 +37,10 @@ def test_the_update_is_the_published_one(numerics: Numerics) -> None:
     w, m, h = random(99), torch.zeros(SHAPE, dtype=torch.float64), torch.zeros(SHAPE, dtype=torch.float64)
     clipped, updated = 0.0, []
     for t in range(1, STEPS + 1):
-        if optimizer.due:
+        if optimizer.extra_pass_due:
             updated.append(t)
             weight.grad = squares_root(t)
-            optimizer.update_hessian()
+            optimizer.take_extra_gradients()
         weight.grad = random(t, mean=0.2)
         optimizer.step()
         m = 0.9 * m + 0.1 * random(t, mean=0.2)
@@ -67,7 +67,7 @@ def test_every_step_estimates_with_an_interval_of_one() -> None:
     weight = torch.nn.Parameter(random(0))
     optimizer = Sophia([weight], hessian_interval=1)
     for step in range(3):
-        assert optimizer.due
+        assert optimizer.extra_pass_due
         weight.grad = random(step)
         optimizer.step()
 
@@ -89,11 +89,12 @@ def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, nu
     labels[0, [2, 7]] = IGNORED
     weights = torch.where(torch.arange(12) % 3 == 0, 0.25, 1.0)[None] if weighted else torch.ones(1, 12)
     extras = with_places({"weights": weights} if weighted else {}, labels, range(1))
-    objective = DrawnLabels(1)
+    optimizer = Sophia([torch.nn.Parameter(weight)])
+    objective = ExtraPass(optimizer, 1)
     denominator = objective.count(labels, extras)
     estimates = []
     for step in range(draws):
-        (gradient,) = torch.autograd.grad(DrawnLabels(step).reader(labels, extras, denominator)(hidden, weight, WHOLE), weight)
+        (gradient,) = torch.autograd.grad(ExtraPass(optimizer, step).reader(labels, extras, denominator)(hidden, weight, WHOLE), weight)
         estimates.append(gradient.square())
     found = torch.stack(estimates)
     p = (hidden[0] @ weight.detach().T).softmax(-1)
@@ -102,7 +103,7 @@ def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, nu
     numerics(
         "optimizers",
         "Gauss-Newton-Bartlett estimate, mean of 4,000 draws, in its standard errors",
-        source="arXiv 2305.14342, algorithm 2; weights as in `trainer.gauss_newton`",
+        source="arXiv 2305.14342, algorithm 2; weights as in `optimizers.gauss_newton`",
         against="the diagonal of the Gauss-Newton matrix of a softmax regression, exact",
         difference=((found.mean(0) - exact).abs() / (found.std(0) / draws**0.5)).max().item(),
         allowed=5,

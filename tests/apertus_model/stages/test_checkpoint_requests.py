@@ -44,7 +44,7 @@ class Training:
         folder = self.attempt.folder(Attempt.checkpoint_folder(step))
         facts = {"tokens": step, "validation": {"text": float(step)}, "validation_step": step}
         with requests() as sent:
-            names = [f"__{rank}_0.distcp" for rank in range(2)]
+            names = [f"rank-{rank:05d}.safetensors" for rank in range(2)]
             files = {name: self.attempt.store.write_bytes(f"{folder}/{name}", b"weights") for name in names}
             self.report._commit(Saved(step, files, 0.0, 0.0), facts, [{"step": step, "loss": 1.0}])
         return Counter(sent)

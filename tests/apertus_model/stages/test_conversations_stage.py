@@ -190,7 +190,8 @@ def test_too_little_to_split_is_refused_with_the_fix(bench: Any, chat: Path, tok
 
 
 def test_questions_about_functions_have_all_kinds_of_blocks(bench: Any, tokenizer: Artifact) -> None:
-    source = {"url": "installed:stdlib", "format": "function-questions", "include": ["json/*.py", "shutil.py", "textwrap.py", "bisect.py"]}
+    reader = {"format": "conversations", "reader": "examples.questions:function_questions", "version": 1}
+    source = {"url": "installed:stdlib", **reader, "include": ["json/*.py", "shutil.py", "textwrap.py", "bisect.py"]}
     spec = {"source": source, "process": {"holdout": 0.2}, "seed": 1, "files_per_task": 50}
     artifact = bench.run("conversations", "c", spec, {"tokenizer": tokenizer})
     shards = ConversationShards(artifact, "train")

@@ -12,7 +12,7 @@ from apertus_model.files import copy_folder
 from apertus_model.stages.harness import ENVIRONMENT, HarnessError, check_tasks, finite, flat
 from infra.store import Artifact
 
-TASK = {"tasks": ["stdlib_functions"], "include": "installed:specs/tasks"}
+TASK = {"tasks": ["stdlib_functions"], "include": "installed:examples/tasks"}
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_a_file_that_is_no_yaml_is_a_message(tmp_path: Path) -> None:
 
 
 def test_the_example_task_is_installed_and_well_formed(tmp_path: Path) -> None:
-    folder = copy_folder("installed:specs/tasks", tmp_path / "tasks", ["**/*.yaml", "**/*.jsonl"])
+    folder = copy_folder("installed:examples/tasks", tmp_path / "tasks", ["**/*.yaml", "**/*.jsonl"])
     check_tasks(folder)
     questions = [json.loads(line) for line in (folder / "stdlib_functions" / "questions.jsonl").read_text().splitlines()]
     assert len(questions) == 100

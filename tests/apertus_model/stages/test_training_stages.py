@@ -185,7 +185,7 @@ def test_a_checkpoint_is_not_gone_on_from_with_other_data(stages: Stages) -> Non
 def weights_of(artifact: Artifact, step: int) -> dict[str, list[float]]:
     from torch.distributed.checkpoint import load
 
-    from apertus_model.trainer.safe_reader import reader
+    from apertus_model.trainer.checkpoint_reader import reader
 
     storage = reader(artifact.checkpoint(step))
     index = storage.read_metadata().state_dict_metadata

@@ -218,7 +218,7 @@ def test_going_on_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path,
 def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(tmp_path: Path, processes: int) -> None:
     with pytest.raises(RuntimeError, match=r"AnomalyError: step 4: the loss is not finite; training stops"):
         run(tmp_path, spec_of(), processes)
-    assert (tmp_path / "step-3" / ".metadata").exists()
+    assert (tmp_path / "step-3" / "index.json").exists()
     assert not (tmp_path / "step-4").exists()
 
 

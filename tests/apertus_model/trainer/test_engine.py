@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from harness import (
     MODEL,
     Sample,
@@ -18,11 +19,14 @@ from harness import (
 )
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.optimizers.registry import NOT_DECAYED
+from apertus_model.trainer.checkpoint import Source, causes
+from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
 from apertus_model.trainer.heldout import Evaluator
 from apertus_model.trainer.loader import collate
-from apertus_model.trainer.optimizer import NOT_DECAYED, Optimizers, optimizer_config
-from apertus_model.trainer.safe_reader import CheckpointError, reader
+from apertus_model.trainer.optimizer import Optimizers, optimizer_config
+from apertus_model.trainer.upload import CheckpointWriter
+from infra.store import Store
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
@@ -207,18 +211,18 @@ def test_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.system, ("touch " + str(tmp_path / "pwned"),)
 
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(CheckpointError, match=r"names posix\.system"):
+    (tmp_path / "index.json").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match="is damaged"):
         reader(str(tmp_path)).read_metadata()
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_checkpoint_with_anything_but_tensors_is_refused(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import save
-
-    save({"weight": torch.ones(2), "settings": {"lr": 0.1}}, checkpoint_id=str(tmp_path), no_dist=True)
-    with pytest.raises(CheckpointError, match=r"'settings.lr' of the checkpoint is not a tensor"):
-        reader(str(tmp_path)).read_metadata()
+@pytest.mark.parametrize("value", [0.1, torch.ones(2, dtype=torch.complex64)])
+def test_a_checkpoint_with_anything_but_tensors_of_known_types_is_not_written(tmp_path: Path, value: Any) -> None:
+    writer = CheckpointWriter(Store.open(str(tmp_path)), "checkpoint")
+    with pytest.raises(TypeError, match=r"'settings.value' is no tensor of a type that checkpoints have \(bfloat16, bool, "), causes():
+        dcp.save({"weight": torch.ones(2), "settings": {"value": value}}, storage_writer=writer, no_dist=True)
+    assert not list(tmp_path.rglob("*.*"))
 
 
 # Held-out loss and generation

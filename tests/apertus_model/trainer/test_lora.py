@@ -11,7 +11,7 @@ from harness import MODEL, ListedSamples, Result, SyntheticSamples, difference, 
 from apertus_model.model.lora import is_adapter, merge_adapter
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
-from apertus_model.trainer.safe_reader import reader
+from apertus_model.trainer.checkpoint_reader import reader
 from specs.launch import Parallel
 from specs.stages.sft import Lora
 

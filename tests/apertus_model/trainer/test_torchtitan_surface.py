@@ -63,11 +63,11 @@ SIGNATURES = {
     "torch.distributed.checkpoint.DefaultSavePlanner.set_up_planner": ["self", "state_dict", "storage_meta", "is_coordinator"],
     "torch.distributed.checkpoint.DefaultSavePlanner.create_local_plan": ["self"],
     "torch.distributed.checkpoint.DefaultSavePlanner.resolve_data": ["self", "write_item"],
-    "torch.distributed.checkpoint.FileSystemWriter.prepare_local_plan": ["self", "plan"],
-    "torch.distributed.checkpoint.FileSystemWriter.write_data": ["self", "plan", "planner"],
-    "torch.distributed.checkpoint.FileSystemWriter.finish": ["self", "metadata", "results"],
-    "torch.distributed.checkpoint.filesystem.FileSystem.create_stream": ["self", "path", "mode"],
-    # apertus_model/trainer/safe_reader.py
+    "torch.distributed.checkpoint.StorageWriter.prepare_local_plan": ["self", "plan"],
+    "torch.distributed.checkpoint.StorageWriter.prepare_global_plan": ["self", "plans"],
+    "torch.distributed.checkpoint.StorageWriter.write_data": ["self", "plan", "planner"],
+    "torch.distributed.checkpoint.StorageWriter.finish": ["self", "metadata", "results"],
+    # apertus_model/trainer/checkpoint_reader.py
     "torch.distributed.checkpoint.StorageReader.read_metadata": ["self", "args", "kwargs"],
     "torch.distributed.checkpoint.StorageReader.set_up_storage_reader": ["self", "metadata", "is_coordinator", "args", "kwargs"],
     "torch.distributed.checkpoint.StorageReader.read_data": ["self", "plan", "planner"],

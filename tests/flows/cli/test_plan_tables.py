@@ -150,8 +150,8 @@ def test_every_source_is_shown_once_with_the_stage_that_uses_it_most(plans: dict
     begin = lines.index("what training draws")
     rows = [line.split() for line in lines[begin:] if line.startswith(" corpus/")]
     assert [row[0] for row in rows] == list(dict.fromkeys(row[0] for row in rows))
-    assert {row[0] for row in rows} == {demand.source for demand in plan.demands}
-    most = {demand.source: max(d.passes for d in plan.demands if d.source == demand.source) for demand in plan.demands}
+    assert {row[0] for row in rows} == {usage.source for usage in plan.source_usage}
+    most = {usage.source: max(d.passes for d in plan.source_usage if d.source == usage.source) for usage in plan.source_usage}
     passes = [float(row[row.index("of") - 1]) for row in rows]
     assert passes == [pytest.approx(most[row[0]], abs=0.005) for row in rows]
     assert passes == sorted(passes, reverse=True)

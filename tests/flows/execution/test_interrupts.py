@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from infra.liveness import STOP_SIGNALS
-from tests.e2e.conftest import notices_interrupts
 
 names = pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
 
@@ -22,7 +21,6 @@ def started(program: str, ignored: signal.Signals | None = None, **options: int)
     """A process that runs `program` and has said that it is up."""
 
     def prepare() -> None:
-        notices_interrupts()
         if ignored is not None:
             signal.signal(ignored, signal.SIG_IGN)
 
@@ -185,7 +183,6 @@ except KeyboardInterrupt as error:
 """
     pid, terminal = pty.fork()
     if pid == 0:
-        notices_interrupts()
         os.execv(sys.executable, [sys.executable, "-c", program])
     said = b""
     while b"up" not in said:

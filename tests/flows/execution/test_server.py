@@ -12,7 +12,7 @@ import pytest
 
 from flows.execution.server import SETTINGS
 from infra.liveness import STOP_SIGNALS
-from tests.e2e.conftest import command_line, notices_interrupts
+from tests.e2e.conftest import command_line
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -93,7 +93,6 @@ def test_the_server_and_its_guard_end_after_the_run_and_not_before(tmp_path: Pat
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=notices_interrupts,
     )
     assert process.stdout is not None
     up, *others = process.stdout.readline().split()

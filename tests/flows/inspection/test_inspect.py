@@ -231,6 +231,6 @@ def test_looking_at_data_needs_no_torch() -> None:
 
 
 def test_every_kind_of_training_has_an_inspector() -> None:
-    from specs.pipeline import TRAINING
+    from specs.stages import TRAINING
 
     assert {"mixture", *TRAINING} <= set(INSPECTORS)

@@ -13,7 +13,7 @@ import pytest
 from flows.planning.advice.training import ROPE_BOUNDS, rope_bound
 from flows.planning.plan import Plan, make
 from infra.store import Store
-from specs.advice import CODES, markdown
+from specs.advice import CODES
 from specs.errors import SpecError
 from specs.model import FLAVOURS
 from specs.recipe import load
@@ -203,7 +203,3 @@ def test_below_the_bound_of_rope_some_distance_has_no_preference_for_similar_tok
     assert rope_bound(length) == pytest.approx(bound)
     assert any(preferred(bound * factor) for factor in np.linspace(0.82, 1.18, 37))
     assert not any(preferred(bound * factor) for factor in (0.4, 0.5, 0.6, 0.7))
-
-
-def test_the_page_of_advice_is_made_from_the_table() -> None:
-    assert (ROOT / "docs" / "advice.md").read_text() == markdown()

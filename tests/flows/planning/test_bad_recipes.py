@@ -104,7 +104,7 @@ https://host/x?key=Zq7kX https://host/x#access_token=Zq7kX
 """
 TEXTS = """
 store=URL description=URL sources.notes.url=URL sources.notes.include=[URL] sources.notes.license=URL
-stages.tokenizer.from=hf:URL tracking.tensorboard=URL elsewhere.files=[URL]
+stages.tokenizer.from=hf:URL tracking.tensorboard=URL assumed_inputs.files=[URL]
 """
 OTHERS = "name=URL extends=URL nonsense=URL URL=1 launch.processes=URL stages.pretrain.budget=URL stages.pretrain.from=URL"
 

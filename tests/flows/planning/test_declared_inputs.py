@@ -39,8 +39,8 @@ def notes_of(plan: Plan, word: str) -> list[str]:
 
 def test_what_is_not_at_hand_is_planned_from_its_declared_size(planned_as: Planned) -> None:
     plan = planned_as(ABSENT)
-    (drawn,) = [demand for demand in plan.demands if demand.stage == "pretrain"]
-    assert (drawn.held, drawn.exact, drawn.declared) == (8000, False, True)  # a fifth of 10,000 is held out
+    (drawn,) = [usage for usage in plan.source_usage if usage.stage == "pretrain"]
+    assert (drawn.available, drawn.exact, drawn.declared) == (8000, False, True)  # a fifth of 10,000 is held out
     assert drawn.tokens == (12 * 4 + 4 * 8) * 32
     assert drawn.sequences == 7999 // 32
 
@@ -68,8 +68,8 @@ def test_what_does_not_need_it_can_run(planned_as: Planned) -> None:
         "sources:\n", "sources:\n  other: {{url: nowhere, format: text, declared: {{tokens: 5k tokens}}}}\n", 1
     ).replace("sources: {{notes: {{holdout: 0.2}}}}", "sources: {{notes: {{holdout: 0.2}}, other: {{}}}}")
     plan = planned_as(both)
-    assert plan.steps["corpus/other"].absent == ("other",)
-    assert plan.steps["pretrain/1"].absent == ()
+    assert plan.steps["corpus/other"].unavailable == ("other",)
+    assert plan.steps["pretrain/1"].unavailable == ()
     assert "tokenizer" in select(plan, "tokenizer", None)
     with pytest.raises(SpecError, match="'other' is declared"):
         select(plan, "corpus", None)
@@ -78,7 +78,7 @@ def test_what_does_not_need_it_can_run(planned_as: Planned) -> None:
 def test_a_declaration_bears_no_identity_where_the_data_are(planned_as: Planned) -> None:
     stated, silent = planned_as(DECLARED), planned_as(RECIPE)
     assert [node.path for node in stated.graph.nodes.values()] == [node.path for node in silent.graph.nodes.values()]
-    assert not any(step.absent for step in stated.steps.values())
+    assert not any(step.unavailable for step in stated.steps.values())
 
 
 def test_two_places_that_nobody_has_seen_are_two_corpora(planned_as: Planned) -> None:
@@ -101,7 +101,7 @@ def test_a_remote_url_is_asked_only_when_the_network_may_be(planned_as: Planned,
     monkeypatch.setattr(builder_module, "list_source", list_source)
     monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail("a plan used the network"))
     remote = DECLARED.replace('"{documents}"', "s3://bucket/notes")
-    assert planned_as(remote, ask_network=False).steps["corpus/notes"].absent == ("notes",)
+    assert planned_as(remote, ask_network=False).steps["corpus/notes"].unavailable == ("notes",)
     assert asked == []
     planned_as(remote)
     assert asked == ["s3://bucket/notes"]
@@ -157,23 +157,23 @@ def test_files_elsewhere_may_be_absent_and_others_may_not(planned_as: Planned) -
     with pytest.raises(SpecError, match="there is nothing at nowhere/tokenizer"):
         planned_as(ELSEWHERE)
     with pytest.raises(SpecError, match="there is nothing at nowhere/tokenizer"):
-        planned_as(ELSEWHERE + "elsewhere: {{files: [nowhere/token]}}\n")
-    plan = planned_as(ELSEWHERE + "elsewhere: {{files: [nowhere]}}\n")
-    assert plan.steps["tokenizer"].absent == ("nowhere/tokenizer",)
+        planned_as(ELSEWHERE + "assumed_inputs: {{files: [nowhere/token]}}\n")
+    plan = planned_as(ELSEWHERE + "assumed_inputs: {{files: [nowhere]}}\n")
+    assert plan.steps["tokenizer"].unavailable == ("nowhere/tokenizer",)
     with pytest.raises(SpecError, match="'nowhere/tokenizer' is declared and unavailable"):
         select(plan, "tokenizer", None)
 
 
 def test_a_source_states_its_own_size_wherever_it_lies(planned_as: Planned) -> None:
     with pytest.raises(SpecError, match="there is nothing at nowhere/notes"):
-        planned_as(RECIPE.replace('"{documents}"', "nowhere/notes") + "elsewhere: {{files: [nowhere]}}\n")
+        planned_as(RECIPE.replace('"{documents}"', "nowhere/notes") + "assumed_inputs: {{files: [nowhere]}}\n")
 
 
 MODEL = """\
 name: tuned
 sources:
   talks: {url: nowhere/talks, format: chat, declared: {documents: 100}}
-elsewhere:
+assumed_inputs:
   models: {"hf:nobody/nothing": {model: {flavour: mini}, context: 512, chat: true}}
 stages:
   tokenizer: {kind: tokenizer, from: "hf:nobody/nothing"}
@@ -195,4 +195,4 @@ def test_a_declared_model_stands_in_with_its_dimensions(tmp_path: Path, store: S
     sft = plan.graph.trajectories["sft"]
     assert sft.model.dim == 96
     assert sft.sequence_length == 512
-    assert set(plan.steps["sft"].absent) == {"talks", "hf:nobody/nothing", "hf:nobody/nothing (tokenizer)"}
+    assert set(plan.steps["sft"].unavailable) == {"talks", "hf:nobody/nothing", "hf:nobody/nothing (tokenizer)"}

@@ -18,11 +18,10 @@ from flows.cli.tables import estimate as tables
 from flows.planning.comparison import compare
 from flows.planning.estimate import flops, storage
 from flows.planning.estimate.memory import memory_of_step
-from flows.planning.estimate.schedule import spans
 from flows.planning.estimate.time_and_cost import spent
+from flows.planning.estimate.timeline import spans
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.plan import Plan, make
-from flows.published import plan_of
 from infra.store import Attempt, Store, sinks
 from infra.store.retention import prune
 from specs.cluster import GPUS, Cluster
@@ -37,6 +36,7 @@ from specs.schedule import Schedule
 from specs.stages.training import Segment
 from tests.flows.conftest import finish
 from tests.recipes import CHAT, write_recipe
+from tools.published import plan_of
 
 Planned = Callable[..., Plan]
 CLUSTER = "cluster={gpu: H100, gpus_per_node: 2, mfu: 0.5, price_per_gpu_hour: 3, power_per_gpu: 500, pue: 1.2, storage_price: 20}"
@@ -316,9 +316,9 @@ def test_utilisation_is_measured_on_what_is_stored(planned: Planned) -> None:
 
 def test_work_that_two_stages_share_is_counted_once(planned: Planned, tmp_path: Path, store: Store) -> None:
     text = write_recipe(tmp_path).read_text()
-    twin = text + "  again: {kind: cooldown, from: pretrain, mixture: main, budget: 6 steps}\n"
-    (tmp_path / "twin.yaml").write_text(twin)
-    assert make(load(tmp_path / "twin.yaml"), store).estimates.totals()["flops"] == planned().estimates.totals()["flops"]
+    duplicate = text + "  again: {kind: cooldown, from: pretrain, mixture: main, budget: 6 steps}\n"
+    (tmp_path / "duplicate.yaml").write_text(duplicate)
+    assert make(load(tmp_path / "duplicate.yaml"), store).estimates.totals()["flops"] == planned().estimates.totals()["flops"]
 
 
 def test_two_plans_are_compared_by_fields_and_totals(planned: Planned) -> None:

@@ -16,9 +16,9 @@ from specs.compose import compose
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
 from specs.recipe import validate
-from specs.reference import NESTED
 from specs.stages import STAGES
 from tests.recipes import CHAT, write_recipe
+from tools.reference import NESTED
 
 SOURCES = """\
 sources:
@@ -29,7 +29,7 @@ sources:
     metadata: [score, language, toxic_score]
     limit: 5
     declared: {{tokens: 5k tokens, documents: 5}}
-  long: {{url: "{documents}", format: literals, min_literal: 10}}
+  own: {{url: "{documents}", format: documents, reader: "package.module:name", version: 1}}
 """
 OPTIMIZERS = """\
   small:
@@ -113,7 +113,7 @@ cluster:
   storage_price: 20
   storage_bandwidth: 5
   host_bandwidth: 5
-elsewhere: {{models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
+assumed_inputs: {{models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
 """
 MAY_BE_NEGATIVE = {"seed", "data_seed", "min", "max", "thresholds", "cutoffs", "dp_shard"}
 

@@ -115,7 +115,7 @@ def test_sizes_stand_in_for_weights(mixed: Planned) -> None:
     assert _shares(mixed(second=second), "second") == {"corpus/notes": 0.25, "corpus/sums": 0.75}
     plain = mixed(second="  second: {kind: mixture, proportional: [corpus/notes, corpus/sums], max_repetition: 100}\n")
     finish(plain)
-    passes = {demand.source: demand.passes for demand in mixed(second=plain_second()).demands if demand.stage == "pretrain"}
+    passes = {usage.source: usage.passes for usage in mixed(second=plain_second()).source_usage if usage.stage == "pretrain"}
     assert passes["corpus/sums"] == pytest.approx((4 * 4 + 4 * 8) / 2 / (39_999 // 32))
 
 
@@ -204,7 +204,7 @@ def test_exclusion_that_cannot_be_exact_is_refused(mixed: Planned) -> None:
         ("{proportional: [corpus/notes, corpus/notes]}", "corpus/notes is named twice"),
         ("{proportional: [main]}", "stage 'main' is a mixture; corpus is needed here"),
         ("{weights: {second: 1}}", "the stages form a cycle: second -> second"),
-        ("{weights: {main: 1}, exclude: [corpus]}", "stage 'corpus' is a corpus; one of pretrain"),
+        ("{weights: {main: 1}, exclude: [corpus]}", "stage 'corpus' is a corpus; one of cooldown"),
         ("{weights: {main: 1}, exclude: [pretrain@step=3]}", "exclude names stages as a whole; write 'pretrain'"),
         ("{proportional: [corpus/notes], anneal: {to: {main: 1}, over: 8 steps}}", "anneal goes from weights to weights"),
     ],
@@ -223,12 +223,12 @@ def test_an_annealed_mixture_is_no_part_of_another(mixed: Planned) -> None:
 def test_passes_are_counted_over_the_whole_way_and_the_factor_that_is_needed_is_named(mixed: Planned) -> None:
     finish(mixed())
     windows = 39_999 // 32
-    demands = {(demand.stage, demand.source): demand for demand in mixed("stages.cooldown.budget=100 steps").demands}
-    notes = demands["cooldown", "corpus/notes"]
+    usages = {(usage.stage, usage.source): usage for usage in mixed("stages.cooldown.budget=100 steps").source_usage}
+    notes = usages["cooldown", "corpus/notes"]
     # main: 32 samples in pretrain, 800 in the cooldown, 60% notes; second: 48 samples, 42%.
     assert notes.passes == pytest.approx((832 * 0.6 + 48 * 0.42) / windows)
     assert notes.tokens == pytest.approx(800 * 0.6 * 32)
-    assert (notes.held, notes.exact, notes.sequences, notes.allowed, notes.shortfall) == (40_000, True, windows, 100, 0)
+    assert (notes.available, notes.exact, notes.sequences, notes.allowed, notes.shortfall) == (40_000, True, windows, 100, 0)
     with pytest.raises(SpecError) as caught:
         mixed("stages.cooldown.budget=100 steps", "stages.main.max_repetition=0.4")
     passes = (832 * 0.6 + 48 * 0.42) / windows
@@ -244,7 +244,7 @@ def test_what_merged_checkpoints_have_in_common_is_counted_once(mixed: Planned) 
     overrides = ["stages.cooldown.from=average", "stages.cooldown.carry=[weights]", "stages.cooldown.optimizer.lr=1e-3"]
     finish(mixed(*overrides, second=merged))
     again = mixed(*overrides, second=merged)
-    notes = next(demand for demand in again.demands if (demand.stage, demand.source) == ("cooldown", "corpus/notes"))
+    notes = next(usage for usage in again.source_usage if (usage.stage, usage.source) == ("cooldown", "corpus/notes"))
     assert notes.passes == pytest.approx((32 + 24) * 0.6 / (39_999 // 32))
 
 
@@ -259,7 +259,7 @@ def test_best_fit_packing_is_a_part_per_corpus_and_length_and_is_inherited(mixed
     finish(plan, metrics={"rows": 1255, "share/padding": 0.004, "share/cropped": 0.25, "share/cropped_by_windows": 0.75})
     again = mixed("stages.pretrain.packing=best-fit")
     assert {step.action for step in again.steps.values()} == {"reuse"}
-    assert {demand.sequences for demand in again.demands} == {1255}
+    assert {usage.sequences for usage in again.source_usage} == {1255}
     told = "1,255 rows with 0.40% padding; 25.0% of the tokens are in documents that are cut, 75.0% would be if they were concatenated"
     assert f"pretrain/packing-32/corpus/sums: {told}" in again.graph.notes
 

@@ -161,7 +161,7 @@ def test_a_part_that_committed_nothing_says_so(planned: Planned, store: Store) -
 def test_what_is_drawn_of_the_only_source_is_all_that_was_trained_on_up_to_a_stage(planned: Planned) -> None:
     plan = planned()
     trained = {name: sum(node.tokens for node in plan.graph.of(name)) for name in ("pretrain", "cooldown")}
-    assert {demand.stage: (demand.tokens, demand.drawn) for demand in plan.demands} == {
+    assert {usage.stage: (usage.tokens, usage.consumed) for usage in plan.source_usage} == {
         "pretrain": (trained["pretrain"], trained["pretrain"]),
         "cooldown": (trained["cooldown"], trained["pretrain"] + trained["cooldown"]),
     }

@@ -18,13 +18,13 @@ from ruamel.yaml import YAML
 from apertus_model.data.goldfish import goldfish_mask
 from flows.inspection.goldfish import masked_by_hash, masked_share
 from flows.planning.plan import Plan, make
-from flows.published import OVERVIEW, PAGES, markdown, overview, plan_of
 from infra.store import Store
 from specs.recipe import load
 from specs.schema import json_schema
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Goldfish
 from specs.trajectory import Trajectory
+from tools.published import OVERVIEW, PAGES, markdown, overview, plan_of
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "specs" / "recipes"
@@ -44,8 +44,8 @@ def pretraining(plans: dict[str, Plan], size: str) -> Trajectory:
 
 def cut_at(run: Trajectory, steps: int) -> tuple[str, int, str]:
     """Mixture, batch and decay of the segment that begins after that many steps."""
-    cut = next(cut for cut in run.cuts if cut.start_step == steps)
-    return cut.mixture, cut.batch, cut.schedule.decay
+    segment = next(segment for segment in run.segments if segment.start_step == steps)
+    return segment.mixture, segment.batch, segment.schedule.decay
 
 
 # First iteration of a data stage, from 1; the segment begins when one step less is done. The 8B's stage 3 is the exception: the table's
@@ -76,7 +76,7 @@ def test_borders_are_those_of_the_report_to_the_iteration(
 
 @pytest.mark.parametrize(("size", "segments"), [("8b", 4), ("70b", 7)])
 def test_there_is_no_other_border(plans: dict[str, Plan], size: str, segments: int) -> None:
-    assert len(pretraining(plans, size).cuts) == segments
+    assert len(pretraining(plans, size).segments) == segments
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_totals_are_those_of_the_report(plans: dict[str, Plan], size: str, last:
     nodes = plans[size].graph.of("pretrain")
     assert run.steps == last
     assert run.tokens + run.leftover_tokens == 3_662_109_375 * 4096 == 15 * 10**12
-    assert next(cut.start_sample for cut in run.cuts if cut.batch > run.cuts[0].batch) == doubled
-    assert run.cuts[-1].schedule.decay_start == (3_662_109_375 - 403_905_806) * 4096
+    assert next(segment.start_sample for segment in run.segments if segment.batch > run.segments[0].batch) == doubled
+    assert run.segments[-1].schedule.decay_start == (3_662_109_375 - 403_905_806) * 4096
     assert run.lr_at(run.steps) == pytest.approx(final, rel=1e-4)  # after the last whole step, which ends just before 15T
     assert sum(node.flops for node in nodes) == pytest.approx(flops, rel=0.01)
     assert sum(node.tokens for node in nodes) / 50 == pytest.approx(0.3e12, rel=1e-4)  # left out by Goldfish, nominally
@@ -102,7 +102,7 @@ def test_long_context_phases_are_those_of_the_scripts(plans: dict[str, Plan], si
     found = [plans[size].graph.trajectories[f"long-context-{length}/1"] for length in ("8k", "16k", "32k", "64k")]
     assert [round(phase.tokens / 1e9, 2) for phase in found] == list(billions)
     assert [phase.model.rope_theta for phase in found] == [1e6, 2e6, 4e6, 12e6]
-    assert {phase.cuts[0].batch * phase.sequence_length for phase in found} == {pretraining(plans, size).cuts[-1].batch * 4096}
+    assert {phase.segments[0].batch * phase.sequence_length for phase in found} == {pretraining(plans, size).segments[-1].batch * 4096}
 
 
 def test_stages_of_data_are_planned_in_the_order_in_which_they_are_drawn_from(plans: dict[str, Plan]) -> None:
@@ -130,7 +130,10 @@ def test_the_hash_of_goldfish_masks_less_than_one_label_in_k() -> None:
 @pytest.mark.parametrize("size", ["8b", "70b"])
 def test_borders_and_what_goldfish_leaves_out_are_in_the_json(plans: dict[str, Plan], size: str) -> None:
     run, document = pretraining(plans, size), plans[size].to_json(masked_by_hash)
-    borders = [(cut.start_step, cut.end_step, run.tokens_at(cut.start_step), run.tokens_at(cut.end_step)) for cut in run.cuts]
+    borders = [
+        (segment.start_step, segment.end_step, run.tokens_at(segment.start_step), run.tokens_at(segment.end_step))
+        for segment in run.segments
+    ]
     (stage,) = [stage for stage in document["stages"] if stage["name"] == "pretrain"]
     estimated = document["estimates"]["stages"]["pretrain"]
     for parts in (stage["parts"], estimated["parts"]):
@@ -141,14 +144,14 @@ def test_borders_and_what_goldfish_leaves_out_are_in_the_json(plans: dict[str, P
 
 
 def test_the_page_shows_what_is_planned_now() -> None:
-    assert markdown() in (ROOT / "docs" / "recipes.md").read_text(), "python -m flows.published"
+    assert markdown() in (ROOT / "docs" / "recipes.md").read_text(), "python -m tools.published"
 
 
 def test_the_pages_list_all_recipes_with_what_their_plans_say() -> None:
     assert set(OVERVIEW) == {path.stem for path in RECIPES.glob("*.yaml")}
     table = overview("@")
     for page, folder in PAGES.items():
-        assert table.replace("(@/", f"({folder}/") in (ROOT / page).read_text(), f"{page}: python -m flows.published"
+        assert table.replace("(@/", f"({folder}/") in (ROOT / page).read_text(), f"{page}: python -m tools.published"
 
 
 def test_every_recipe_has_a_deployment_that_names_its_file() -> None:
@@ -211,7 +214,7 @@ def test_the_70b_needs_recomputation_for_long_contexts(plans: dict[str, Plan]) -
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_in_miniature_is_on_this_machine_alone(name: str) -> None:
     whole, small = plan_of(name), plan_of(f"{name}-mini")
-    assert whole.graph.absent and not small.graph.absent
+    assert whole.graph.unavailable and not small.graph.unavailable
     assert whole.pipeline.cluster is not None and small.pipeline.cluster is None
     assert small.estimates.totals()["tokens"] * 1000 < whole.estimates.totals()["tokens"]
     assert small.advice.given == [] and not [note for note in small.graph.notes if "declare" in note or "silence" in note]
@@ -318,7 +321,7 @@ def test_the_baseline_of_the_ablation_has_as_many_parameters_as_its_variant() ->
 def test_the_ablation_changes_one_thing_at_a_time() -> None:
     trajectories = make(load(RECIPES / "apertus-1.5b-100b.yaml"), Store.open("nowhere"), ask_network=False).graph.trajectories
     choices = {
-        name: (run.model.activation, run.optimizer.name, run.cuts[-1].schedule.decay, run.goldfish is not None)
+        name: (run.model.activation, run.optimizer.name, run.segments[-1].schedule.decay, run.goldfish is not None)
         for name, run in trajectories.items()
     }
     assert choices == {

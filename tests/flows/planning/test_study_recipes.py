@@ -23,7 +23,7 @@ def planned(name: str, store: Store) -> Plan:
 
 def kinds(plan: Plan) -> dict[str, int]:
     """Parts that would really run, by kind."""
-    return dict(Counter(node.kind for node in plan.graph.nodes.values() if plan.graph.twin(node) is None))
+    return dict(Counter(node.kind for node in plan.graph.nodes.values() if plan.graph.duplicate_of(node) is None))
 
 
 def trajectories(pipeline: Pipeline) -> dict[str, Trajectory]:
@@ -42,7 +42,9 @@ def test_all_schedules_are_fine_tuned_from_pretrainings_that_run_once(store: Sto
     (probed,) = {tuple(read.hashed for role, read in plan.graph.nodes[f"probe-{name}"].inputs.items() if role != "checkpoint")
                  for name in ("wso", "wsd-0", "linear-0", "cosine-0.1")}  # fmt: skip
     assert len(probed) == 2
-    peaks = {name: found.cuts[-1].schedule.factor(found.tokens) for name, found in plan.graph.trajectories.items() if "base-" in name[:5]}
+    peaks = {
+        name: found.segments[-1].schedule.factor(found.tokens) for name, found in plan.graph.trajectories.items() if "base-" in name[:5]
+    }
     assert peaks == pytest.approx(
         {"base-wso": 1, "base-wsd-0.1": 0.1, "base-wsd-0": 0, "base-linear-0.1": 0.1, "base-linear-0": 0,
          "base-cosine-0.1": 0.1, "base-cosine-0": 0}, abs=1e-9,
@@ -56,7 +58,7 @@ def test_sixteen_fine_tunings_come_from_two_pretrainings(store: Store) -> None:
     for name, found in plan.graph.trajectories.items():
         if name.startswith("sft-"):
             _, optimizer, _, base, rate = name.split("-", 4)
-            assert (found.optimizer.name, found.optimizer.lr, found.parent.leg) == (optimizer, float(rate), f"base-{base}")  # type: ignore[union-attr]
+            assert (found.optimizer.name, found.optimizer.lr, found.parent.phase) == (optimizer, float(rate), f"base-{base}")  # type: ignore[union-attr]
             against = plan.graph.nodes[f"evaluate-{name.removeprefix('sft-')}"].inputs["against"]
             assert against.name == f"evaluate-base-{base}"
 
@@ -80,7 +82,7 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_scale_is_the_one_of_the_paper(name: str) -> None:
     found = trajectories(load(RECIPES / f"{name}.yaml"))
-    assert {leg: (found[leg].steps, found[leg].tokens) for leg in PUBLISHED[name]} == PUBLISHED[name]
+    assert {phase: (found[phase].steps, found[phase].tokens) for phase in PUBLISHED[name]} == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -235,9 +235,9 @@ def chat(tmp_path: Path, store: Store) -> Path:
     return write_recipe(tmp_path, CHAT)
 
 
-@pytest.mark.parametrize(("step", "cuts"), [(8, [(16, 4), (32, 8)]), (12, [(32, 8)])])
+@pytest.mark.parametrize(("step", "segments"), [(8, [(16, 4), (32, 8)]), (12, [(32, 8)])])
 def test_a_branch_at_the_end_of_a_segment_begins_behind_a_border_that_is_stated_in_tokens(
-    recipe: Path, store: Store, step: int, cuts: list[tuple[int, int]]
+    recipe: Path, store: Store, step: int, segments: list[tuple[int, int]]
 ) -> None:
     # borders at 1,050 and 1,600 tokens are floored to steps 8 and 12, at 1,024 and 1,536 tokens; 26 and 64 tokens are less than a step
     text = recipe.read_text().replace("{0 steps: main, 8 steps: second}", "{0 tokens: main, 1_050 tokens: second}")
@@ -246,8 +246,8 @@ def test_a_branch_at_the_end_of_a_segment_begins_behind_a_border_that_is_stated_
     finish(plan)
     assert [node.end_step for node in plan.graph.segments("pretrain")] == [8, 12, 16]
     new = plan_of(branch(str(recipe), f"pretrain@step={step}", "other", [], store=store.url), store)
-    assert [(cut.end_sample - cut.start_sample, cut.batch) for cut in new.graph.trajectories["other"].cuts] == cuts
-    assert {cut.mixture for cut in new.graph.trajectories["other"].cuts} == {"second"}
+    assert [(segment.end_sample - segment.start_sample, segment.batch) for segment in new.graph.trajectories["other"].segments] == segments
+    assert {segment.mixture for segment in new.graph.trajectories["other"].segments} == {"second"}
 
 
 def test_the_branch_that_the_pages_show_starts_from_what_a_finished_run_of_the_miniature_keeps(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_the_branch_that_the_pages_show_starts_from_what_a_finished_run_of_the_m
     assert {step.action for part, step in plan_of(made, store).steps.items() if part.startswith("pretrain/")} == {"reuse"}
 
 
-def test_a_leg_of_a_chain_goes_on_with_the_legs_behind_it(chat: Path, store: Store) -> None:
+def test_a_phase_of_a_chain_resumes_with_the_phases_after_it(chat: Path, store: Store) -> None:
     made = branch(str(chat), "longer/1@step=3", "other", [], store=store.url)
     plan = plan_of(made, store)
     assert [(node.name, node.steps) for node in plan.graph.of("other")] == [("other/1", 1), ("other/2", 3)]
@@ -327,9 +327,9 @@ def test_a_recipe_of_the_project_is_branched_in_the_middle(recipe: str, stage: s
     plan = plan_of(made, store)
     other = plan.graph.trajectories["other"]
     assert other.tokens_at(other.steps) == trajectory.tokens_at(trajectory.steps) - trajectory.tokens_at(step)
-    assert other.cuts[0].schedule.peak == 1e-5
-    assert other.cuts[-1].batch == trajectory.cuts[-1].batch
-    assert other.cuts[-1].mixture == trajectory.cuts[-1].mixture
+    assert other.segments[0].schedule.peak == 1e-5
+    assert other.segments[-1].batch == trajectory.segments[-1].batch
+    assert other.segments[-1].mixture == trajectory.segments[-1].mixture
     assert plan.graph.segments("other")[0].inputs["parent"].step == step
     own = {node.name for node in plan.graph.segments("other")}
     readers = [name for name, node in plan.graph.nodes.items() for read in node.inputs.values() if read.node in own and name not in own]

@@ -21,7 +21,7 @@ from flows.report.figures import Style
 from flows.report.history import curve, position, running_mean, thin
 from flows.report.result_charts import results
 from flows.report.results import Evaluation, read_rewards, read_samples
-from flows.report.words import duration, elided, shown
+from flows.report.wording import duration, elided, shown
 from tests.flows.conftest import finish
 from tests.flows.report.report_store import AnyPart, CountedPart, add, rows_of, store
 

@@ -1,4 +1,4 @@
-"""Writes the result of `make test-all` down: `python -m tests.record RESULT.xml... > docs/test_all.md`.
+"""Writes the result of `make test-all` down: `python -m tools.record RESULT.xml... > docs/test_all.md`.
 
 The files are JUnit's, as `pytest --junitxml` makes them; of a test that stands in several, the last counts.
 """

@@ -17,7 +17,7 @@ class DeclaredModel(Spec):
     chat: bool = execution(False, description="it ends its turns")
 
 
-class Elsewhere(Spec):
+class AssumedInputs(Spec):
     """`files`: folders or files (of a tokenizer, a filter, a reward model, tasks) that a plan may do without; what lies below them too.
     `models`: what `hf:` references stand for where their folders are unavailable: `{hf:owner/name: {model: {flavour: 8b}}}`."""
 

@@ -24,8 +24,8 @@ class Span(NamedTuple):
 
 def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], concurrency: int, available: int) -> dict[str, Span]:
     """The span of every part that `seconds` names; `nodes`: how many it asks for, `available`: how many there are."""
-    twins = graph.twins()
-    needs = {name: _needs(graph, name, twins) for name in graph.nodes}
+    duplicates = graph.duplicates()
+    needs = {name: _needs(graph, name, duplicates) for name in graph.nodes}
     waiting, finished, found = list(graph.nodes), set[str](), dict[str, Span]()
     running: dict[str, int] = {}
     now = 0.0
@@ -54,8 +54,8 @@ def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], 
     return found
 
 
-def _needs(graph: Graph, name: str, twins: Mapping[str, str]) -> set[str]:
+def _needs(graph: Graph, name: str, duplicates: Mapping[str, str]) -> set[str]:
     """Parts that have to be finished before a part begins; of one that is done as another, that one."""
     node = graph.nodes[name]
     before = {end for stage in graph.after.get(node.stage, ()) for end in graph.ends_of(stage)}
-    return {twins[name]} if name in twins else {*graph.parents(node), *before}
+    return {duplicates[name]} if name in duplicates else {*graph.parents(node), *before}

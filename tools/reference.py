@@ -14,9 +14,9 @@ from pydantic import BaseModel, Discriminator
 from pydantic_core import PydanticUndefined
 
 from specs.anomalies import Anomalies
+from specs.assumed_inputs import AssumedInputs, DeclaredModel
 from specs.base import role_of
 from specs.cluster import Cluster
-from specs.elsewhere import DeclaredModel, Elsewhere
 from specs.figures import Axis, FigureSpec
 from specs.filters import FilterSpec
 from specs.launch import Checkpointing, Launch, Parallel, Retries, SlurmTask, Validation
@@ -43,7 +43,7 @@ from specs.stages.training import Goldfish, Precision
 INTRODUCTION = """\
 # The fields of a pipeline file
 
-Made from the models (`python -m specs.reference > docs/recipe.md`); the same is in `specs/pipeline.schema.json` for editors.
+Made from the models (`python -m tools.reference > docs/recipe.md`); the same is in `specs/pipeline.schema.json` for editors.
 
 The role of a field says what a change of it does. **identity**: it changes the result, so the stage and what follows it run again.
 **execution**: it says where or how; recorded, and nothing runs again. **reference**: it names sources or other stages; what counts is what
@@ -85,7 +85,7 @@ In such a stage `${matrix}` is the variant's name: `from: align-${matrix}`. Else
 changed for that stage alone: `stages.align.optimizer.lr=1e-6`.
 """
 NESTED: tuple[type[BaseModel], ...] = (
-    *(SourceSpec, Declared, Elsewhere, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
+    *(SourceSpec, Declared, AssumedInputs, DeclaredModel, CorpusSource, *get_args(get_args(FilterSpec)[0]), Repeats, Weight, Anneal),
     *(ModelSpec, RopeScaling, OptimizerSpec, ScheduleSpec, Goldfish, Precision, Anomalies, Checkpointing, Validation, LongContextStep),
     *(ConversationSource, Lora, Sampling, RewardSpec, QrpoLoss, DpoLoss, Memorisation, ByPosition, Generation, Harness, Gate, Sharpness),
     *(FigureSpec, Axis, Launch, Parallel, SlurmTask, Retries, Cluster),

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import LoadPlan
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from apertus_model.trainer import safe_reader
+from apertus_model.trainer import checkpoint_reader
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.safe_reader import reader
-from apertus_model.trainer.tensor_format import first_byte
+from apertus_model.trainer.checkpoint_reader import reader
 from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Checkpoint, Store
 from infra.store.records import DamagedCheckpoint
@@ -35,12 +36,11 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def committed(store: Store, tmp_path: Path) -> Callable[..., Checkpoint]:
-    """`committed(state)`: a checkpoint of step 7 with these tensors, a file for each with `many`."""
+    """`committed(state)`: a checkpoint of step 7 with these tensors."""
 
-    def commit(state: dict[str, torch.Tensor], *, many: bool = False) -> Checkpoint:
+    def commit(state: dict[str, torch.Tensor]) -> Checkpoint:
         writing = attempt(store, tmp_path)
         storage = CheckpointWriter(store, writing.folder(writing.checkpoint_folder(7)))
-        storage.single_file_per_rank = not many
         dcp.save(state, storage_writer=storage, no_dist=True)
         return writing.commit_checkpoint(7, {}, files=storage.records)
 
@@ -64,7 +64,7 @@ def random_state() -> dict[str, torch.Tensor]:
 def test_what_was_stored_is_loaded_wherever_blocks_end(
     committed: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(safe_reader, "FETCH_BYTES", block_bytes)
+    monkeypatch.setattr(checkpoint_reader, "FETCH_BYTES", block_bytes)
     state = random_state()
     checkpoint = committed(state)
     loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}
@@ -76,18 +76,22 @@ def test_what_was_stored_is_loaded_wherever_blocks_end(
     assert torch.equal(transposed["exact"], state["exact"].float())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_description_of_another_tensor_is_no_description(tmp_path: Path, dtype: torch.dtype) -> None:
-    torch.save(torch.arange(12, dtype=dtype).reshape(3, 4), tmp_path / "tensor")
-    data = (tmp_path / "tensor").read_bytes()
-    begin = first_byte(data, (3, 4), dtype)
-    assert torch.frombuffer(bytearray(data), dtype=dtype, count=12, offset=begin).tolist() == list(range(12))
-    for size, other in (((4, 3), dtype), ((12,), dtype), ((3, 4), torch.float64)):
-        with pytest.raises(ValueError, match="in place of"):
-            first_byte(data, size, other)
-    torch.save(torch.arange(12, dtype=dtype).reshape(4, 3).t(), tmp_path / "columns")
-    with pytest.raises(ValueError, match="strides"):
-        first_byte((tmp_path / "columns").read_bytes(), (3, 4), dtype)
+def test_other_programs_read_the_files(committed: Callable[..., Checkpoint], store: Store) -> None:
+    state = random_state()
+    folder = store.full(committed(state).folder)
+    found = load_file(f"{folder}/rank-00000.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in state.items())
+    loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    dcp.load(loaded, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+def test_a_header_that_is_longer_than_the_first_read_is_read_whole(committed: Callable[..., Checkpoint]) -> None:
+    state = {f"layers.{number}.a_rather_long_name": torch.full((3,), float(number)) for number in range(200)}
+    loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    load_tensors(loaded, committed(state))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
 
 
 def flip(store: Store, path: str, place: int) -> None:
@@ -100,8 +104,8 @@ def flip(store: Store, path: str, place: int) -> None:
 @pytest.mark.parametrize("place", [0, 0.5, -1])
 def test_a_flipped_bit_in_any_file_is_refused_by_the_loader(committed: Callable[..., Checkpoint], store: Store, place: float) -> None:
     state = {"first": torch.randn(64, 64), "second": torch.randn(200), "step": torch.tensor(7)}
-    checkpoint = committed(state, many=True)
-    assert len(checkpoint.files) == 4
+    checkpoint = committed(state)
+    assert checkpoint.files.keys() == {"rank-00000.safetensors", "index.json"}
     for name, record in checkpoint.files.items():
         at = int(record.size * place) if place >= 0 else record.size - 1
         flip(store, f"{checkpoint.folder}/{name}", at)
@@ -114,8 +118,8 @@ def test_a_flipped_bit_in_any_file_is_refused_by_the_loader(committed: Callable[
 
 def test_a_file_that_the_marker_does_not_name_is_not_read(committed: Callable[..., Checkpoint]) -> None:
     checkpoint = committed({"weight": torch.randn(8)})
-    del checkpoint.files["__0_0.distcp"]
-    with pytest.raises(DamagedCheckpoint, match=r"has no file '__0_0\.distcp'; it has \.metadata"):
+    del checkpoint.files["rank-00000.safetensors"]
+    with pytest.raises(DamagedCheckpoint, match=r"has no file 'rank-00000\.safetensors'; it has index\.json"):
         load_tensors({"weight": torch.empty(8)}, checkpoint)
 
 
@@ -132,14 +136,14 @@ def read_part(checkpoint: Checkpoint, name: str, begin: tuple[int, int], lengths
 def test_a_part_of_a_tensor_costs_the_pieces_it_lies_in(
     committed: Callable[..., Checkpoint], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe_reader, "GAP", 0)
+    monkeypatch.setattr(checkpoint_reader, "GAP", 0)
     state = {"before": torch.randn(256, 256), "matrix": torch.randn(256, 256), "after": torch.randn(256, 256)}
     checkpoint = committed(state)
     read: list[tuple[int, int]] = []
     read_range = Store.read_range
 
     def count(self: Store, path: str, start: int, stop: int) -> bytes:
-        if path.endswith(".distcp"):
+        if path.endswith(".safetensors"):
             read.append((start, stop))
         return read_range(self, path, start, stop)
 
@@ -155,7 +159,7 @@ def test_a_part_of_a_tensor_costs_the_pieces_it_lies_in(
 def test_what_is_held_beside_the_tensors_does_not_grow_with_the_file(
     committed: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe_reader, "FETCH_BYTES", 2**18)
+    monkeypatch.setattr(checkpoint_reader, "FETCH_BYTES", 2**18)
     state = {"large": torch.randn(2**22), "small": torch.randn(10)}  # 16 MiB
     checkpoint = committed(state)
     loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}

@@ -1,6 +1,6 @@
 """What the plans of all recipes say, and the published Apertus runs beside the plans of theirs, line by line.
 
-    python -m flows.published         # puts its tables into docs/recipes.md and README.md, between the marks there
+    python -m tools.published         # puts its tables into docs/recipes.md and README.md, between the marks there
 
 Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
 to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
@@ -83,7 +83,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         yield Line(f"{stage} begins, iteration", f"{iteration:,} [P] H.8", f"{planned:,}", counted)
         yield Line(f"{stage} begins, tokens", f"{billions:,}B [P] H.8", f"{run.tokens_at(done) / 1e9:,.3f}B", "floor of billions")
     decay = decay_start(run)
-    exact = run.cuts[-1].schedule.decay_start
+    exact = run.segments[-1].schedule.decay_start
     yield Line("decay begins, sample", "3,258,203,569 [8B] [70B] [D]", f"{exact // run.sequence_length:,}", "total less 403,905,806; exact")
     yield Line("decay begins, tokens", "13.346T [D]; 13.5T [P]", f"{exact / 1e12:.3f}T", "the report's text disagrees with the scripts")
     yield Line(
@@ -164,18 +164,18 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
 
 def border(run: Trajectory, stage: str) -> int:
     """Steps that are done when a mixture is drawn from for the first time."""
-    return next(cut.start_step for cut in run.cuts if cut.mixture == stage)
+    return next(segment.start_step for segment in run.segments if segment.mixture == stage)
 
 
 def doubling(run: Trajectory) -> tuple[int, int]:
     """Samples and steps before the first step with a larger batch."""
-    cut = next(cut for cut in run.cuts if cut.batch > run.cuts[0].batch)
-    return cut.start_sample, cut.start_step
+    segment = next(segment for segment in run.segments if segment.batch > run.segments[0].batch)
+    return segment.start_sample, segment.start_step
 
 
 def decay_start(run: Trajectory) -> int:
     """Steps that are done when the segment begins in which the rate decays."""
-    return next(cut.start_step for cut in run.cuts if cut.schedule.decay != "none")
+    return next(segment.start_step for segment in run.segments if segment.schedule.decay != "none")
 
 
 def markdown() -> str:

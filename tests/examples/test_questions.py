@@ -11,7 +11,7 @@ from apertus_model.chat.messages import blocks_of, normalise
 from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection, open_source
-from apertus_model.data.questions import clean_sentence, function_questions, module_name
+from examples.questions import clean_sentence, function_questions, module_name
 from specs.sources import SourceSpec
 
 PYTHON = '''
@@ -41,8 +41,16 @@ def terse():
 '''
 
 
+def _source(url: str) -> SourceSpec:
+    return SourceSpec(url=url, format="conversations", reader="examples.questions:function_questions", version=1)
+
+
+def _questions(python: str, module: str) -> list[Conversation | Rejection]:
+    return list(function_questions(io.BytesIO(python.encode()), _source("/folder"), module.replace(".", "/") + ".py"))
+
+
 def _asked(module: str = "tools.boxes") -> tuple[dict[str, Conversation], Counter[str]]:
-    found = list(function_questions(io.BytesIO(PYTHON.encode()), module))
+    found = _questions(PYTHON, module)
     rejected = Counter(item.reason for item in found if isinstance(item, Rejection))
     return {item.id: item for item in found if isinstance(item, Conversation)}, rejected
 
@@ -100,7 +108,7 @@ def test_the_same_file_gives_the_same_questions_in_normal_form() -> None:
 
 def test_private_modules_are_not_asked_about() -> None:
     assert _asked("tools._boxes") == ({}, Counter())
-    assert list(function_questions(io.BytesIO(b"def f(:"), "m")) == [Rejection("not_python")]
+    assert _questions("def f(:", "m") == [Rejection("not_python")]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,7 @@ def test_modules_are_named_as_they_are_imported(url: str, path: str, name: str) 
 
 
 def test_the_standard_library_answers_with_its_own_signatures() -> None:
-    source = SourceSpec(url="installed:stdlib", format="function-questions")
+    source = _source("installed:stdlib")
     found = {
         item.id: item
         for item in read_conversations(source, *open_source(source), f"{Path(json.__file__).parent.name}/__init__.py")

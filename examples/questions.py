@@ -18,7 +18,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from apertus_model.chat.messages import Message, response_of, with_deliberation
 from apertus_model.data.conversations import Conversation
-from apertus_model.data.documents import Rejection, syntax_tree
+from apertus_model.data.found import Rejection
+from examples.documents import syntax_tree
+from specs.sources import SourceSpec
 
 SUMMARY_WORDS = (4, 40)
 ANSWER_WORDS = 60
@@ -59,8 +61,9 @@ def module_name(url: str, path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def function_questions(file: BinaryIO, module: str) -> Iterator[Conversation | Rejection]:
+def function_questions(file: BinaryIO, source: SourceSpec, path: str) -> Iterator[Conversation | Rejection]:
     """Conversations about the functions of one file, function by function in the order of the source."""
+    module = module_name(source.url, path)
     tree = syntax_tree(file)
     if isinstance(tree, Rejection):
         yield tree

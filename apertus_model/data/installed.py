@@ -1,0 +1,36 @@
+"""Readers of installed packages: a format of one's own, named by a recipe as `reader: package.module:name`.
+
+A reader is a function of an open binary file (decompressed), the source, and the path of the file below its url. It
+yields what a parser of `apertus_model.data.found` does or, for a source of conversations, `Conversation` or
+`Rejection`. Its results depend on nothing else; the recipe states its version, which is raised when they change.
+
+Invariant: a reader is imported when its first file is read, by the stage, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from apertus_model.data.found import UNREADABLE, NotAsStated
+from infra.store.inputs import SourceError
+from specs.sources import SourceSpec
+
+
+def read_installed(source: SourceSpec, file: BinaryIO, path: str) -> Iterator[Any]:
+    """What the reader of a source finds in a file. SourceError when it cannot be imported or fails."""
+    assert source.reader is not None
+    module, _, name = source.reader.partition(":")
+    try:
+        reader = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SourceError(
+            f"the reader {source.reader} cannot be imported: {error}. Fix: install its package, or correct the name"
+        ) from error
+    try:
+        yield from reader(file, source, path)
+    except (*UNREADABLE, NotAsStated):
+        raise
+    except Exception as error:  # whatever a function of somebody else raises
+        raise SourceError(f"the reader {source.reader} failed at '{path}' of {source.url}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,76 @@
+"""The optimizers by name: what makes each, which parameters it updates, and with which settings of the spec."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchtitan.components.optimizer import ParamGroupConfig
+
+from apertus_model.optimizers import library
+from apertus_model.optimizers.ademamix import AdEMAMix
+from apertus_model.optimizers.muon import Muon
+from apertus_model.optimizers.sophia import Sophia
+from specs.optimizer import OptimizerSpec
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "ademamix": AdEMAMix,
+    "adamw": torch.optim.AdamW,
+    "adopt": library.adopt,
+    "lion": library.lion,
+    "signum": library.signum,
+    "muon": Muon,
+    "soap": library.soap,
+    "prodigy": library.prodigy,
+    "schedule-free-adamw": library.schedule_free_adamw,
+    "mars": library.mars,
+    "sophia": Sophia,
+}
+NOT_DECAYED = r"norm\.weight$|\.alpha_[pn]$"
+NOT_HIDDEN = r"^(tok_embeddings|lm_head)\."  # matrices that are tables of tokens
+_LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path
+
+
+def parameter_groups(spec: OptimizerSpec, *, adapters_only: bool) -> list[ParamGroupConfig]:
+    """Groups of a resolved optimizer spec: what is decayed, what is not (norms and xIELU scalars), and what another optimizer updates. With
+    `adapters_only` only matrices are trained, which is one group."""
+    assert spec.name is not None, "the planner resolves the optimizer"
+    groups = [_group(r".*", spec)]
+    if not adapters_only:
+        if spec.name in ("muon", "d-muon"):
+            groups = [_adamw_half(NOT_DECAYED, spec, 0.0), _adamw_half(NOT_HIDDEN, spec, spec.weight_decay), *groups]
+        else:
+            groups = [_group(NOT_DECAYED, spec.model_copy(update={"weight_decay": 0.0})), *groups]
+    return groups
+
+
+def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
+    """Parameters with the optimizer of the spec."""
+    assert spec.name is not None
+    given: dict[str, Any] = {name: getattr(spec, name) for name in ("lr", "betas", "momentum", "eps", "weight_decay")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if spec.name == "ademamix":
+        settings |= {name: getattr(spec, name) for name in ("alpha", "alpha_warmup", "beta3_warmup")}
+        settings |= {"state_dtype": getattr(torch, spec.state_dtype or "float32"), "fused": None}  # it finds out by itself
+    elif spec.name in ("muon", "d-muon"):
+        del settings["betas"], settings["eps"]  # the AdamW half's
+        settings["adjust_lr_fn"] = "original" if spec.name == "muon" else "match_rms_adamw"
+        return ParamGroupConfig(pattern=pattern, optimizer_name="muon", optimizer_kwargs=settings)
+    elif spec.name == "adopt":
+        settings["weight_decouple"] = True
+    elif spec.name == "soap":
+        settings["precondition_frequency"] = spec.precondition_frequency
+    elif spec.name == "prodigy":
+        settings["d_coef"] = spec.d_coef
+    elif spec.name == "mars":
+        settings |= {"gamma": spec.gamma, "weight_decay_1d": spec.weight_decay}
+    elif spec.name == "sophia":
+        settings |= {"rho": spec.rho, "hessian_interval": spec.hessian_interval}
+    if spec.name in _LOOPS:
+        settings["foreach"] = False
+    return ParamGroupConfig(pattern=pattern, optimizer_name=spec.name, optimizer_kwargs=settings)
+
+
+def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -> ParamGroupConfig:
+    """Parameters that Muon leaves to AdamW, at a rate in a fixed ratio to the matrices' (`trainer.schedule` multiplies by `lr_ratio`)."""
+    settings = {"lr": spec.lr, "lr_ratio": spec.adamw_lr_ratio, "betas": spec.betas, "eps": spec.eps, "weight_decay": weight_decay}
+    return ParamGroupConfig(pattern=pattern, optimizer_name="adamw", optimizer_kwargs=settings)

@@ -1,0 +1,246 @@
+"""Reading checkpoints (`checkpoint_format`) through DCP, the parts that a rank needs, in the order in which they lie,
+some of them ahead.
+
+Invariants:
+- Nothing stored in a checkpoint is executed while it is read: it is JSON and bytes of tensors.
+- Every byte of a committed checkpoint that is used was compared with its digest (`infra.store.reader`). What
+  differs from what was committed is a `DamagedCheckpoint`; what is no checkpoint is a `CheckpointError`.
+- What is held in memory beside the tensors that are loaded does not grow with the files: the index, the blocks that
+  are read ahead, and a copy of the tensor in hand where it cannot be read into its place (another device or data
+  type, columns of a matrix).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.checkpoint import StorageReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from apertus_model.trainer.checkpoint_format import DTYPES, INDEX, Index, first_read, read_header, read_index
+from infra.store import Checkpoint, DamagedError
+from infra.store.ranges import LocalFile
+from infra.store.reader import FETCH_BYTES, RangeFile, cut, read_ahead
+from infra.store.records import DamagedCheckpoint
+
+GAP = 2**20  # bytes between two parts that are read along with them
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that does not hold what it should; the message names the entry and what to do."""
+
+
+class Folder(Protocol):
+    """The files of a checkpoint."""
+
+    @property
+    def name(self) -> str: ...
+    def open(self, name: str) -> RangeFile: ...
+
+
+class LocalFolder:
+    """A folder on this machine that no marker names (yet): its files have no digests."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+
+    def open(self, name: str) -> RangeFile:
+        folder = Path(self.name).resolve()
+        if (folder / name).resolve().parent != folder:
+            raise CheckpointError(f"'{folder / name}' leads out of the checkpoint through a link: do not use it")
+        return LocalFile(folder / name)
+
+
+@contextmanager
+def readable(folder: Folder) -> Iterator[None]:
+    """Whatever goes wrong in reading a checkpoint that is there, but for storage that fails, is its damage."""
+    try:
+        yield
+    except (CheckpointError, DamagedCheckpoint):
+        raise
+    except DamagedError as error:
+        raise (folder.damaged(error) if isinstance(folder, Checkpoint) else CheckpointError(str(error))) from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder.name} is not complete: {error}; remove the checkpoint from the store") from error
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder.name} is damaged ({type(error).__name__}: {error}): a file was truncated or altered after it was written; "
+            "remove the checkpoint from the store, and the one before it is used"
+        ) from error
+
+
+def metadata_of(index: Index) -> Metadata:
+    """An index as DCP knows it; `storage_data` is the file of each part."""
+    tensors = {
+        name: TensorStorageMetadata(
+            TensorProperties(DTYPES[stored.dtype]),
+            torch.Size(stored.shape),
+            [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in stored.parts],
+        )
+        for name, stored in index.tensors.items()
+    }
+    files = {MetadataIndex(name, torch.Size(part.offsets)): part.file for name, stored in index.tensors.items() for part in stored.parts}
+    return Metadata(tensors, storage_data=files, storage_meta=StorageMeta())
+
+
+class CheckpointReader(StorageReader):
+    """What DCP reads a checkpoint with. The index is read once."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """One checkpoint is all that it reads."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index. DamagedCheckpoint or CheckpointError when it is not what was written."""
+        return self._index
+
+    @cached_property
+    def _index(self) -> Metadata:
+        with readable(self.folder):
+            file = self.folder.open(INDEX)
+            return metadata_of(read_index(file.read(0, file.size)))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """It has the index."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fills the tensors of the plan. The caller makes `readable` errors of whatever is raised."""
+        names = sorted({self._index.storage_data[item.storage_index] for item in plan.items})
+        files = {name: self.folder.open(name) for name in names}
+        waiting = {name: deque(sorted(parts, key=_Part.order)) for name, parts in self._parts(plan, planner, files).items()}
+        blocks = [(name, *block) for name, parts in waiting.items() for block in _blocks(parts)]
+        contents = read_ahead((files[name], begin, end) for name, begin, end in blocks)
+        for (name, begin, end), content in zip(blocks, contents, strict=True):
+            parts = waiting[name]
+            for part in parts:
+                if part.start >= end:
+                    break
+                part.take(begin, content)
+            while parts and parts[0].end <= end:
+                parts.popleft().finish()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _parts(self, plan: LoadPlan, planner: LoadPlanner, files: dict[str, RangeFile]) -> dict[str, list[_Part]]:
+        """What is wanted of each file."""
+        beginnings = read_ahead(first_read(file) for file in files.values())
+        headers = {name: read_header(files[name], first) for name, first in zip(files, beginnings, strict=True)}
+        parts: dict[str, list[_Part]] = {}
+        sizes: dict[str, dict[torch.Size, torch.Size]] = {}
+        for item in plan.items:
+            index, name = item.storage_index, item.storage_index.fqn
+            tensor, file = self._index.state_dict_metadata[name], self._index.storage_data[index]
+            if name not in sizes:
+                sizes[name] = {chunk.offsets: chunk.sizes for chunk in tensor.chunks}
+            if name not in headers[file]:
+                raise ValueError(f"{files[file].name} has no tensor {name!r}, the index says that it has a part of it")
+            entry, begin = headers[file][name]
+            stated = sizes[name][index.offset], tensor.properties.dtype
+            if (found := (torch.Size(entry.shape), DTYPES[entry.dtype])) != stated:
+                raise ValueError(f"{files[file].name} has {found} of {name!r}, the index states {stated}")
+            if math.prod(item.lengths):
+                parts.setdefault(file, []).append(_Part(item, planner, begin, *stated))
+        return parts
+
+
+class _Part:
+    """Rows of what is stored as one tensor, and the place of the model that they, or columns of them, go to.
+
+    Args:
+        begin: place of the stored tensor in the file.
+        size, dtype: of the stored tensor.
+    """
+
+    def __init__(self, item: ReadItem, planner: LoadPlanner, begin: int, size: torch.Size, dtype: torch.dtype) -> None:
+        row = math.prod(size[1:]) * dtype.itemsize
+        self._item, self._planner, self._size, self._dtype = item, planner, size, dtype
+        self._rows = range(item.storage_offsets[0], item.storage_offsets[0] + item.lengths[0]) if size else range(1)
+        self.start, self.end = begin + self._rows.start * row, begin + self._rows.stop * row
+
+    def order(self) -> tuple[int, int]:
+        """By place in the file."""
+        return self.start, self.end
+
+    def take(self, begin: int, content: bytes) -> None:
+        """Bytes of the file from `begin` on."""
+        low, high = max(begin, self.start), min(begin + len(content), self.end)
+        if low < high:
+            self._bytes[low - self.start : high - self.start] = np.frombuffer(content, np.uint8, high - low, low - begin)
+
+    @cached_property
+    def _target(self) -> torch.Tensor:
+        target = self._planner.resolve_tensor(self._item).detach()
+        if target.size() != self._item.lengths:
+            raise ValueError(f"{self._item.storage_index.fqn!r}: {tuple(self._item.lengths)} do not fit into {tuple(target.size())}")
+        return target
+
+    @cached_property
+    def _stored(self) -> torch.Tensor:
+        """The rows as they are stored: the target itself where nothing is to be converted."""
+        size = torch.Size([len(self._rows), *self._size[1:]]) if self._size else self._size
+        target = self._target
+        if target.is_cpu and target.dtype == self._dtype and target.is_contiguous() and target.size() == size:
+            return target
+        return torch.empty(size, dtype=self._dtype)
+
+    @cached_property
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        return self._stored.reshape(-1).view(torch.uint8).numpy()
+
+    def finish(self) -> None:
+        """All bytes were taken."""
+        if self._stored is not self._target:
+            columns = (
+                slice(begin, begin + length) for begin, length in zip(self._item.storage_offsets[1:], self._item.lengths[1:], strict=True)
+            )
+            self._target.copy_(self._stored[slice(None), *columns] if self._size else self._stored)
+        self._planner.commit_tensor(self._item, self._target)
+
+
+def _blocks(parts: Iterable[_Part]) -> list[tuple[int, int]]:
+    """What is read of a file, in order: [begin, end) at a time, of at most `FETCH_BYTES`, ending where pieces end."""
+    merged: list[list[int]] = []
+    for begin, end in sorted(part.order() for part in parts):
+        if merged and begin <= merged[-1][1] + GAP:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return [block for begin, end in merged for block in cut(begin, end, FETCH_BYTES)]
+
+
+def reader(place: Checkpoint | str) -> CheckpointReader:
+    """A reader of a committed checkpoint, or of the local folder of one that is not."""
+    return CheckpointReader(LocalFolder(place) if isinstance(place, str) else place)

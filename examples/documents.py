@@ -1,0 +1,87 @@
+"""Readers of documents in Python files and in catalogues of translations.
+
+Invariant: Python files are parsed (`ast`), never imported or executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from typing import BinaryIO
+
+from apertus_model.data.found import Parsed, Rejection, encodable, whole
+from specs.sources import SourceSpec
+
+CATALOGUE_DOCUMENT_BYTES = 4096
+LITERAL_CHARACTERS = 200
+
+
+def docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """Each docstring of a Python file."""
+    tree = syntax_tree(file)
+    if isinstance(tree, Rejection):
+        yield tree
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and text.strip():
+                yield encodable(text)
+
+
+def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """Long strings of a Python file, but those that stand alone as a statement: docstrings are not literals."""
+    tree = syntax_tree(file)
+    if isinstance(tree, Rejection):
+        yield tree
+        return
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and id(node) not in alone and len(text) >= LITERAL_CHARACTERS and text.strip():
+            yield encodable(text)
+
+
+def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
+    """A Python file, parsed and not run."""
+    content = whole(file)
+    if isinstance(content, Rejection):
+        return content
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong inside somebody else's strings
+        try:
+            return ast.parse(content)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return Rejection("not_python")
+
+
+def gettext_json(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """Translated messages of a Jed catalogue, `{"": header, message: [translation, plural, ...]}`, joined by line
+    breaks into documents of about CATALOGUE_DOCUMENT_BYTES."""
+    content = whole(file)
+    if isinstance(content, Rejection):
+        yield content
+        return
+    try:
+        catalogue = json.loads(content)
+    except (ValueError, RecursionError):
+        yield Rejection("not_json")
+        return
+    if not isinstance(catalogue, dict) or not isinstance(catalogue.get(""), dict):
+        yield Rejection("no_catalogue")
+        return
+    lines: list[str] = []
+    size = 0
+    for message, translations in catalogue.items():
+        if not message or not isinstance(translations, list):
+            continue
+        for text in translations:
+            if isinstance(text, str) and text.strip() and not isinstance(encodable(text), Rejection):
+                lines.append(text.strip())
+                size += len(text.encode())
+        if size >= CATALOGUE_DOCUMENT_BYTES:
+            yield "\n".join(lines)
+            lines, size = [], 0
+    if lines:
+        yield "\n".join(lines)

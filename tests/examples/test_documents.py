@@ -1,0 +1,90 @@
+"""The readers of `examples`: docstrings and long strings of Python files, catalogues of translations."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apertus_model.data import found
+from apertus_model.data.documents import open_source, read_documents
+from apertus_model.data.found import Rejection
+from examples.documents import LITERAL_CHARACTERS
+from specs.sources import SourceSpec
+
+
+def _read(path: Path, content: bytes | str, reader: str) -> list[str | Rejection]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = SourceSpec(url=str(path.parent), format="documents", reader=f"examples.documents:{reader}", version=1)
+    documents = read_documents(source, *open_source(source), path.name)
+    return [one if isinstance(one, Rejection) else one.text for one in documents]
+
+
+LONG = "x" * LITERAL_CHARACTERS
+PYTHON = f'''
+"""Module."""
+raise SystemExit("this file is read, not run")
+class A:
+    """Class,
+
+        indented."""
+    def f(self):
+        """Method."""
+    async def g(self):
+        "Coroutine."
+        return """not a docstring, but long: {LONG}"""
+TOPICS = {{"if": "{LONG}", "else": "{LONG[1:]}"}}
+"{LONG} stands alone"
+'''
+
+
+def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
+    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, "docstrings"))) == [
+        "Class,\n\nindented.",
+        "Coroutine.",
+        "Method.",
+        "Module.",
+    ]
+
+
+def test_long_literals_are_documents_and_docstrings_are_not(tmp_path: Path) -> None:
+    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, "literals"))) == [f"not a docstring, but long: {LONG}", LONG]
+
+
+def test_half_a_surrogate_pair_is_counted(tmp_path: Path) -> None:
+    content = f"x = '{LONG}\\ud83d' * 1\n"
+    assert _read(tmp_path / "a.py", content, "literals") == [Rejection("not_utf8")]
+
+
+@pytest.mark.parametrize("content", [b"def f(:\n", b"x = 1\x00", b"# coding: no-such-coding\n", b"(" * 5000])
+def test_files_that_python_cannot_parse_are_counted(tmp_path: Path, content: bytes) -> None:
+    assert _read(tmp_path / "a.py", content, "docstrings") == [Rejection("not_python")]
+
+
+@pytest.mark.parametrize("reader", ["docstrings", "literals", "gettext_json"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, suffix: str) -> None:
+    monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
+    for size, rejections in ((20, []), (21, [Rejection("too_large")])):
+        content = b"#" * size
+        documents = _read(tmp_path / f"a{suffix}", gzip.compress(content) if suffix else content, reader)
+        assert [one for one in documents if one == Rejection("too_large")] == rejections
+
+
+def test_catalogues_give_translations_joined_into_documents(tmp_path: Path) -> None:
+    catalogue: dict[str, Any] = {
+        "": {"language": "de"},
+        "Open": ["Öffnen"],
+        "menu\u0004%d file": ["%d Datei", "%d Dateien"],
+        "Untranslated": [""],
+    }
+    catalogue |= {f"message {n}": [f"Nachricht {n} " + "x" * 100] for n in range(60)}
+    documents = _read(tmp_path / "a.json", json.dumps(catalogue), "gettext_json")
+    assert str(documents[0]).splitlines()[:3] == ["Öffnen", "%d Datei", "%d Dateien"]
+    assert [4000 < len(str(document)) < 4400 for document in documents] == [True, False]
+    assert len("\n".join(map(str, documents)).splitlines()) == 63
+    assert _read(tmp_path / "b.json", '{"name": "package"}', "gettext_json") == [Rejection("no_catalogue")]
+    assert _read(tmp_path / "c.json", "{", "gettext_json") == [Rejection("not_json")]
