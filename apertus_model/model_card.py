@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from infra.store import Store
-from infra.store.lineage import Ancestor, lineage
+from infra.store.reading.lineage import Ancestor, lineage
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.stages import CHAT, TRAINING

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from apertus_model.data.shards import TokenShard
 from benchmarks.synthetic import VOCAB
 from infra.store import Artifact, Attempt, Store
-from infra.store.ranges import BlockCache, StoredFile
+from infra.store.reading.ranges import BlockCache, StoredFile
 from specs.job import Job
 from tests.infra.moto import Moto
 

@@ -11,7 +11,7 @@ from typing import Literal
 from apertus_model.data.megatron import token_dtype
 from apertus_model.data.shards import TokenShard
 from infra.store import Artifact
-from infra.store.ranges import BlockCache, StoredFile
+from infra.store.reading.ranges import BlockCache, StoredFile
 
 Split = Literal["train", "validation"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.megatron import HEADER_BYTES, TokenFileError, check_index, id_outside, read_header
-from infra.store.reader import RangeFile
+from infra.store.files.reader import RangeFile
 
 
 class TokenShard:

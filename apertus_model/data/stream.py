@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.shards import TokenShard
-from infra.store.ranges import LocalFile
+from infra.store.reading.ranges import LocalFile
 
 IGNORED = -100
 TokenPath = Path | str | tuple[Path, Path]

@@ -30,8 +30,8 @@ from apertus_model.trainer.heldout import HeldOutLoss
 from apertus_model.trainer.process import engine_process
 from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
-from infra.store.lease import LeaseLost
-from infra.store.retention import prune
+from infra.store.writing.lease import LeaseLost
+from infra.store.writing.retention import prune
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.dpo import DpoSegment

@@ -15,7 +15,7 @@ from apertus_model.data.corpora import split_shards
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
 from infra.store import Artifact, Store
-from infra.store.ranges import BlockCache
+from infra.store.reading.ranges import BlockCache
 from specs.base import canonical_json, flatten
 from specs.errors import StageError
 from specs.job import InputRef

@@ -22,8 +22,8 @@ from flows.planning.run_records import Records
 from infra.launchers import REFUSED, Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
-from infra.store.lease import Lease, LeaseLost, Leases, Timing
-from infra.store.retention import hold, refer
+from infra.store.writing.lease import Lease, LeaseLost, Leases, Timing
+from infra.store.writing.retention import hold, refer
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.profile import Profile

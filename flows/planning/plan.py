@@ -22,7 +22,7 @@ from flows.planning.source_usage import SourceUsage, available, usages
 from flows.planning.source_usage import problems as usage_problems
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
-from infra.store.lease import holder_of
+from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
 from specs.errors import FieldPath, Problem, SpecError
 from specs.pipeline import Pipeline

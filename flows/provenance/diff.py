@@ -19,7 +19,7 @@ from rich.table import Table
 from flows.planning.plan import Plan, make
 from flows.provenance.lookup import Found, find
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.lineage import tokens_before
+from infra.store.reading.lineage import tokens_before
 from specs.base import flatten
 from specs.errors import Problem, SpecError, did_you_mean
 from specs.pipeline import DEFAULT_STORE

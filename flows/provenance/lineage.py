@@ -21,7 +21,7 @@ from flows.planning.plan import Plan
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
-from infra.store.lineage import lineage
+from infra.store.reading.lineage import lineage
 from specs.stages import TRAINING
 
 

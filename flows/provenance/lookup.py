@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.store import Artifact, Store, StoreError, runs
+from infra.store.reading.walk import ARTIFACT
 from infra.store.store import CHUNK
-from infra.store.walk import ARTIFACT
 
 LEAST = 6  # hex digits of a shortened fingerprint
 NOT_ARTIFACTS = ("runs", "inputs", "reports", "protected", "damaged")

@@ -17,8 +17,8 @@ from flows.format import quantity
 from flows.planning.plan import make
 from flows.planning.selection import select
 from infra.store import Store, StoreError, runs
-from infra.store.transfer import Amount, closure, copy_artifacts, markers_of
-from infra.store.walk import Contents
+from infra.store.maintenance.transfer import Amount, closure, copy_artifacts, markers_of
+from infra.store.reading.walk import Contents
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
 

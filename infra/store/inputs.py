@@ -22,7 +22,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.documents import InputFile, Lock, check, to_json
-from infra.store.listing import tree
+from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
 from specs.errors import StageError

@@ -11,16 +11,17 @@ Layout, below the store's URL:
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
     <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
     <kind>/<fingerprint>/checkpoints/<step>.json   written last: that checkpoint is complete
-    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.retention`)
+    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.writing.retention`)
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
     <kind>/<fingerprint>/logs/<id>.txt         what an attempt printed
-    <kind>/<fingerprint>/leases/...            who works at it (`infra.store.lease`)
+    <kind>/<fingerprint>/leases/...            who works at it (`infra.store.writing.lease`)
     damaged/<time>/...                         markers that `apertus verify --fix` took away
 
-Invariants: what no marker names is never read. A marker names every file with size and digests (`infra.store.records`), which were
-computed while it was written (`infra.store.writer`) and are compared when it is read (`infra.store.reader`). A committed file is never
-rewritten; a marker appears whole or not at all, and the first writer wins. Calls of the filesystem are `infra.store.filesystem`'s.
+Invariants: what no marker names is never read. A marker names every file with size and digests (`infra.store.records`),
+which were computed while it was written (`infra.store.files.writer`) and are compared when it is read
+(`infra.store.files.reader`). A committed file is never rewritten; a marker appears whole or not at all, and the first
+writer wins. Calls of the filesystem are those of `infra.store.storage.filesystem`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.documents import Format, to_json
-from infra.store.filesystem import Filesystem
-from infra.store.reader import CheckedFile
+from infra.store.files.reader import CheckedFile
+from infra.store.files.sinks import PART_BYTES
+from infra.store.files.writer import Writer
 from infra.store.records import PIECE_BYTES, DamagedError, FileRecord, StoreError
-from infra.store.retry import Retry
-from infra.store.sinks import PART_BYTES
-from infra.store.writer import Writer
+from infra.store.storage.filesystem import Filesystem
+from infra.store.storage.retry import Retry
 from specs.foreign import MAX_BYTES, ForeignError, check_length, checked, parse_json, shown, trail
 from specs.redaction import without_credentials
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from flows.cli.__main__ import app
 from flows.planning.plan import make
 from infra.store import Store
-from infra.store.retention import refer
+from infra.store.writing.retention import refer
 from specs.foreign import trail
 from specs.recipe import load
 from tests.flows.conftest import finish

@@ -17,7 +17,7 @@ from flows.planning.graph import Node
 from flows.planning.plan import Plan, Step, make
 from infra.launchers.local import Ended, Process
 from infra.store import Artifact, Attempt, Store
-from infra.store.lease import Leases, Seen, Timing
+from infra.store.writing.lease import Leases, Seen, Timing
 from specs.job import Job
 from specs.launch import Launch
 from specs.recipe import load

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.store import Attempt, Store
 from infra.store.documents import to_json
-from infra.store.walk import list_files, open_contents
+from infra.store.reading.walk import list_files, open_contents
 from specs.job import InputRef, Job
 from tests.infra.sealed import sealed
 

@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 from infra.store import Attempt, Store
+from infra.store.files.sinks import write_whole
 from infra.store.records import make_record, piece_digests, sidecar_path
-from infra.store.sinks import write_whole
 
 
 def sealed(attempt: Attempt, step: int) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ from specs.document import parse
 from specs.errors import SpecError
 from specs.stages.preference_data import Sampling
 from tests.infra.sealed import sealed
-from tests.infra.test_store import attempt, save
+from tests.infra.store.test_store import attempt, save
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("apertus_model", "flows", "infra", "specs")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from infra.store import Store, StoreError
-from infra.store.garbage import remove, survey
-from infra.store.lease import Lease, Leases, Timing
-from infra.store.walk import list_files
+from infra.store.maintenance.garbage import remove, survey
+from infra.store.reading.walk import list_files
+from infra.store.writing.lease import Lease, Leases, Timing
 from tests.e2e.conftest import ROOT
+from tests.infra.launchers.test_local import Script
 from tests.infra.maker import Maker
-from tests.infra.test_local_launcher import Script
 
 DAY = 86_400.0
 jumps = pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forwards", "backwards"])
@@ -26,10 +26,10 @@ READS_THE_WALL_CLOCK = {
     "apertus_model/tracking.py": 2,
     "apertus_model/trainer/metrics.py": 1,
     "flows/execution/runner.py": 2,
-    "infra/store/artifact.py": 1,
-    "infra/store/attempt.py": 2,
-    "infra/store/garbage.py": 1,
-    "infra/store/lease.py": 1,
+    "infra/store/reading/artifact.py": 1,
+    "infra/store/writing/attempt.py": 2,
+    "infra/store/maintenance/garbage.py": 1,
+    "infra/store/writing/lease.py": 1,
     "infra/store/runs.py": 1,
 }
 

@@ -28,16 +28,16 @@ import pytest
 
 from infra.store import Artifact, Attempt, Store, StoreError, runs
 from infra.store.documents import to_json
-from infra.store.garbage import GRACE, remove, survey
-from infra.store.lease import Leases, Timing
+from infra.store.maintenance.garbage import GRACE, remove, survey
+from infra.store.maintenance.transfer import closure, copy_artifacts
+from infra.store.maintenance.verify import verify
 from infra.store.records import LocatedRecord
-from infra.store.retention import prune, refer
-from infra.store.transfer import closure, copy_artifacts
-from infra.store.verify import verify
+from infra.store.writing.lease import Leases, Timing
+from infra.store.writing.retention import prune, refer
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.faults import HANGS, KINDS, Faults, like
-from tests.infra.test_lease import Clock
+from tests.infra.store.writing.test_lease import Clock
 
 UNITS = ("task-0", "task-1")
 STEPS = (10, 20, 30)
@@ -224,9 +224,9 @@ def check(place: Place, faults: Faults, expected: list[dict[str, Any]]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits between two tries; the versions of libraries, which every manifest states, are looked up once; a file of a checkpoint
     has two parts."""
-    monkeypatch.setattr("infra.store.sinks.PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("infra.store.files.sinks.PART_BYTES", PART_BYTES)
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
-    monkeypatch.setattr("infra.store.retry.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("infra.store.storage.retry.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(importlib.metadata, "version", functools.cache(importlib.metadata.version))
 
 

@@ -1,4 +1,4 @@
-"""What is read of the answers of Slurm's commands, which are scripts here; `test_slurm_launcher` asks a real Slurm."""
+"""What is read of the answers of Slurm's commands, which are scripts here; `launchers/test_slurm_job.py` asks a real Slurm."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.planning.plan import Plan
 from infra.store import Artifact, StoreError
-from infra.store.rows import decode, encode
+from infra.store.files.rows import decode, encode
 from specs.errors import Problem, SpecError, did_you_mean
 
 

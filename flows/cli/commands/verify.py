@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
 from flows.planning.parts import build
 from infra.store import Store, StoreError
-from infra.store.verify import Verified, verify, withdraw
+from infra.store.maintenance.verify import Verified, verify, withdraw
 from specs.errors import Problem, SpecError
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load

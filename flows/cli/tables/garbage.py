@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from flows.format import amount
-from infra.store import Artifact, Store, StoreError, garbage, runs
-from infra.store.garbage import Survey, survey
+from infra.store import Artifact, Store, StoreError, runs
+from infra.store.maintenance import garbage
+from infra.store.maintenance.garbage import Survey, survey
 from specs.units import Duration
 
 

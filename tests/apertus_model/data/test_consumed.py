@@ -17,7 +17,7 @@ from apertus_model.data.samples import MixtureSamples
 from apertus_model.stages.training_data import OtherDataError, same_data
 from apertus_model.trainer.loader import SampleLoader
 from infra.store.documents import Manifest
-from infra.store.ranges import LocalFile
+from infra.store.reading.ranges import LocalFile
 from infra.store.records import FileRecord
 
 LENGTH, SOURCES = 8, {"a": 901, "b": 453, "c": 201}

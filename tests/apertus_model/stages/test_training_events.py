@@ -16,7 +16,7 @@ from apertus_model.stages.train import Report
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.trainer import ApertusTrainer
 from infra.store import Artifact, Store
-from infra.store.lease import LeaseLost
+from infra.store.writing.lease import LeaseLost
 from specs.anomalies import Anomalies
 from tests.infra.moto import Moto
 

@@ -17,7 +17,7 @@ from infra.launchers.local import Ended, Process
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
-from infra.store.retention import referred_steps
+from infra.store.writing.retention import referred_steps
 from specs.launch import Retries
 from specs.profile import Profile
 from specs.units import Duration
