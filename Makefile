@@ -6,9 +6,10 @@ AT_ONCE ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
+DOCS_READY := $(VENV)/.ready-for-docs
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: setup run lint test test-all numerics clean
+.PHONY: setup run lint test test-all docs numerics clean
 
 setup: $(READY)
 
@@ -25,6 +26,11 @@ $(TEST_READY): $(READY)
 	@$(INSTALL) '.[dev]'
 	@touch $(TEST_READY)
 
+$(DOCS_READY): $(READY)
+	@echo "Installing what the documentation site needs."
+	@$(INSTALL) '.[docs]'
+	@touch $(DOCS_READY)
+
 run: $(READY)
 	@$(BIN)/apertus run $(RECIPE)
 
@@ -37,8 +43,12 @@ lint: $(TEST_READY)
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE)
 
-test-all: lint
+test-all: lint docs
 	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tools.record test-all.xml > docs/test_all.md; exit $$status
+
+docs: $(DOCS_READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "The site is in site/; open site/index.html, or serve it for the search: $(BIN)/python -m http.server -d site"
 
 numerics: $(TEST_READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model

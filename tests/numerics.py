@@ -22,7 +22,7 @@ import torch
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- table: written by `make numerics` -->", "<!-- end of table -->"
 SECTIONS = ("model", "parallelism", "optimizers", "schedules", "losses", "data")
-SEPARATOR = " | "
+SEPARATOR, DITTO = " | ", '"'
 
 
 def largest_difference(found: Any, expected: Any, *, relative_above: float | None = None) -> float:
@@ -103,7 +103,8 @@ def _place(key: str) -> tuple[int, list[str | int], str]:
 
 
 def table(stored: dict[str, dict[str, str | float]]) -> str:
-    """The rows as Markdown, by section; a column for a GPU where a row has been measured on one."""
+    """The rows as Markdown, by section; a column for a GPU where a row has been measured on one. A source, or a
+    truth, that repeats the one above is a ditto mark."""
     devices = ["cpu", *(["cuda"] if any("cuda" in row for row in stored.values()) else [])]
     titles = {"cpu": "largest difference", "cuda": "on a GPU"}
     text = ""
@@ -113,9 +114,13 @@ def table(stored: dict[str, dict[str, str | float]]) -> str:
             continue
         text += f"\n### {section.capitalize()}\n\n| quantity | formula and source | checked against | "
         text += " | ".join(titles[device] for device in devices) + " | allowed |\n|---|---|---|" + "---|" * (len(devices) + 1) + "\n"
+        above = ["", ""]
         for (_, quantity, against), row in rows:
             seen = [_number(row[device]) if device in row else "" for device in devices]
-            text += f"| {quantity} | {row['source']} | {against} | {' | '.join(seen)} | {_number(row['allowed'])} |\n"
+            cells = [str(row["source"]), against]
+            shown = [DITTO if cell == before else cell for cell, before in zip(cells, above, strict=True)]
+            text += f"| {' | '.join([quantity, *shown, *seen, _number(row['allowed'])])} |\n"
+            above = cells
     return text + "\n"
 
 

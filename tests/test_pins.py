@@ -67,7 +67,7 @@ def test_pins_resolve_with_the_cuda_build_of_torch(python: str, machine: str, wh
     platforms = [argument for tag in tags for argument in ("--platform", f"{tag}_{machine}")]
     report = tmp_path / "report.json"
     target = ["--target", str(tmp_path / "target"), "--only-binary", ":all:", "--python-version", python, *platforms]
-    requirements = ["apertus[dev]", f"torch==={pins()['torch']}"]  # `===` leaves out builds with a local version, such as 2.13.0+cpu
+    requirements = ["apertus[dev,docs]", f"torch==={pins()['torch']}"]  # `===` leaves out builds with a local version, such as 2.13.0+cpu
     options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "--find-links", str(wheels), "-c", "constraints.txt"]
     pip("install", *options, *target, *requirements)
     found = resolved(report)
@@ -80,5 +80,5 @@ def test_pins_resolve_with_the_cuda_build_of_torch(python: str, machine: str, wh
 def test_pins_resolve_with_the_build_of_torch_that_this_machine_finds(wheels: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "--find-links", str(wheels), "-c", "constraints.txt"]
-    pip("install", *options, "apertus[dev]")
+    pip("install", *options, "apertus[dev,docs]")
     assert_everything_is_pinned(resolved(report))

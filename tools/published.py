@@ -1,6 +1,6 @@
 """What the plans of all recipes say, and the published Apertus runs beside the plans of theirs, line by line.
 
-    python -m tools.published         # puts its tables into docs/recipes.md and README.md, between the marks there
+    python -m tools.published         # puts its tables into docs/recipes.md, between the marks there
 
 Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
 to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
@@ -30,15 +30,15 @@ BORDERS = {
     "70b": {"stage-2": (569_655, 5165), "stage-3": (789_001, 8845), "stage-4": (989_501, 12_209), "stage-5": (1_062_328, 13_431)},
 }
 END = {"8b": 2_627_139, "70b": 1_155_828}
-DOUBLING = {"8b": 1_718_272_000, "70b": 1_072_164_864}  # first sample of the doubled batch [8B] [70B]
-DECAY_STEPS = {"8b": 197_219, "70b": 98_609}  # 403,905,806 samples [8B] [70B], in whole steps
+DOUBLING = {"8b": 1_718_272_000, "70b": 1_072_164_864}  # first sample of the doubled batch [8B], [70B]
+DECAY_STEPS = {"8b": 197_219, "70b": 98_609}  # 403,905,806 samples [8B], [70B], in whole steps
 FLOPS = {"8b": "7.74e23 [D]", "70b": "6.74e24 [P] E"}
 PARAMETERS = {"8b": "8B", "70b": "70B"}
-LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC] [D]
+LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC], [D]
 LENGTHS = ("8k", "16k", "32k", "64k")
 SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
 LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # the same [LC]
-PAGES = {"README.md": "specs/recipes", "docs/recipes.md": "../specs/recipes"}  # that have the overview
+PAGE = RECIPES.parents[1] / "docs" / "recipes.md"
 OVERVIEW = (
     *("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain", "wso", "optimizer-consistency", "goldfish"),
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
@@ -84,7 +84,9 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         yield Line(f"{stage} begins, tokens", f"{billions:,}B [P] H.8", f"{run.tokens_at(done) / 1e9:,.3f}B", "floor of billions")
     decay = decay_start(run)
     exact = run.segments[-1].schedule.decay_start
-    yield Line("decay begins, sample", "3,258,203,569 [8B] [70B] [D]", f"{exact // run.sequence_length:,}", "total less 403,905,806; exact")
+    yield Line(
+        "decay begins, sample", "3,258,203,569 [8B], [70B], [D]", f"{exact // run.sequence_length:,}", "total less 403,905,806; exact"
+    )
     yield Line("decay begins, tokens", "13.346T [D]; 13.5T [P]", f"{exact / 1e12:.3f}T", "the report's text disagrees with the scripts")
     yield Line(
         "first iteration of the decay",
@@ -110,7 +112,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         yield Line(f"long context {length}, tokens", f"{published}B [LC]", f"{phase.tokens / 1e9:.2f}B", f"{phase.steps:,} steps")
         yield Line(
             f"long context {length}, GPU-hours",
-            f"{published * 1e9 / speed / 3600:,.0f} [LC] [D]",
+            f"{published * 1e9 / speed / 3600:,.0f} [LC], [D]",
             f"{taken.sum('gpu_hours') or 0:,.0f}",
             f"{speed:,} tokens a second and GPU; {taken.parts[0].gpus:,} GPUs, {tables.duration(taken.sum('seconds'))}",
         )
@@ -190,9 +192,8 @@ def markdown() -> str:
     return "\n".join(tables_of_sizes)
 
 
-def overview(folder: str) -> str:
-    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of training. `folder`: of the recipes, as
-    seen from the page."""
+def overview() -> str:
+    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of training."""
     rows = ["| recipe | | parameters | tokens | FLOPs | GPU-hours | memory of a GPU |", "|---|---|---|---|---|---|---|"]
     for name in OVERVIEW:
         plan = plan_of(name)
@@ -205,7 +206,7 @@ def overview(folder: str) -> str:
             hours,
             tables.size(totals["memory_bytes"]),
         ]
-        rows.append(f"| [`{name}`]({folder}/{name}.yaml) | {plan.pipeline.description} | {' | '.join(numbers)} |")
+        rows.append(f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} | {' | '.join(numbers)} |")
     return "\n".join([*rows, ""])
 
 
@@ -217,12 +218,9 @@ def placed(text: str, mark: str, table: str) -> str:
 
 
 def main() -> None:
-    """Writes the tables into the pages."""
-    root = RECIPES.parents[1]
-    for page, folder in PAGES.items():
-        path = root / page
-        text = placed(path.read_text(), "overview", overview(folder))
-        path.write_text(placed(text, "published", markdown()) if page == "docs/recipes.md" else text)
+    """Writes the tables into the page."""
+    text = placed(PAGE.read_text(), "overview", overview())
+    PAGE.write_text(placed(text, "published", markdown()))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from shutil import which
 from xml.etree import ElementTree
 
 OUTCOMES = ("passed", "skipped", "failed")
-SHOWN = 25
+SHOWN = 10
 
 
 def outcome_of(case: ElementTree.Element) -> str:
@@ -25,8 +25,14 @@ def outcome_of(case: ElementTree.Element) -> str:
     return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
 
 
+def folder_of(module: str) -> str:
+    """The folder of a module of tests below tests/."""
+    parts = module.split(".")
+    return "/".join(parts[: next(index for index, part in enumerate(parts) if part.startswith("test_"))])
+
+
 def report(files: list[str]) -> str:
-    """Markdown: totals by file of tests, what was skipped and why, what took longest."""
+    """Markdown: totals by folder of tests, what was skipped and why, what took longest."""
     cases = {}
     for file in files:
         for case in ElementTree.parse(file).iter("testcase"):
@@ -34,7 +40,7 @@ def report(files: list[str]) -> str:
     rows: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*OUTCOMES, "seconds"), 0))
     reasons: dict[str, int] = defaultdict(int)
     for (module, _), case in cases.items():
-        row = rows[module]
+        row = rows[folder_of(module)]
         row[outcome_of(case)] += 1
         row["seconds"] += float(case.attrib["time"])
         for skip in case.findall("skipped"):
@@ -56,8 +62,8 @@ def report(files: list[str]) -> str:
         "| tests | passed | skipped | failed | seconds |",
         "|---|---|---|---|---|",
         *(
-            f"| {module.removeprefix('tests.')} | " + " | ".join(f"{int(row[name])}" for name in OUTCOMES) + f" | {row['seconds']:.0f} |"
-            for module, row in sorted(rows.items())
+            f"| {folder} | " + " | ".join(f"{int(row[name])}" for name in OUTCOMES) + f" | {row['seconds']:.0f} |"
+            for folder, row in sorted(rows.items())
         ),
         "",
         "Failed: " + (", ".join(f"`{name}`" for (_, name), case in cases.items() if outcome_of(case) == "failed") or "none") + ".",

@@ -60,5 +60,5 @@ def test_the_launcher_is_killed_and_the_next_run_waits_for_its_last_checkpoint(f
     assert "taken over from attempt" in again.text
     assert len(attempts(plan_of(store, longer), "cooldown")) == 2
     marker = annealing.checkpoint(60).marker
-    assert len(marker["attempts"]) == 2  # the second resumed from the first
+    assert len(marker.attempts) == 2  # the second resumed from the first
     assert run.no_process_is_left(5)

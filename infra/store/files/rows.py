@@ -43,9 +43,12 @@ def decode(data: bytes, name: str) -> list[dict[str, Any]]:
 
 
 def _parquet(data: bytes) -> list[dict[str, Any]]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return [_without_nulls(row) for row in pq.read_table(io.BytesIO(data)).to_pylist()]
+    # In this thread alone: a thread of pyarrow that still works while the interpreter ends aborts the process.
+    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    return [_without_nulls(row) for row in table.to_pylist()]
 
 
 def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:

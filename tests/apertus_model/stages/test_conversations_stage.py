@@ -12,6 +12,7 @@ from apertus_model.chat import ChatEncoder, ChatError, render
 from apertus_model.data.conversation_tasks import AllConversations
 from apertus_model.data.conversations import ConversationShards
 from infra.store import Artifact, Attempt, StoreError
+from infra.store.documents import Unit, check
 from infra.store.inputs import SourceError
 
 SPLITS = ("train", "validation")
@@ -141,7 +142,7 @@ def test_another_seed_holds_out_other_groups(bench: Any, chat: Path, tokenizer: 
 
 def test_shards_are_bounded_and_hold_the_same_as_one(bench: Any, chat: Path, tokenizer: Artifact, tmp_path: Path) -> None:
     artifact = bench.run("conversations", "c", _spec(chat), {"tokenizer": tokenizer})
-    unit = bench.store.read_json(f"conversations/c/units/{bench.store.names('conversations/c/units')[0]}")
+    unit = check(Unit, bench.store.read_json(f"conversations/c/units/{bench.store.names('conversations/c/units')[0]}"), "the unit")
     files = {name: Path(bench.store.full(record.path)) for name, record in unit.files.items()}
     conversations = AllConversations([files], 512)
     whole = conversations.write("whole", np.arange(len(conversations)), tmp_path)

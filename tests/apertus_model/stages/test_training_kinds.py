@@ -15,6 +15,7 @@ from apertus_model.stages import log_probabilities, merge
 from apertus_model.stages.train import Best, starting_point
 from apertus_model.trainer.checkpoint import load_tensors
 from infra.store import Artifact, Attempt, Checkpoint, DamagedError, Store
+from infra.store.documents import CheckpointMarker, Seconds
 from specs.stages.merge import MergePart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.sft import Lora
@@ -146,7 +147,9 @@ NOWHERE = Artifact(Store.open("memory://nowhere"), "sft/none")
 
 
 def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
-    return Checkpoint(NOWHERE, step, "", {"facts": {"validation": validation, "validation_step": measured}})
+    facts = {"validation": validation, "validation_step": measured}
+    seconds = Seconds(startup=0.0, compute=0.0, storage=0.0)
+    return Checkpoint(NOWHERE, step, "", CheckpointMarker(step=step, attempt="a", folder="f", files={}, facts=facts, seconds=seconds))
 
 
 def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:

@@ -147,9 +147,9 @@ def trained(stages: Stages) -> Artifact:
 
 def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -> None:
     manifest = trained.manifest
-    assert manifest["step"] == 6
+    assert manifest.step == 6
     assert trained.checkpoint_steps() == [3, 6]
-    metrics = manifest["metrics"]
+    metrics = manifest.metrics
     assert (metrics["tokens"], metrics["samples"]) == (6 * 64, 24)
     assert set(metrics["validation"]) == {"steady", "striding"}
     rows = [row for row in trained.history() if "loss" in row]

@@ -21,7 +21,7 @@ REFUSED = ["no value", "=3", "stages..budget=3 steps", ".name=x"]
 
 @pytest.mark.parametrize("assignment", ACCEPTED)
 def test_an_override_that_the_command_line_takes_is_a_parameter(assignment: str) -> None:
-    stages = {name: {} for name in ("main", "pretrain", "cooldown", "align", "preferences", "sft", "other")}
+    stages = {name: {} for name in ("main", "pretrain", "cooldown", "align", "preferences", "sft", "warmer")}
     override(Document("a.yaml", {"stages": stages}, {}), assignment)
     assert TypeAdapter(Override).validate_python(assignment) == assignment
 

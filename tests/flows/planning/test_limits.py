@@ -16,9 +16,8 @@ from specs.compose import compose
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
 from specs.recipe import validate
-from specs.stages import STAGES
 from tests.recipes import CHAT, write_recipe
-from tools.reference import NESTED
+from tools.reference import models
 
 SOURCES = """\
 sources:
@@ -181,7 +180,7 @@ def test_a_recipe_may_state_every_number_that_there_is(full: Document, store: St
     pipeline = validate(full)
     make(pipeline, store)
     seen = {owner for _, _, owner in numbers(pipeline)}
-    for model in [*NESTED, *STAGES.values()]:
+    for model in models():
         for name, field in model.model_fields.items():
             if re.search(r"\b(int|float|ByteSize)\b", str(field.annotation)) and "specs." not in str(field.annotation):
                 owner = next(made for made in reversed(model.__mro__) if name in getattr(made, "__annotations__", {}))
