@@ -1,11 +1,13 @@
-"""Whether another process still lives, seen by a pipe, by a file, or by its number; and the signals that end a run.
+"""Whether another process still lives, seen by a pipe, by a file, or by its number; and the signals that end
+a run.
 
 - A pipe: the observer reads one whose write end the observed process alone holds (`wait_for_end`).
-- A file or an object of storage: the observed process rewrites it again and again (`Beats`); the observer looks whether it changes
-  (`Silence`).
+- A file or an object of storage: the observed process rewrites it again and again (`Beats`); the observer
+  looks whether it changes (`Silence`).
 - A process of this machine: its number and its start time (`is_running`).
 
-Invariant: nobody compares clocks of two machines; an observer measures on its own monotonic clock how long a sign of life stood still.
+Invariant: nobody compares clocks of two machines; an observer measures on its own monotonic clock how long a
+sign of life stood still.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def wait_for_end(pipe: int = 0) -> None:
 
 
 def start_guard(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts a process that does something when this one has ended, however that came about: its standard input ends then."""
+    """Starts a process that does something when this one has ended, however that came about: its standard
+    input ends then."""
     nowhere = subprocess.DEVNULL  # whoever reads what this process prints waits for all that hold its output
     with stop_signals_blocked():
         guard = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
@@ -89,7 +92,8 @@ class Beats:
 
 @contextlib.contextmanager
 def beats_in_file(file: Path) -> Iterator[None]:
-    """Rewrites a file every `BEAT_SECONDS`, in a thread: this process lives, whatever its other threads do."""
+    """Rewrites a file every `BEAT_SECONDS`, in a thread: this process lives, whatever its other threads
+    do."""
     counts = itertools.count()
 
     def beat() -> None:
@@ -104,8 +108,8 @@ def beats_in_file(file: Path) -> Iterator[None]:
 class Silence:
     """How long a sign of life has stood still.
 
-    Two looks further apart than `longest_gap` seconds count as so far apart: an observer that slept, or could not look, does not take its
-    own absence for the other's.
+    Two looks further apart than `longest_gap` seconds count as so far apart: an observer that slept, or could
+    not look, does not take its own absence for the other's.
     """
 
     def __init__(self, longest_gap: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -141,7 +145,8 @@ class FileSilence:
 
 
 def machine() -> tuple[str, str]:
-    """Is equal for two processes that see each other's process ids: the boot of the machine, and the namespace of ids."""
+    """Is equal for two processes that see each other's process ids: the boot of the machine, and the
+    namespace of ids."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -149,7 +154,8 @@ def machine() -> tuple[str, str]:
 
 
 def started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot. None when it is gone, or only waits to be reaped."""
+    """When a process was started, in clock ticks since boot. None when it is gone, or only waits to be
+    reaped."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

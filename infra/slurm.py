@@ -1,9 +1,10 @@
 """Jobs of Slurm: submitted, watched and cancelled through its commands.
 
-Whatever is a job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the tasks of a data stage
-(`apertus_model.data.job_array`).
+Whatever is a job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the tasks
+of a data stage (`apertus_model.data.job_array`).
 
-Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to do.
+Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to
+do.
 """
 
 from __future__ import annotations
@@ -55,7 +56,14 @@ def flags(options: Options) -> list[str]:
     ]
 
 
-def options(profile: SlurmProfile, name: str, output: Path, cpus: int | None, memory: str | None, time_limit: Duration | None) -> Options:
+def options(
+    profile: SlurmProfile,
+    name: str,
+    output: Path,
+    cpus: int | None,
+    memory: str | None,
+    time_limit: Duration | None,
+) -> Options:
     """Of sbatch, for every job. `output`: the file that the job appends to; `cpus` of each of its tasks."""
     return {
         **profile.arguments,
@@ -86,15 +94,24 @@ class Jobs:
         return self.numbers[-1]
 
     def states(self) -> dict[str, str] | None:
-        """Slurm's state of each job (`7`) and of each element of an array (`7_0`) that it still knows; None when it does not answer."""
-        answer = command("squeue", f"--jobs={','.join(self.numbers)}", "--states=all", "--array", "--noheader", "--format=%F %K %T")
+        """Slurm's state of each job (`7`) and of each element of an array (`7_0`) that it still knows; None
+        when it does not answer."""
+        answer = command(
+            "squeue",
+            f"--jobs={','.join(self.numbers)}",
+            "--states=all",
+            "--array",
+            "--noheader",
+            "--format=%F %K %T",
+        )
         if answer.returncode and "Invalid job id" not in answer.stderr:
             return None
         rows = (line.split() for line in answer.stdout.splitlines())
         return {job if element == "N/A" else f"{job}_{element}": state for job, element, state in rows}
 
     def over_for_long(self, name: str, over: bool | None) -> bool:
-        """Whether a job has been over for so long that all its files are seen. `over`: whether it is now; None where that is not known."""
+        """Whether a job has been over for so long that all its files are seen. `over`: whether it is now;
+        None where that is not known."""
         if over is False:
             self._over.pop(name, None)
         return bool(over) and time.monotonic() - self._over.setdefault(name, time.monotonic()) >= VISIBLE_SECONDS

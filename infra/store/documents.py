@@ -1,10 +1,11 @@
 """The JSON documents of a store: a model for each, through which it is written and read.
 
-They are the store's data, written by who knows whom: what reads one checks it here before anything is done with it. What differs from
-kind to kind (metrics, facts, the resolved spec) stays a dictionary; the fields of it that others compute with are checked.
+They are the store's data, written by who knows whom: what reads one checks it here before anything is done
+with it. What differs from kind to kind (metrics, facts, the resolved spec) stays a dictionary; the fields of
+it that others compute with are checked.
 
-Invariants: a document that passes has every field that is named here, of the type that is named here. It is written with the fields that
-were stated, and with no others.
+Invariants: a document that passes has every field that is named here, of the type that is named here. It is
+written with the fields that were stated, and with no others.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
 
 
 def check_unit(document: Any, path: str, what: str) -> Unit:
-    """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's attempts."""
+    """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's
+    attempts."""
     unit = check(Unit, document, what)
     for name, record in unit.files.items():
         if not record.path.startswith(f"{path}/attempts/"):

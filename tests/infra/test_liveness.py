@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from infra import liveness
-from infra.liveness import STOP_SIGNALS, Beats, FileSilence, Silence, beats_in_file, is_running, reads_pipe, started, wait_for_end
+from infra.liveness import (
+    STOP_SIGNALS,
+    Beats,
+    FileSilence,
+    Silence,
+    beats_in_file,
+    is_running,
+    reads_pipe,
+    started,
+    wait_for_end,
+)
 
 
 def clock_of(*moments: float) -> Silence:
@@ -131,7 +141,9 @@ time.sleep(600)
 """
 
 
-def test_a_guard_acts_when_its_process_was_killed_and_no_signal_that_ends_a_run_ends_it(tmp_path: Path) -> None:
+def test_a_guard_acts_when_its_process_was_killed_and_no_signal_that_ends_a_run_ends_it(
+    tmp_path: Path,
+) -> None:
     note = tmp_path / "note"
     process = subprocess.Popen([sys.executable, "-c", GUARDED, str(note)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

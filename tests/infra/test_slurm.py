@@ -1,4 +1,5 @@
-"""What is read of the answers of Slurm's commands, which are scripts here; `launchers/test_slurm_job.py` asks a real Slurm."""
+"""What is read of the answers of Slurm's commands, which are scripts here; `launchers/test_slurm_job.py` asks
+a real Slurm."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 @pytest.mark.parametrize(
     ("answer", "states"),
     [
-        ("printf '7 N/A RUNNING\\n8 0 PENDING\\n8 12 FAILED\\n'", {"7": "RUNNING", "8_0": "PENDING", "8_12": "FAILED"}),
+        (
+            "printf '7 N/A RUNNING\\n8 0 PENDING\\n8 12 FAILED\\n'",
+            {"7": "RUNNING", "8_0": "PENDING", "8_12": "FAILED"},
+        ),
         ("true", {}),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", {}),
         ("echo 'Socket timed out' >&2; exit 1", None),
@@ -62,7 +66,9 @@ def test_a_job_that_was_refused_is_not_one_of_them(tmp_path: Path, program: Call
     assert jobs.numbers == []
 
 
-def test_a_job_is_over_for_long_when_nobody_saw_it_run_for_as_long_as_files_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_over_for_long_when_nobody_saw_it_run_for_as_long_as_files_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(slurm.time, "monotonic", lambda: now[0])
     jobs = Jobs()
@@ -76,7 +82,13 @@ def test_a_job_is_over_for_long_when_nobody_saw_it_run_for_as_long_as_files_may_
 
     assert looks((0, False), (5, True), (34, True), (35, True)) == [False, False, False, True]
     assert looks((36, False), (40, True), (69, True), (70, True)) == [False, False, False, True], "it was started again"
-    assert looks((80, False), (81, True), (100, None), (110, None), (111, True)) == [False, False, False, False, True]
+    assert looks((80, False), (81, True), (100, None), (110, None), (111, True)) == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
     assert not jobs.over_for_long("8", True), "of another job nothing is known"
 
 
@@ -86,5 +98,13 @@ def test_options_that_are_not_stated_are_left_out_and_what_the_profile_adds_is_k
     profile = SlurmProfile(partition="fast", arguments={"account": "team", "exclusive": True, "oversubscribe": False})
     stated = slurm.flags(slurm.options(profile, "n", tmp_path / "log", 4, "8G", Duration(61.0)))
     assert sorted(stated) == sorted(
-        [*always, "--account=team", "--exclusive", "--cpus-per-task=4", "--mem=8G", "--partition=fast", "--time=2"]
+        [
+            *always,
+            "--account=team",
+            "--exclusive",
+            "--cpus-per-task=4",
+            "--mem=8G",
+            "--partition=fast",
+            "--time=2",
+        ]
     )

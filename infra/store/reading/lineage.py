@@ -1,6 +1,7 @@
 """What an artifact was made from, read from the store alone.
 
-Invariant: the answer needs no recipe: `identity.json` of every artifact names its inputs by their place in the store.
+Invariant: the answer needs no recipe: `identity.json` of every artifact names its inputs by their place in
+the store.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from infra.store.store import Store, StoreError
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One artifact of a lineage. `manifest` is None where a checkpoint was read before its stage had ended."""
+    """One artifact of a lineage. `manifest` is None where a checkpoint was read before its stage had
+    ended."""
 
     path: str
     step: int | None
@@ -49,7 +51,8 @@ class Ancestor:
         return self.identity.inputs
 
     def source(self, role: str) -> dict[str, Any]:
-        """What was recorded of the documents behind an input: url, format, language, license, as far as the recipe stated them."""
+        """What was recorded of the documents behind an input: url, format, language, license, as far as the
+        recipe stated them."""
         spec = {**self.identity.spec, **self.recorded}
         named, index = spec.get("source"), role.partition(":")[2]
         if named is None and isinstance(spec.get("sources"), list) and index.isdecimal() and int(index) < len(spec["sources"]):
@@ -74,7 +77,8 @@ class Ancestor:
 
 
 def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
-    """An artifact and all that it was made from, inputs first. `step`: of a checkpoint. StoreError when a part of it is gone."""
+    """An artifact and all that it was made from, inputs first. `step`: of a checkpoint. StoreError when a
+    part of it is gone."""
     identities, reached = _ancestry(store, path, step, lambda role, read: True)
 
     def manifest(place: str, at: int | None) -> Manifest | None:
@@ -88,8 +92,8 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
 
 
 def tokens_before(store: Store, path: str) -> int:
-    """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made from, the most. StoreError
-    when a part of it is gone."""
+    """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made
+    from, the most. StoreError when a part of it is gone."""
     identities, reached = _ancestry(store, path, None, _trained_on_before)
     found = dict.fromkeys(reached, 0)
     for place in reached:
@@ -113,7 +117,8 @@ def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
 def _ancestry(
     store: Store, path: str, step: int | None, counts: Callable[[str, Input], bool]
 ) -> tuple[dict[str, Identity], dict[str, set[int | None]]]:
-    """What an artifact was made from, through the inputs that count: identities, and the steps at which each is read, inputs first."""
+    """What an artifact was made from, through the inputs that count: identities, and the steps at which each
+    is read, inputs first."""
     identities: dict[str, Identity] = {}
 
     def inputs_of(place: str) -> list[tuple[str, int | None]]:

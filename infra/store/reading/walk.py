@@ -1,9 +1,11 @@
-"""What a store holds: its artifacts, the markers of each, the files that each marker names, and what each artifact was made from.
+"""What a store holds: its artifacts, the markers of each, the files that each marker names, and what each
+artifact was made from.
 
-Verification, garbage collection, transfer and lineage work on this, so that they agree on what belongs to what.
+Verification, garbage collection, transfer and lineage work on this, so that they agree on what belongs to
+what.
 
-Invariant: one listing, and one read per marker. A file is named by its place in the store; what this program does not know it never counts
-as anything's.
+Invariant: one listing, and one read per marker. A file is named by its place in the store; what this program
+does not know it never counts as anything's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from infra.store.documents import Identity, Input, Reference, check, check_checkpoint, check_manifest, check_unit
+from infra.store.documents import (
+    Identity,
+    Input,
+    Reference,
+    check,
+    check_checkpoint,
+    check_manifest,
+    check_unit,
+)
 from infra.store.reading.artifact import Artifact
 from infra.store.records import DamagedError, FileRecord, StoreError, sidecar_path, sidecar_record
 from infra.store.storage.listing import tree
@@ -22,7 +32,8 @@ from infra.store.store import Store
 
 MarkerKind = Literal["unit", "checkpoint", "manifest"]
 LISTING_BYTES = 2**32
-"""What the listing of a store may carry, some million names: bounds the time of the one call that object storage needs for it."""
+"""What the listing of a store may carry, some million names: bounds the time of the one call that object
+storage needs for it."""
 ARTIFACT = re.compile(r"^(?!(?:inputs|runs|reports|protected|damaged)/)([a-z][a-z0-9_]*)/([0-9a-f]{32})$")
 _DOCUMENT = re.compile(
     r"identity\.json|manifest[^/]*\.json|checkpoints/[^./][^/]*\.json|units/(.*/)?[^./][^/]*\.json|references/[^./][^/]*"
@@ -108,8 +119,8 @@ class Contents:
 
 
 def list_files(store: Store, path: str = "") -> dict[str, Listed]:
-    """All files below a folder, or of the whole store, by place in the store; so is a folder that stands where a document should. OSError
-    when a part of it cannot be listed."""
+    """All files below a folder, or of the whole store, by place in the store; so is a folder that stands
+    where a document should. OSError when a part of it cannot be listed."""
     root = store.full(path) if path else store.root
     begin = len(store.root) + 1
 
@@ -191,7 +202,8 @@ def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
         return check(Reference, document, what)
     if inner.startswith("units/"):
         unit = check_unit(document, path, what)
-        return Marker("unit", name, None, data, {record.path: record for record in unit.files.values()}, {}, frozenset([unit.attempt]))
+        files: dict[str, FileRecord] = {record.path: record for record in unit.files.values()}
+        return Marker("unit", name, None, data, files, {}, frozenset([unit.attempt]))
     stated = _STEP.fullmatch(inner)
     if stated is None and inner != "manifest.json":
         raise StoreError(f"{what} is no marker: its name has no step")
@@ -205,16 +217,19 @@ def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
         files = {f"{attempts}/{manifest.attempt}/{file}": record for file, record in manifest.files.items()}
         made_by, history = {manifest.attempt}, manifest.history
     kind: MarkerKind = "checkpoint" if inner.startswith("checkpoints/") else "manifest"
-    return Marker(kind, name, step, data, files, {f"{attempts}/{rows.path}": rows for rows in history}, frozenset(made_by))
+    rows: dict[str, FileRecord] = {f"{attempts}/{record.path}": record for record in history}
+    return Marker(kind, name, step, data, files, rows, frozenset(made_by))
 
 
 def reach(
     inputs_of: Callable[[str], Iterable[tuple[str, int | None]]], roots: Iterable[tuple[str, int | None]]
 ) -> dict[str, set[int | None]]:
-    """`roots` and all that they were made from, inputs first: the steps at which each artifact is read, by its place.
+    """`roots` and all that they were made from, inputs first: the steps at which each artifact is read, by
+    its place.
 
     Args:
-        inputs_of: place and, of a checkpoint, step of what the artifact in a place was made from; asked once for each.
+        inputs_of: place and, of a checkpoint, step of what the artifact in a place was made from; asked once
+            for each.
     """
     steps: dict[str, set[int | None]] = {}
     order: list[str] = []

@@ -1,4 +1,5 @@
-"""The JSON documents of a store: their bytes, which other programs and older runs have written, and what is refused."""
+"""The JSON documents of a store: their bytes, which other programs and older runs have written, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -40,20 +41,40 @@ class Timed(Attempt):
 
 def begun(store: Store, folder: Path, path: str, name: str, inputs: dict[str, InputRef]) -> Attempt:
     kind, fingerprint = path.split("/")
-    about: dict[str, Any] = {"node": f"{kind}-{fingerprint[0]}", "kind": kind, "version": 3, "fingerprint": fingerprint}
+    about: dict[str, Any] = {
+        "node": f"{kind}-{fingerprint[0]}",
+        "kind": kind,
+        "version": 3,
+        "fingerprint": fingerprint,
+    }
     what: dict[str, Any] = {"spec": SPEC, "identity": IDENTITY, "launch": {"processes": None, "threads": 2}}
-    where = {"store": store.url, "path": path, "scratch": str(folder / name), "progress": str(folder / "progress")}
+    where = {
+        "store": store.url,
+        "path": path,
+        "scratch": str(folder / name),
+        "progress": str(folder / "progress"),
+    }
     begun = Timed(Job(**about, **what, **where, attempt=name, inputs=inputs), store)
     begun.begin()
     return begun
 
 
 def write_one_of_each(store: Store, folder: Path) -> None:
-    corpus = begun(store, folder, CORPUS, "one", {"source:0": InputRef(kind="external", fingerprint="d" * 32, name="notes")})
+    corpus = begun(
+        store,
+        folder,
+        CORPUS,
+        "one",
+        {"source:0": InputRef(kind="external", fingerprint="d" * 32, name="notes")},
+    )
     (folder / "unit").write_bytes(b"unit")
     corpus.commit_unit("task-0", files={"t.bin": folder / "unit"}, data={"documents": 3, "x": None})
     corpus.commit_unit("empty")
-    for name, data in {"short.bin": b"abc", "long.bin": b"abcdefghij", "longer.bin": bytes(range(50))}.items():
+    for name, data in {
+        "short.bin": b"abc",
+        "long.bin": b"abcdefghij",
+        "longer.bin": bytes(range(50)),
+    }.items():
         corpus.write_bytes(name, data)
     metrics = {"documents": 3, "train": {"tokens": 10, "other": None}, "ratio": 1, "share": 0.5}
     corpus.commit(metrics=metrics, facts={"train": ["train"]})
@@ -61,7 +82,13 @@ def write_one_of_each(store: Store, folder: Path) -> None:
     training = begun(store, folder, TRAINED, "two", {"mixture": read})
     with store.writer(training.folder("step-00000010/w")) as writer:
         writer.write(b"weights")
-    facts = {"tokens": 100, "passes": {"aa": 1, "bb": 0.5}, "validation": {}, "validation_step": None, "loss": 2.5}
+    facts = {
+        "tokens": 100,
+        "passes": {"aa": 1, "bb": 0.5},
+        "validation": {},
+        "validation_step": None,
+        "loss": 2.5,
+    }
     training.commit_checkpoint(10, facts, files={"w": writer.record})
     training.commit(metrics={"loss": 2.5, "none": None}, facts={}, step=10)
     refer(store, TRAINED, 10, f"pretrain/{'c' * 32}")
@@ -69,7 +96,13 @@ def write_one_of_each(store: Store, folder: Path) -> None:
     listing.__dict__["contents"] = {"a.txt": "a" * 64, "b.txt": "b" * 64}
     lock(store, listing, "d" * 32)
     runs.write(store, "mini", {"c": (CORPUS, None), "t/1": (TRAINED, 10)}, {"name": "mini", "x": 1})
-    here = {"host": "here", "boot": "b", "namespace": "pid:[1]", "started": 5, "since": "2026-01-01T00:00:00+00:00"}
+    here = {
+        "host": "here",
+        "boot": "b",
+        "namespace": "pid:[1]",
+        "started": 5,
+        "since": "2026-01-01T00:00:00+00:00",
+    }
     holder = Holder(attempt="one", pid=7, seconds=60.0, **here)  # type: ignore[arg-type]  # of several types
     store.write_once(f"{CORPUS}/leases/00000001.json", to_json(holder))
     lease = Lease(store, CORPUS, 1, holder, Timing(seconds=60))
@@ -101,7 +134,10 @@ def test_what_is_read_is_written_again_as_it_was(store: Store, tmp_path: Path) -
 
 MARKER: dict[str, Any] = {
     **{"step": 10, "attempt": "a", "folder": "step-00000010", "facts": {}},
-    **{"seconds": {"startup": 0.0, "compute": 1.0, "storage": 0.0}, "files": {"w": {"size": 1, "sha256": "0" * 64}}},
+    **{
+        "seconds": {"startup": 0.0, "compute": 1.0, "storage": 0.0},
+        "files": {"w": {"size": 1, "sha256": "0" * 64}},
+    },
 }
 
 
@@ -112,9 +148,18 @@ MARKER: dict[str, Any] = {
         ({"facts": {"validation_step": -1}}, r"facts\.validation_step is -1"),
         ({"files": {"w": {"size": 1, "sha256": "xyz"}}}, r"files\.w\.sha256 is 'xyz'"),
         ({"files": {"w": {"size": True, "sha256": "0" * 64}}}, r"files\.w\.size is True"),
-        ({"files": {"w": {"size": 9, "sha256": "0" * 64, "piece_bytes": 4, "pieces": ["0" * 64]}}}, "the file has 3 pieces"),
-        ({"files": {"w": {"size": 9, "sha256": "0" * 64, "pieces": "0" * 64}}}, "not their length, piece_bytes"),
-        ({"files": {"../w": {"size": 1, "sha256": "0" * 64}}}, "names '../w', which is not a path inside the store"),
+        (
+            {"files": {"w": {"size": 9, "sha256": "0" * 64, "piece_bytes": 4, "pieces": ["0" * 64]}}},
+            "the file has 3 pieces",
+        ),
+        (
+            {"files": {"w": {"size": 9, "sha256": "0" * 64, "pieces": "0" * 64}}},
+            "not their length, piece_bytes",
+        ),
+        (
+            {"files": {"../w": {"size": 1, "sha256": "0" * 64}}},
+            "names '../w', which is not a path inside the store",
+        ),
         ({"folder": "/etc"}, "names '/etc', which is not a path inside the store"),
         ({"attempt": "a/b"}, "a single name is expected"),
         ({"seconds": None}, "seconds is None"),
@@ -126,7 +171,10 @@ def test_a_document_with_another_content_is_damaged_and_the_field_is_named(chang
         check(CheckpointMarker, MARKER | change, "'m'")
 
 
-@pytest.mark.parametrize("row", [{"step": 1}, {"step": 1, "loss": math.inf, "masked_share": 0.5}, {"step": 2, "validation": {"web": 2}}])
+@pytest.mark.parametrize(
+    "row",
+    [{"step": 1}, {"step": 1, "loss": math.inf, "masked_share": 0.5}, {"step": 2, "validation": {"web": 2}}],
+)
 def test_a_row_of_metrics_may_have_more_fields_than_are_known(row: dict[str, Any]) -> None:
     assert checked(MetricsRow, row).step == row["step"]
     assert decode(encode([row]), "rows.parquet") == [row]

@@ -35,7 +35,12 @@ def test_inputs_come_before_what_was_made_from_them_with_all_the_steps_at_which_
         asked.append(path)
         return made_from[path]
 
-    assert reach(inputs_of, [("d", None), ("b", 5)]) == {"a": {None}, "b": {10, 20, 5}, "c": {None}, "d": {None}}
+    assert reach(inputs_of, [("d", None), ("b", 5)]) == {
+        "a": {None},
+        "b": {10, 20, 5},
+        "c": {None},
+        "d": {None},
+    }
     assert list(reach(inputs_of, [("d", None)])) == ["a", "b", "c", "d"]
     assert asked == [*"dbac", *"dbac"], "each is asked once"
 
@@ -77,7 +82,10 @@ def test_markers_say_which_files_are_whose(store: Store, maker: Maker) -> None:
     assert contents.damaged == {} and [place.split("/")[0] for place, _ in contents.inputs] == ["corpus"]
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "identity.json", "units/task.json", "checkpoints/00000010.json", "references/1-a.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "identity.json", "units/task.json", "checkpoints/00000010.json", "references/1-a.json"],
+)
 @pytest.mark.parametrize("how", ["folder", "folder with a file", "text", "list"])
 def test_what_stands_in_the_place_of_a_document_is_damaged_for_everybody(store: Store, maker: Maker, name: str, how: str) -> None:
     path = maker.data("corpus", "a")
@@ -102,7 +110,10 @@ def test_a_marker_whose_name_has_no_step_is_damaged(store: Store, maker: Maker, 
     assert "its name has no step" in open_contents(store, path).damaged[f"{path}/{name}"]
 
 
-@pytest.mark.parametrize("name", ["checkpoints/.tmp-claim-0-00000010.json", "units/.tmp-1.json", "attempts/a/manifest.json", "notes.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoints/.tmp-claim-0-00000010.json", "units/.tmp-1.json", "attempts/a/manifest.json", "notes.json"],
+)
 def test_a_file_that_is_being_written_and_one_of_an_attempt_are_no_documents(store: Store, maker: Maker, name: str) -> None:
     path = maker.data("corpus", "a")
     Path(store.full(f"{path}/{name}")).parent.mkdir(parents=True, exist_ok=True)
