@@ -43,10 +43,11 @@ class Stage(Spec):
 
 class Part(Spec):
     """What a stage resolves into: with its inputs, all that its result depends on. `VERSION` stands here where the kind of the part is
-    no kind of stage. `ON_ENGINE`: it runs on the training engine, with as many processes as its launch settings say."""
+    no kind of stage."""
 
     VERSION: ClassVar[int]
-    ON_ENGINE: ClassVar[bool] = False
+    ON_ENGINE: ClassVar[bool] = False  # it runs on the training engine, with as many processes as its launch settings say
+    PLAN_DEPENDS: ClassVar[bool] = False  # on what it comes to: sizes, tokenizers, choices; a run plans again when it has finished
 
 
 class FromCheckpoint(Stage):

@@ -89,6 +89,7 @@ class CorpusStage(Stage):
 class CorpusPart(Part):
     """Resolved, for one source. Inputs: `tokenizer`, `documents`, and `filter:<step>:<file>` for the files that filters read."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     source: SourceSpec = identity()
     process: CorpusSource = identity(default_factory=CorpusSource)
     seed: int = identity()

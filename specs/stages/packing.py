@@ -11,5 +11,6 @@ from specs.stages.base import Part
 class PackingPart(Part):
     """Resolved. Input: `corpus`. The rows are a function of the documents and the sequence length alone."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     VERSION: ClassVar[int] = 1
     sequence_length: int = identity(ge=2)

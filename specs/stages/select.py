@@ -38,6 +38,7 @@ class SelectStage(Stage):
 class SelectPart(Part):
     """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides between equal ones."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     metric: str = identity()
     best: Literal["lowest", "highest"] = identity()
     names: list[str] = execution(description="of the candidates, for people")

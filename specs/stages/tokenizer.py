@@ -44,6 +44,7 @@ class TokenizerStage(Stage):
 class TokenizerPart(Part):
     """Resolved. Inputs: `source:<i>` (documents) in order, or `folder`."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     sources: list[SourceSpec] = identity(default_factory=list)
     path: str | None = execution(None)
     vocab_size: int = identity()

@@ -143,7 +143,7 @@ sys.path.insert(0, {os.getcwd()!r})
 from apertus_model.stop import StopSignal
 stop = StopSignal(); stop.watch(cooperative={cooperative})
 print("up", os.getpid(), flush=True)
-while not stop.requested: time.sleep(0.01)
+while not ({cooperative} and stop.requested): time.sleep(0.01)
 open("{tmp_path}/noticed", "w").write(stop.reason)
 """
     launcher = f"""
