@@ -44,7 +44,6 @@ class Format(Foreign):
     """`format.json`."""
 
     format: Count
-    migrating_from: Count | None = None  # while release 0.1.0 migrates the store
 
 
 class Input(Foreign):

@@ -43,7 +43,7 @@ from infra.store.storage.retry import Retry
 from specs.foreign import MAX_BYTES, ForeignError, check_length, checked, parse_json, shown, trail
 from specs.redaction import without_credentials
 
-FORMAT = 2
+FORMAT = 3
 CHUNK = 4 * 2**20
 TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; trying again is our `Retry`'s
 
@@ -93,12 +93,9 @@ class Store(Filesystem):
         stated = self.format()
         if stated is None or stated == Format(format=FORMAT):
             return
-        found = f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}."
-        if stated.format > FORMAT:
-            raise StoreError(f"{found} Fix: use a newer release of this program, or a new store (--store)")
-        if stated.migrating_from is not None:
-            found = f"the store '{name}' was not completely migrated to format {FORMAT}."
-        raise StoreError(f"{found} Fix: use a new store (--store), or run `apertus migrate --store {name}` of release 0.1.0")
+        newer = stated.format > FORMAT
+        fix = "use a newer release of this program, or a new store (--store)" if newer else "use a new store (--store)"
+        raise StoreError(f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}. Fix: {fix}")
 
     def initialise(self) -> None:
         """Writes the version marker of a new store."""

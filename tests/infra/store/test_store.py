@@ -85,20 +85,19 @@ def test_a_link_out_of_the_store_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ('{"format": 0}', "has format 0, this program reads format 2. Fix: {migrate}"),
-        ('{"format": 1}', "has format 1, this program reads format 2. Fix: {migrate}"),
-        ('{"format": 2, "migrating_from": 1}', "was not completely migrated to format 2. Fix: {migrate}"),
-        ('{"format": 3}', "has format 3, this program reads format 2. Fix: {upgrade}"),
-        ('{"format": 99}', "has format 99, this program reads format 2. Fix: {upgrade}"),
+        ('{"format": 0}', "has format 0, this program reads format 3. Fix: {new}"),
+        ('{"format": 2}', "has format 2, this program reads format 3. Fix: {new}"),
+        ('{"format": 4}', "has format 4, this program reads format 3. Fix: {upgrade}"),
+        ('{"format": 99}', "has format 99, this program reads format 3. Fix: {upgrade}"),
     ],
 )
 def test_a_store_of_another_format_is_refused_with_its_name_and_what_to_do(tmp_path: Path, document: str, message: str) -> None:
     (tmp_path / "format.json").write_text(document)
     with pytest.raises(StoreError) as refused:
         Store.open(str(tmp_path))
-    migrate = f"use a new store (--store), or run `apertus migrate --store {tmp_path}` of release 0.1.0"
+    new = "use a new store (--store)"
     upgrade = "use a newer release of this program, or a new store (--store)"
-    assert str(refused.value) == f"the store '{tmp_path}' {message.format(migrate=migrate, upgrade=upgrade)}"
+    assert str(refused.value) == f"the store '{tmp_path}' {message.format(new=new, upgrade=upgrade)}"
     assert os.listdir(tmp_path) == ["format.json"] and (tmp_path / "format.json").read_text() == document
 
 
