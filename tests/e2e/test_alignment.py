@@ -170,6 +170,7 @@ def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:
     assert [name for name in before if name.startswith("loss/position/")] == [f"loss/position/{edge}" for edge in (0, 192, 288, 96)]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits(aligned: Path, home: Path) -> None:
     store = home / "alignment-interrupted"
     shutil.copytree(aligned, store)

@@ -238,6 +238,7 @@ def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect, wrong: dic
         prefect.run(**{"spec": SMOKE, **wrong})
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cancelled_and_loses_its_worker_and_its_server_goes_on_to_its_end(prefect: Prefect, half: Path) -> None:
     annealing = _annealing(half)
     asked = {"spec": SMOKE, "store": str(half), "overrides": [LONGER, ENDS_ONLY]}
