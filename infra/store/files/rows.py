@@ -1,13 +1,11 @@
 """Rows of metrics as Parquet, which every tool for tables reads.
 
-Invariant: rows come back as they were given: a field that a row does not have is no field of it, at any depth. Rows in JSON lines, of
-stores that were filled before, are read as well.
+Invariant: rows come back as they were given: a field that a row does not have is no field of it, at any depth.
 """
 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +32,7 @@ def encode(rows: Sequence[dict[str, Any]]) -> bytes:
 def decode(data: bytes, name: str) -> list[dict[str, Any]]:
     """The rows of a file by that name. DamagedError when it has none."""
     try:
-        rows = _parquet(data) if name.endswith(SUFFIX) else [dict(json.loads(line)) for line in data.splitlines()]
+        rows = _parquet(data)
         for row in rows:
             checked(MetricsRow, row)
         return rows

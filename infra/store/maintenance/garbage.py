@@ -217,7 +217,7 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
     kept = [marker for marker in contents.markers if why(marker) is None]
     needed = {name for marker in kept for name in marker.all_files}
     attempts = {attempt for marker in kept for attempt in marker.attempts}
-    logs = {f"{contents.path}/{log}" for attempt in attempts for log in (f"logs/{attempt}.txt", f"attempts/{attempt}/log.txt")}  # formerly
+    logs = {f"{contents.path}/logs/{attempt}.txt" for attempt in attempts}
     items: dict[Why, Item] = {}
 
     def item_of(reason: Why) -> Item:

@@ -3,11 +3,13 @@ refused."""
 
 from __future__ import annotations
 
-import json
+import io
 import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from infra.store import Attempt, DamagedError, Store, runs
@@ -184,5 +186,7 @@ def test_a_row_of_metrics_may_have_more_fields_than_are_known(row: dict[str, Any
 def test_a_row_of_metrics_of_other_types_is_neither_written_nor_read(row: dict[str, Any]) -> None:
     with pytest.raises(ForeignError):
         encode([row])
-    with pytest.raises(DamagedError, match=r"'rows\.jsonl' is damaged"):
-        decode(json.dumps(row).encode(), "rows.jsonl")
+    stored = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([row]), stored)
+    with pytest.raises(DamagedError, match=r"'rows\.parquet' is damaged"):
+        decode(stored.getvalue(), "rows.parquet")

@@ -27,9 +27,5 @@ def test_any_tool_for_tables_reads_them() -> None:
     assert table.column("loss").to_pylist() == [2.5, None, math.inf, None]
 
 
-def test_rows_of_older_stores_are_read_too() -> None:
-    assert decode(b'{"step": 1}\n{"step": 2}\n', "first/history/00000002.jsonl") == [{"step": 1}, {"step": 2}]
-
-
 def test_equal_rows_have_equal_bytes() -> None:
     assert encode(ROWS) == encode([dict(row) for row in ROWS])
