@@ -1,7 +1,8 @@
 """Tensor-parallel layout of every sub-module, in torchtitan's declarative form.
 
-Column-parallel into attention and feed-forward, row-parallel out of them; norms and the xIELU scalars are replicated. What
-is written here describes all layouts: torchtitan leaves out the axes that a run does not have.
+Column-parallel into attention and feed-forward, row-parallel out of them; norms and the xIELU scalars are
+replicated. What is written here describes all layouts: torchtitan leaves out the axes that a run does not
+have.
 """
 
 from dataclasses import replace
@@ -25,7 +26,8 @@ from torchtitan.protocols.sharding import ShardingConfig
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
     """Fill `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
-    config.lm_head.sharding_config = replace(config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None)  # see `output`
+    head = replace(config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
+    config.lm_head.sharding_config = head  # `OutputLayer` splits and sums what it returns
     block_input = dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
     heads = dense_activation_placement(tp=spmd.S(2))
     replicated = dense_param_placement(tp=spmd.R)

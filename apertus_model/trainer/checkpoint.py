@@ -1,18 +1,22 @@
 """Saving and loading of training state, with the store in charge of what is a checkpoint.
 
-torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to what was asked for,
-drops the optimizer from the last checkpoint and deletes old ones in a thread. This one implements torchtitan's contract
-(`BaseCheckpointManager`) and does none of that: it loads the one checkpoint it was given, saves everything each time, and
-hands a complete folder to the store, which commits and prunes.
+torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to
+what was asked for, drops the optimizer from the last checkpoint and deletes old ones in a thread. This one
+implements torchtitan's contract (`BaseCheckpointManager`) and does none of that: it loads the one checkpoint
+it was given, saves everything each time, and hands a complete folder to the store, which commits and prunes.
 
-A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with a process group of its own.
+A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with
+a process group of its own.
 
 Invariants:
-- A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay, betas and the
-  position in the data come from the spec and the step, never from a checkpoint.
-- A folder is committed only when every rank has written its part. One save at most is in flight: the next one waits for it.
-- A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one is committed.
-- Whoever reads weights reads them through `load_tensors`, so nobody sees the base of an adapted model in place of the model.
+- A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay,
+  betas and the position in the data come from the spec and the step, never from a checkpoint.
+- A folder is committed only when every rank has written its part. One save at most is in flight: the next one
+  waits for it.
+- A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one
+  is committed.
+- Whoever reads weights reads them through `load_tensors`, so nobody sees the base of an adapted model in
+  place of the model.
 """
 
 import logging
@@ -22,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -48,11 +52,11 @@ class UploadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """What to load: a checkpoint (or the local folder of one that no marker names), the step it must be of, and whether to take the
-    optimizer's state.
+    """What to load: a checkpoint (or the local folder of one that no marker names), the step it must be of,
+    and whether to take the optimizer's state.
 
-    `new_adapters`: adapters of the checkpoint become part of the weights, and those of the model, if it has any, stay as they are;
-    otherwise the model goes on with the adapters that are stored."""
+    `new_adapters`: adapters of the checkpoint become part of the weights, and those of the model, if it has
+    any, stay as they are; otherwise the model goes on with the adapters that are stored."""
 
     checkpoint: Checkpoint | str
     step: int
@@ -62,7 +66,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Saved:
-    """Files that all ranks have written, and what they have cost: seconds that training stood still, on rank 0, and seconds of writing."""
+    """Files that all ranks have written, and what they have cost: seconds that training stood still, on rank
+    0, and seconds of writing."""
 
     step: int
     files: Records
@@ -77,24 +82,34 @@ class Saved:
 Commit = Callable[[Saved], None]
 
 
-class StoreCheckpoints(BaseCheckpointManager):
-    """Loads from `Config.source`; saves at the steps that `Config.due` names, and when told to.
+class CheckpointStorage(Protocol):
+    """Where the checkpoints of a run go."""
 
-    writer: makes the writer of the files of a step.
-    prepare: called on rank 0 with the step and the engine's own facts when the state is copied; notes what is known then, and returns what
-        makes the files a checkpoint, which is called from a thread when all ranks have written.
-    timed: surrounds what training waits for.
-    """
+    def writer(self, step: int) -> CheckpointWriter:
+        """A writer of the files of the checkpoint of a step."""
+
+    def prepare_commit(self, step: int, anomalies: dict[str, Any]) -> Commit:
+        """Called on rank 0 when the state of a step is copied, with the facts of the anomaly guard. Notes
+        what is known then. What it returns makes the files a checkpoint, and is called from a thread when all
+        ranks have written."""
+
+    def committed(self, step: int) -> Checkpoint | str:
+        """The committed checkpoint of a step of this run."""
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Surrounds what training waits for."""
+
+
+class StoreCheckpoints(BaseCheckpointManager):
+    """Loads from `Config.source`; saves at the steps that are due, and on request."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
-        source: Source | None = None
-        due: Callable[[int], bool]
-        writer: Callable[[int], CheckpointWriter]
-        prepare: Callable[[int, dict[str, Any]], Commit]
-        timed: Callable[[], AbstractContextManager[None]]
+        storage: CheckpointStorage
+        source: Source | None = None  # to begin from; None: initial weights
+        due: Callable[[int], bool]  # whether a checkpoint of this step is due
 
-    facts: Callable[[], dict[str, Any]] = dict  # the engine's own facts about the current step; set by the trainer
+    facts: Callable[[], dict[str, Any]] = dict  # of the anomaly guard, for the next checkpoint; set by the trainer
 
     def __init__(
         self,
@@ -114,7 +129,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
     def _state(self, *, step: int, optimizer: bool) -> dict[str, Any]:
-        """Every tensor under the name it is stored by; the tensors are those in use, so loading writes into them."""
+        """Every tensor under the name it is stored by; the tensors are those in use, so loading writes into
+        them."""
         state: dict[str, Any] = dict(self._states[MODEL].state_dict())
         state[STEP] = torch.tensor(step, dtype=torch.int64)
         if optimizer:
@@ -133,14 +149,13 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._read(self._config.source)
         return True
 
-    def restore(self, checkpoint: Checkpoint | str, step: int) -> None:
-        """Weights and optimizer state become those of a checkpoint of this run. Collective; waits for the save in flight.
+    def restore(self, step: int) -> None:
+        """Weights and optimizer state become those of a committed checkpoint of this run. Collective.
 
         Raises:
             CheckpointError, DamagedCheckpoint: as when loading.
         """
-        self.maybe_wait_for_saving()
-        self._read(Source(checkpoint, step, optimizer=True))
+        self._read(Source(self._config.storage.committed(step), step, optimizer=True))
 
     @torch.no_grad()
     def _read(self, source: Source) -> None:
@@ -148,7 +163,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         state = self._state(step=-1, optimizer=source.optimizer)
         if source.new_adapters:
             state = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-        with self._config.timed():
+        with self._config.storage.timed():
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:
             raise CheckpointError(
@@ -173,14 +188,14 @@ class StoreCheckpoints(BaseCheckpointManager):
         if curr_step == self.saved_step or not (last_step or self._config.due(curr_step)):
             return False
         begin = time.perf_counter()
-        with self._config.timed():
+        with self._config.storage.timed():
             self.maybe_wait_for_saving()
             with self._states[OPTIMIZER].averaged():  # Optimizers
                 state = self._state(step=curr_step, optimizer=True)
                 copies = self._staging.copy(state)
         chief = dist.get_rank() == 0
         plan = StagedPlan(state, copies, is_coordinator=chief)
-        commit = self._config.prepare(curr_step, self.facts()) if chief else None
+        commit = self._config.storage.prepare_commit(curr_step, self.facts()) if chief else None
         self.saved_step = curr_step
         self.save_future = self._thread.submit(self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin)
         return True
@@ -188,7 +203,7 @@ class StoreCheckpoints(BaseCheckpointManager):
     def _upload(self, step: int, copies: dict[str, torch.Tensor], plan: StagedPlan, commit: Commit | None, stall: float) -> None:
         """In a thread of every rank: collective over `_group`."""
         begin = time.perf_counter()
-        writer = self._config.writer(step)
+        writer = self._config.storage.writer(step)
         with causes():
             dcp.save(copies, storage_writer=writer, planner=plan, process_group=self._group)
         if commit is not None:
@@ -210,7 +225,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         """Staging is over when `_save` returns."""
 
     def _close(self) -> None:
-        """Waits for the save in flight, whatever else ends the run; its failure is logged, unless it was raised before."""
+        """Waits for the save in flight, whatever else ends the run; its failure is logged, unless it was
+        raised before."""
         self._thread.shutdown(wait=True)
         if self.failed:
             assert self.save_future is not None
@@ -228,7 +244,8 @@ def causes() -> Iterator[None]:
 
 
 def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
-    """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process group exists.
+    """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
+    group exists.
 
     A weight whose adapter (LoRA) is in the checkpoint and not in `state` becomes the sum of both.
 
@@ -238,8 +255,8 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
 
     Raises:
         DamagedCheckpoint: what is read of a committed checkpoint is not what was committed.
-        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index holds something unexpected; a folder without
-            digests cannot be read.
+        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index holds something
+            unexpected; a folder without digests cannot be read.
     """
     storage = reader(checkpoint)
     folder = storage.folder
@@ -265,5 +282,6 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
 
 
 def _part(weight: str, part: str) -> str:
-    """Name of a part of the adapter of a weight, `X.weight` -> `X.lora_a.weight`; no tensor's name for what is not a weight."""
+    """Name of a part of the adapter of a weight, `X.weight` -> `X.lora_a.weight`; no tensor's name for what
+    is not a weight."""
     return f"{weight.removesuffix('weight')}{part}"

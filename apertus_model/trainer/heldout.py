@@ -1,7 +1,8 @@
-"""Passes without training, on any layout: losses on held-out sequences and their gradient, log-probabilities, divergence, continuations.
+"""Passes without training, on any layout: losses on held-out sequences and their gradient, log-probabilities,
+divergence, continuations.
 
-Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that only fill up a
-batch carry no labels and change no result.
+Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that
+only fill up a batch carry no labels and change no result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,9 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
 
-from apertus_model.losses.cross_entropy import IGNORED
+from apertus_model.losses.cross_entropy import IGNORED, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.sequences import sequence_log_probabilities
-from apertus_model.model.output import log_probability_reader
 from apertus_model.trainer.loader import SampleLike, collate
 
 
@@ -48,7 +48,8 @@ class Filler:
 
 
 class Evaluator:
-    """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel rank."""
+    """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel
+    rank."""
 
     def __init__(self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int) -> None:
         self.model = model
@@ -77,8 +78,8 @@ class Evaluator:
         return HeldOutLoss(nats / tokens, int(tokens))
 
     def gradient(self, samples: Sequence[SampleLike]) -> None:
-        """Puts the gradient of the mean loss over all labels of `samples`, which are the same on every rank, into `.grad` of the
-        parameters. The weights may have been changed since the last pass. Collective."""
+        """Puts the gradient of the mean loss over all labels of `samples`, which are the same on every rank,
+        into `.grad` of the parameters. The weights may have been changed since the last pass. Collective."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # a pass without gradients leaves some weights gathered
@@ -94,8 +95,9 @@ class Evaluator:
 
         Args:
             samples: the same on every rank.
-            edges: n + 1 increasing positions; bucket k has the labels at input positions edges[k] <= p < edges[k + 1], counted from 0 at
-                the first token of a document. Labels outside of the edges count nowhere.
+            edges: n + 1 increasing positions; bucket k has the labels at input positions edges[k] <= p <
+                edges[k + 1], counted from 0 at the first token of a document. Labels outside of the edges
+                count nowhere.
         """
         total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
         borders = torch.tensor(edges, device=self.device)
@@ -110,7 +112,8 @@ class Evaluator:
 
     @torch.no_grad()
     def divergence(self, other: "Evaluator", rows: Sequence[SampleLike]) -> tuple[float, int]:
-        """(Sum of KL(self || other) in nats over the places that have a label, their number), over the whole vocabulary. Collective.
+        """(Sum of KL(self || other) in nats over the places that have a label, their number), over the whole
+        vocabulary. Collective.
 
         Args:
             other: a model with the same vocabulary, layout and batch size.
@@ -130,8 +133,8 @@ class Evaluator:
 
     @torch.no_grad()
     def sequence_log_probabilities(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
-        """ln p(y|x) of the sequences of packed rows, with the bits of training's forward pass: (rows, sequences), float32 on CPU, the
-        same on every rank, 0 where there is none. Collective.
+        """ln p(y|x) of the sequences of packed rows, with the bits of training's forward pass: (rows,
+        sequences), float32 on CPU, the same on every rank, 0 where there is none. Collective.
 
         Args:
             rows: samples with `segments`, the same on every rank.
@@ -149,7 +152,8 @@ class Evaluator:
 
     @torch.no_grad()
     def next_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The most likely next token of each row, (batch, length) -> (batch,), rows on this rank only. Collective.
+        """The most likely next token of each row, (batch, length) -> (batch,), rows on this rank only.
+        Collective.
 
         Every rank passes rows of the same number and length.
         """
@@ -167,7 +171,8 @@ class Evaluator:
         return _whole(logits)[:, length - 1].argmax(dim=-1).cpu()
 
     def continue_greedily(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
-        """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on CPU. Collective.
+        """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on
+        CPU. Collective.
 
         Every pass runs over the whole row again: the training model keeps no key-value cache.
 
@@ -233,9 +238,10 @@ class Evaluator:
     def _log_probabilities(
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """ln p(label) at every place, without all logits; labels and positions; of this rank's part of the rows."""
+        """ln p(label) at every place, without all logits; labels and positions; of this rank's part of the
+        rows."""
         tokens, positions, labels, masks = self._local(tokens, positions, labels)
-        return self.model(tokens, positions, masks, log_probability_reader(labels)), labels, positions
+        return self.model(tokens, positions, masks, labels=labels, loss_fn=log_probabilities), labels, positions
 
     def _local(
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor

@@ -1,7 +1,8 @@
 """A model that is spread over a pipeline of ranks: the loss of its last stage, and held-out loss.
 
 Invariants:
-- No stage has the logits of a micro-batch: the last one reads its loss in the output projection (`model.output`).
+- No stage has the logits of a micro-batch: the last one computes its loss in the output layer
+  (`model.output`).
 - As for `Evaluator`, every rank makes the same number of forward passes; every stage knows the result.
 """
 
@@ -19,8 +20,8 @@ from apertus_model.trainer.loader import SampleLike, collate
 PipelinedLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class LossThatWasRead(BaseLoss):
-    """torchtitan's loss of a pipeline: what the last stage returns."""
+class OutputIsLoss(BaseLoss):
+    """torchtitan's loss function of a pipeline: the output of the last stage is the loss."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):
@@ -31,12 +32,14 @@ class LossThatWasRead(BaseLoss):
 
 
 class PipelineEvaluator(Evaluator):
-    """Scores rows with the pipeline of a training run. What needs logits on every rank is not for pipelines: the specs refuse it."""
+    """Scores rows with the pipeline of a training run. What needs logits on every rank is not for pipelines:
+    the specs refuse it."""
 
     def __init__(
         self, stage: torch.nn.Module, loss: PipelinedLoss, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int
     ) -> None:
-        """`loss`: see `ApertusTrainer.pipelined_loss`; `batch_size`: rows that it takes; `stage`: a part of the model, for its layout."""
+        """`loss`: see `ApertusTrainer.pipelined_loss`; `batch_size`: rows that it takes; `stage`: a part of
+        the model, for its layout."""
         super().__init__(stage, parallel_dims, device, batch_size=batch_size)
         self._loss = loss
 

@@ -51,7 +51,7 @@ def _consume(samples: Any, offset: int, batch: int, first: int, last: int, ranks
     steps: list[list[list[list[int]]]] = [[[] for _ in range(per_step)] for _ in range(last - first)]
     for rank in range(ranks):
         loader = SampleLoader(
-            SampleLoader.Config(open_samples=lambda: samples, first_sample=lambda step: offset + step * batch, global_batch_size=batch),
+            SampleLoader.Config(samples=samples, first_sample=lambda step: offset + step * batch, global_batch_size=batch),
             dp_world_size=ranks, dp_rank=rank, local_batch_size=micro,
         )  # fmt: skip
         loader.seek(first)

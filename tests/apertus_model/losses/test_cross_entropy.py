@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from live_memory import LiveMemory
 
 from apertus_model.losses import cross_entropy as module
-from apertus_model.losses.cross_entropy import IGNORED, Vocabulary, cross_entropy, log_probabilities, total_weight
+from apertus_model.losses.cross_entropy import IGNORED, VocabShard, cross_entropy, log_probabilities, total_weight
 from tests.numerics import Numerics, largest_difference
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -199,7 +199,7 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
 
         dist.init_process_group("gloo")
         words = slice(0, 4) if rank == 0 else slice(4, 7)
-        vocabulary = Vocabulary(words.start, dist.group.WORLD)
+        vocabulary = VocabShard(words.start, dist.group.WORLD)
         states, own, labels, weights = problem((2, 9, 3, 7))
         own = own.detach()[words].clone().requires_grad_()
         return [

@@ -11,7 +11,7 @@ from harness import in_processes
 from live_memory import LiveMemory
 
 from apertus_model.losses import drawn_labels as module
-from apertus_model.losses.cross_entropy import IGNORED, Vocabulary
+from apertus_model.losses.cross_entropy import IGNORED, VocabShard
 from apertus_model.losses.drawn_labels import draw_labels, gumbel
 from tests.numerics import Numerics
 
@@ -106,7 +106,7 @@ def test_ranks_that_share_the_vocabulary_draw_what_one_rank_draws(tmp_path: Path
 
         dist.init_process_group("gloo")
         words = slice(0, 6) if rank == 0 else slice(6, 11)
-        vocabulary = Vocabulary(words.start, dist.group.WORLD)
+        vocabulary = VocabShard(words.start, dist.group.WORLD)
         return [draw_labels(hidden, weight[words], kept, places, 4, vocabulary) for kept in (labels, nothing)]
 
     expected = [draw_labels(hidden, weight, labels, places, 4), nothing]

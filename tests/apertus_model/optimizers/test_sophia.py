@@ -9,11 +9,11 @@ import pytest
 import torch
 from harness import MODEL, SyntheticSamples, WeightedSamples, segment, train
 
-from apertus_model.losses.cross_entropy import IGNORED, WHOLE
+from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORED
 from apertus_model.model.model import model_config
 from apertus_model.optimizers import gauss_newton
 from apertus_model.optimizers.sophia import Sophia
-from apertus_model.trainer.extra_pass import ExtraPass, with_places
+from apertus_model.trainer.objectives import ExtraPass, MicroBatch, with_places
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.numerics import Numerics
@@ -94,7 +94,8 @@ def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, nu
     denominator = objective.count(labels, extras)
     estimates = []
     for step in range(draws):
-        (gradient,) = torch.autograd.grad(ExtraPass(optimizer, step).reader(labels, extras, denominator)(hidden, weight, WHOLE), weight)
+        part = ExtraPass(optimizer, step).loss(hidden, weight, labels, FULL_VOCAB, MicroBatch(extras, denominator))
+        (gradient,) = torch.autograd.grad(part.loss, weight)
         estimates.append(gradient.square())
     found = torch.stack(estimates)
     p = (hidden[0] @ weight.detach().T).softmax(-1)

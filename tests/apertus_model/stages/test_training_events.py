@@ -12,7 +12,7 @@ import pytest
 from test_training_stages import SPEC, Stages, weights_of
 
 import apertus_model.stages.train
-from apertus_model.stages.train import Report
+from apertus_model.stages.train import SegmentCheckpoints
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.trainer import ApertusTrainer
 from infra.store import Artifact, Store
@@ -141,16 +141,16 @@ def test_training_on_object_storage_that_is_killed_goes_on_to_the_bits_of_one_on
     stages: Stages, moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
-    commit = Report._commit
+    commit = SegmentCheckpoints._commit
 
-    def dies(report: Report, *arguments: Any) -> None:
-        commit(report, *arguments)
+    def dies(checkpoints: SegmentCheckpoints, *arguments: Any) -> None:
+        commit(checkpoints, *arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with moto.in_environment() as bucket:
         remote = Stages(tmp_path, f"{bucket}/store")
         with monkeypatch.context() as patch:
-            patch.setattr(Report, "_commit", dies)
+            patch.setattr(SegmentCheckpoints, "_commit", dies)
             with pytest.raises(AssertionError, match="no answer"):
                 remote.train("killed", SPEC)
         killed = Artifact(remote.store, "pretrain/killed", 6)

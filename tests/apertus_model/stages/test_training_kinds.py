@@ -12,7 +12,7 @@ from test_training_stages import PAD, SPEC, Stages, weights_of
 
 import apertus_model.stages.train
 from apertus_model.stages import log_probabilities, merge
-from apertus_model.stages.train import Best, starting_point
+from apertus_model.stages.train import BestCheckpoints, starting_point
 from apertus_model.trainer.checkpoint import load_tensors
 from infra.store import Artifact, Attempt, Checkpoint, DamagedError, Store
 from infra.store.documents import CheckpointMarker, Seconds
@@ -162,10 +162,10 @@ def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at
     ]
     by_step = {item.step: item for item in stored}
     artifact: Any = SimpleNamespace(checkpoint_steps=lambda: list(by_step), checkpoint=by_step.__getitem__)
-    assert Best(["val_loss"]).steps(artifact) == {2}
-    assert Best(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
-    assert Best(["val_loss/c"]).steps(artifact) == set()
-    assert Best([]).steps(artifact) == set()
+    assert BestCheckpoints(["val_loss"]).steps(artifact) == {2}
+    assert BestCheckpoints(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
+    assert BestCheckpoints(["val_loss/c"]).steps(artifact) == set()
+    assert BestCheckpoints([]).steps(artifact) == set()
 
 
 @pytest.mark.parametrize("processes", [1, 2])

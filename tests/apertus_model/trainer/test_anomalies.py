@@ -224,5 +224,6 @@ def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(tmp
 
 def test_an_optimizer_that_looks_at_a_batch_before_its_loss_is_known_cannot_skip_it() -> None:
     spec = spec_of(optimizer=OptimizerSpec(name="sophia", lr=1e-3).resolved({}), anomalies=Anomalies(spike="skip"))
+    unused: Any = None  # refused before anything is used
     with pytest.raises(StageError, match="no step can be skipped"):
-        trainer_config(spec, None, world_size=1)  # type: ignore[arg-type]  # refused before the hooks are looked at
+        trainer_config(spec, unused, unused, unused, world_size=1)
