@@ -1,4 +1,4 @@
-"""The resolved part of best-fit packing. No stage of its own: a stage of training that packs its sequences resolves into one per corpus."""
+"""The resolved part of best-fit packing: a training stage with `packing: best-fit` has one per corpus."""
 
 from __future__ import annotations
 

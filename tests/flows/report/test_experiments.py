@@ -101,7 +101,7 @@ WRONG = {
     'stages.chosen.metric="perplexity"': "checkpoints are compared by val_loss",
     'stages.chosen.evaluations=["evaluate"]': "either checkpoints or evaluations",
     'stages.after.from="chosen@step=2"': "names a step, and 'chosen' is one checkpoint",
-    'figures.rates.y.stage="nothing-{variant}"': "no stage fits '*' in nothing-{variant}",
+    'figures.rates.y.stage="nothing-{variant}"': "no stage matches '*' in nothing-{variant}",
     'figures.rates.x.stage="pretrain-{variant}"': "there is no stage 'pretrain-1e-3'",
     'figures.rates.x.stage="pretrain"': "names no variant",
 }
