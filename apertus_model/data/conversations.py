@@ -73,7 +73,7 @@ class ConversationShards:
     """
 
     def __init__(self, artifact: Artifact, split: Split) -> None:
-        facts = artifact.manifest["facts"]
+        facts = artifact.manifest.facts
         names = [[f"{shard}{suffix}" for suffix in SHARD_SUFFIXES] for shard in facts[split]]
         self._shards = [_Shard([artifact.local(name) for name in shard], facts["vocab_size"]) for shard in names]
         sizes = [np.asarray(shard.tokens.sizes, dtype=np.int64) for shard in self._shards]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from apertus_model.data.megatron import HEADER_BYTES, TokenFileError, check_index, id_outside, read_header, token_dtype
 from infra.store import Artifact
-from infra.store.ranges import BlockCache, LocalFile, StoredFile
-from infra.store.reader import RangeFile
+from infra.store.files.reader import RangeFile
+from infra.store.reading.ranges import BlockCache, LocalFile, StoredFile
 
 IGNORE_INDEX = -100
 TokenPath = Path | str | tuple[Path, Path]
@@ -146,7 +146,7 @@ def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
 
 def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
     """Local `.bin` and `.idx` of each shard of a split, in order, content checked."""
-    shards = corpus.manifest["facts"][split]
+    shards = corpus.manifest.facts[split]
     return [(corpus.local(f"{shard}.bin"), corpus.local(f"{shard}.idx")) for shard in shards]
 
 
@@ -157,9 +157,9 @@ def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None
     Args:
         cache: of the blocks of a large split in a remote store; None copies the split whole.
     """
-    facts, files = corpus.manifest["facts"], corpus.manifest["files"]
+    facts, files = corpus.manifest.facts, corpus.manifest.files
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]
-    small = sum(files[name]["size"] for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES
+    small = sum(files[name].size for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES
     blocks = None if small else cache
     vocab_size = facts["vocab_size"]
     return [

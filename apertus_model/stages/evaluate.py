@@ -74,9 +74,9 @@ class Measurement:
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
-            metrics |= forgetting(metrics, self._artifact("against").manifest["metrics"])
+            metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
         if "harness" in self.job.inputs:
-            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest["metrics"].items()}
+            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest.metrics.items()}
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:

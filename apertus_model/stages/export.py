@@ -73,7 +73,7 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    facts = tokenizer.manifest["facts"]
+    facts = tokenizer.manifest.facts
     tokens: dict[str, Any] = {f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts}
     if part.chat:
         tokens["eos_token_id"] = end_of_turn(facts)
@@ -93,7 +93,7 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
     config.save_pretrained(folder)
     sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
     GenerationConfig(**tokens, **sampling).save_pretrained(folder)
-    for name in tokenizer.manifest["files"]:
+    for name in tokenizer.manifest.files:
         (folder / name).write_bytes(tokenizer.bytes(name))
 
 

@@ -35,8 +35,8 @@ from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.process import engine_process
 from apertus_model.trainer.trainer import Lifecycle
 from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
-from infra.store.lease import LeaseLost
-from infra.store.retention import prune
+from infra.store.writing.lease import LeaseLost
+from infra.store.writing.retention import prune
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.dpo import DpoSegment
@@ -333,7 +333,7 @@ def _stop_events(attempt: Attempt) -> Iterator[StoredEvent]:
     with _storage_errors_logged("events at which an earlier attempt stopped are left out"):
         for name in attempt.store.names(f"{attempt.job.path}/units"):
             if name.startswith(STOP) and (unit := attempt.unit(name.removesuffix(".json"))) is not None:
-                yield unit["data"]
+                yield unit.data
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Saved:
 
     @property
     def bytes(self) -> int:
-        return sum(record["size"] for record in self.files.values())
+        return sum(record.size for record in self.files.values())
 
 
 Commit = Callable[[Saved], None]

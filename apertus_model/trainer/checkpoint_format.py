@@ -23,7 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
-from infra.store.reader import RangeFile
+from infra.store.files.reader import RangeFile
 from specs.foreign import Foreign, checked, parse_json
 
 INDEX = "index.json"

@@ -3,7 +3,7 @@ they lie, some of them ahead.
 
 Invariants:
 - Nothing stored in a checkpoint is executed while it is read: it is JSON and bytes of tensors.
-- Every byte of a committed checkpoint that is used was compared with its digest (`infra.store.reader`). What
+- Every byte of a committed checkpoint that is used was compared with its digest (`infra.store.files.reader`). What
   differs from what was committed is a `DamagedCheckpoint`; what is no checkpoint is a `CheckpointError`.
 - What is held in memory beside the tensors that are loaded does not grow with the files: the index, the
   blocks that are read ahead, and a copy of the tensor in hand where it cannot be read into its place (another
@@ -37,8 +37,8 @@ from torch.futures import Future
 
 from apertus_model.trainer.checkpoint_format import DTYPES, INDEX, Index, first_read, read_header, read_index
 from infra.store import Checkpoint, DamagedError
-from infra.store.ranges import LocalFile
-from infra.store.reader import FETCH_BYTES, RangeFile, cut, read_ahead
+from infra.store.files.reader import FETCH_BYTES, RangeFile, cut, read_ahead
+from infra.store.reading.ranges import LocalFile
 from infra.store.records import DamagedCheckpoint
 
 GAP = 2**20  # bytes between two parts that are read along with them

@@ -22,8 +22,9 @@ from torch.futures import Future
 
 from apertus_model.trainer.checkpoint_format import DTYPE_NAMES, DTYPES, INDEX, Block, shard_name, write_header
 from infra.store import Store
+from infra.store.records import FileRecord
 
-Records = dict[str, dict[str, Any]]
+Records = dict[str, FileRecord]
 _RECORDS = MetadataIndex("records of the files of a rank")
 
 

@@ -17,6 +17,7 @@ from apertus_model.data.megatron import TokenFileWriter
 from apertus_model.data.stream import IGNORE_INDEX
 from apertus_model.data.vocabulary import train
 from apertus_model.model.model import model_config
+from infra.store.documents import Manifest
 from infra.store.inputs import SourceError
 from specs.model import ModelSpec
 
@@ -30,7 +31,7 @@ class Folder:
     def __init__(self, path: Path, tokens: list[list[int]], masks: list[list[int]]) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
-        self.manifest = {"facts": {"vocab_size": VOCAB, "train": ["t"]}}
+        self.manifest = Manifest(attempt="a", files={}, metrics={}, facts={"vocab_size": VOCAB, "train": ["t"]})
         with TokenFileWriter(path / "t", "<u2") as writer:
             for ids in tokens:
                 writer.write(ids)

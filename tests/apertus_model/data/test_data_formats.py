@@ -55,7 +55,7 @@ def read_documents(data: bytes, index: bytes) -> list[list[int]]:
 def written_artifact(root: Path, kind: str, files: dict[str, bytes], facts: dict[str, Any]) -> Artifact:
     folder = root / kind / ("f" * 32)
     (folder / "attempts" / "mine").mkdir(parents=True)
-    (root / "format.json").write_text('{"format": 2}')
+    (root / "format.json").write_text('{"format": 3}')
     for name, content in files.items():
         (folder / "attempts" / "mine" / name).write_bytes(content)
     records = {name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}

@@ -14,7 +14,7 @@ from apertus_model.data.megatron import TokenFileError, TokenFileWriter
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.stream import TokenShard, TokenStream, split_shards
 from infra.store import Artifact, Attempt, Store, StoreError
-from infra.store.ranges import BlockCache, LocalFile
+from infra.store.reading.ranges import BlockCache, LocalFile
 from specs.job import Job
 from specs.stages.training import Goldfish
 

@@ -15,7 +15,7 @@ from apertus_model.stages.train import SegmentCheckpoints, SegmentRecorder
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.checkpoint import Saved
 from infra.store import Attempt, Store
-from infra.store.lease import Leases, Timing
+from infra.store.writing.lease import Leases, Timing
 from specs.anomalies import Anomalies
 from specs.job import Job
 from specs.launch import Checkpointing

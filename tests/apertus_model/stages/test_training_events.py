@@ -16,7 +16,7 @@ from apertus_model.stages.train import SegmentCheckpoints
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.trainer import ApertusTrainer
 from infra.store import Artifact, Store
-from infra.store.lease import LeaseLost
+from infra.store.writing.lease import LeaseLost
 from specs.anomalies import Anomalies
 from tests.infra.moto import Moto
 
@@ -62,7 +62,7 @@ def events_of(artifact: Artifact, watched: Path) -> list[list[dict[str, Any]]]:
     shown = [json.loads(line) for line in watched.read_text().splitlines()]
     in_rows = [[row for row in rows if "anomaly" in row] for rows in (artifact.history(), shown)]
     assert all((row["step"], row["tokens"]) == (NAN_AT, NAN_AT * 64) for rows in in_rows for row in rows)
-    manifest = [{name: value for name, value in event.items() if value is not None} for event in artifact.manifest["facts"]["anomalies"]]
+    manifest = [{name: value for name, value in event.items() if value is not None} for event in artifact.manifest.facts["anomalies"]]
     return [
         manifest,
         *([{name: value for name, value in row["anomaly"].items() if value is not None} for row in rows] for rows in in_rows),
