@@ -61,7 +61,8 @@ RELEASED_ROPE: dict[str, str | float] = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-} | {"original_max_position_embeddings": 8192}
+    "original_max_position_embeddings": 8192,
+}
 """The default of transformers' `ApertusConfig`."""
 
 
