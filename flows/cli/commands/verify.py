@@ -1,4 +1,4 @@
-"""`apertus verify` and `apertus migrate`: whether what is stored is still what was committed, and stores of an older format."""
+"""`apertus verify` and `apertus migrate`: damage of stored files, and stores of an older format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specs.recipe import load
 
 @app.command("verify")
 def verify_command(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check what this recipe refers to")] = None,
+    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check the artifacts of SPEC")] = None,
     everything: Annotated[bool, typer.Option("--all", help="check all of the store")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="withdraw what is damaged, so that the next run makes it again")] = False,
     store: StoreOption = None,
