@@ -1,6 +1,7 @@
-"""The files of a corpus artifact, for those who train or evaluate on it.
+"""The files of a corpus artifact, for training and evaluation.
 
-Invariant: what is opened for training costs the same for a kilobyte and a terabyte; what is copied from elsewhere is bounded.
+Invariant: opening for training costs the same for a kilobyte and a terabyte; copies from another store are
+bounded.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
 
 
 def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None) -> list[TokenShard]:
-    """The shards of a split for reading windows: nothing is read or copied before a shard is used, however large the split is. What
-    `MixtureSamples.open` takes for one source.
+    """The shards of a split for reading windows, for `MixtureSamples.open`: nothing is read or copied before
+    a shard is used.
 
     Args:
-        cache: of the blocks of a split that lies elsewhere and is not small; None copies it whole.
+        corpus: the artifact.
+        split: which.
+        cache: for blocks of a large split in another store; None copies it whole.
     """
     facts, files = corpus.manifest["facts"], corpus.manifest["files"]
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]

@@ -7,7 +7,7 @@ Invariants:
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers tokens [w L, w L + L]: L + 1
   tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch. With best-fit
   packing a window is a packed row instead (`apertus_model.data.packed`).
-- Positions restart at 0 behind each end-of-document token, and at the start of a window.
+- Positions restart at 0 after each end-of-document token, and at the start of a window.
 - Where the input is the end-of-document token, the label is IGNORED: predicting `</s>` is trained, predicting the `<s>` of an unrelated
   document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees the true ids.
 """
@@ -31,7 +31,7 @@ from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
 
 MANY_DOCUMENTS = 16
-"""In a window: from here on a document at a time is slower than all at once."""
+"""Least number of documents in a window for which handling all at once is faster than one at a time."""
 
 
 class Windows:
@@ -80,11 +80,10 @@ class MixtureSamples:
             recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
             bins: for each source of the recipe, in its order, the token file of its training split, or the list of its shards
                 (`apertus_model.data.corpora.split_shards` gives it).
-            sequence_length: labels per sample.
-            seed: of the order; the recipe's by default.
-            goldfish: parameters of the Goldfish loss; None masks nothing.
-            packed: with best-fit packing, the tables of each source (`apertus_model.data.packed.packed_tables`).
-            excluded: recipes of the same seed, and how many samples of each were drawn before: their windows come last.
+            sequence_length: labels per sample. seed: of the order; the recipe's by default. goldfish:
+            parameters of the Goldfish loss; None masks nothing. packed: with best-fit packing, the tables of
+            each source (`apertus_model.data.packed.packed_tables`). excluded: recipes of the same seed, and
+            the numbers of their samples already drawn: their windows come last.
 
         Raises:
             ValueError: when the numbers of sources, or the seeds, differ.
@@ -144,7 +143,7 @@ def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -
     drawn: dict[str, int] = {}
     for recipe, samples in excluded:
         if recipe["seed"] != seed:
-            raise ValueError(f"what a mixture of seed {recipe['seed']} has drawn is no beginning of the order of seed {seed}")
+            raise ValueError(f"samples of a mixture of seed {recipe['seed']} cannot be excluded from one of seed {seed}")
         weights = [Fraction(source["weight"]) for source in recipe["sources"]]
         counts = MixtureOrder(weights, [1] * len(weights), seed).drawn(samples)
         for source, count in zip(recipe["sources"], counts, strict=True):

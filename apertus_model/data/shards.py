@@ -1,8 +1,8 @@
-"""One shard of a stream of tokens, read by position: a `.bin` and its `.idx`, wherever they lie.
+"""One shard of a stream of tokens, read by position: a local or remote `.bin` and its `.idx`.
 
-Invariant: opening reads no token and nothing that grows with their number, and keeps no file open; the pair is checked when it is first
-read (`check_index`), and each piece of a stored file when it is touched, by its digest. So a stream may have thousands of shards and
-terabytes.
+Invariant: opening reads no token and nothing that grows with their number, and keeps no file open; the pair
+is checked when it is first read (`check_index`), and each piece of a stored file by its digest when it is
+read. So a stream may have thousands of shards and terabytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokens of one split of one source, and what is made of them: samples.
+"""The tokens of one split of one source, and samples of them.
 
 Invariant: a file is opened and checked when a token of it is first read, not before.
 """
@@ -23,16 +23,12 @@ TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath] 
 
 
 class Sample(NamedTuple):
-    """One sequence of `L = sequence_length` tokens.
+    """One sequence of `L = sequence_length` tokens."""
 
-    input: (L,), int64; labels: (L,), int64, IGNORED where nothing is trained; positions: (L,), int64, from 0 in each document;
-    source: index of the source in the recipe.
-    """
-
-    input: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    source: int
+    input: NDArray[np.int64]  # (L,)
+    labels: NDArray[np.int64]  # (L,), IGNORED where nothing is trained
+    positions: NDArray[np.int64]  # (L,), from 0 in each document
+    source: int  # its index in the recipe
 
 
 class TokenStream:
