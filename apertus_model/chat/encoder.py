@@ -2,11 +2,9 @@
 
 Invariants:
 - The tokens are those of the rendered text. Only the template makes control tokens: text inside a message, a
-tool or its
-  output that spells one is encoded as text.
+  tool or its output that spells one is encoded as text.
 - The text of the assistant is trained: all after `<|assistant_start|>` up to and including
-`<|assistant_end|>`, except
-  outputs of tools. A token with characters of both is not trained.
+  `<|assistant_end|>`, except outputs of tools. A token with characters of both is not trained.
 
 How: before rendering, the texts of a conversation are marked by two characters that occur nowhere in it: one
 splits every spelling of a control token, the other precedes responses. They are found in the rendered text,

@@ -3,9 +3,8 @@
 Invariants:
 - A task reads only its files; its output depends neither on other tasks nor on the number of workers.
 - The splits are a function of the *set* of conversations, of the seed and of the held-out share:
-conversations are sorted
-  by content hash, and of those with the same content the one with the smallest hash of the whole line is
-  kept.
+  conversations are sorted by content hash, and of those with the same content the one with the smallest hash
+  of the whole line is kept.
 - Conversations of one group are on the same side.
 """
 

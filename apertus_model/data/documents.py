@@ -2,13 +2,12 @@
 
 Invariants:
 - A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package
-is imported
-  only when a file is read.
+  is imported only when a file is read.
 - Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (no such
-column, a file that
-  cannot be read, or ends too early) is a SourceError that names the file and the position.
+  column, a file that cannot be read, or ends too early) is a SourceError that names the file and the
+  position.
 - Files are streamed (`tables`, `web`), except for formats with one document per file, of DOCUMENT_BYTES at
-most.
+  most.
 
 Only web archives need datatrove: the tokenizer stage reads the same documents without it.
 """

@@ -83,10 +83,12 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
     Args:
         labels: token ids, integers of shape (seq_len,) or (batch, seq_len), as array or tensor on any device; the mask is of the same kind.
             The true ids everywhere: the mask is computed before any label is replaced by -100.
-        k: one label in k is dropped (about). h: how many labels, the dropped one included, decide. The first
-        h - 1 labels of each row are never dropped. positions: of the input before each label in its document,
-        from 0; same shape and kind. With them, only windows whose
-            h inputs are in one document count: the first h - 1 labels of each document are never dropped.
+        k: one label in k is dropped (about).
+        h: how many labels, the dropped one included, decide. The first h - 1 labels of each row are never
+            dropped.
+        positions: of the input before each label in its document, from 0; same shape and kind. With them,
+            only windows whose h inputs are in one document count: the first h - 1 labels of each document are
+            never dropped.
 
     Raises:
         ValueError: for k or h below 1, or a shape that is neither of the two.

@@ -2,13 +2,11 @@
 
 Invariants:
 - The format is that of Megatron's `IndexedDataset` and datatrove's `MegatronDocumentTokenizer`: little
-endian, a header, then
-  sizes (int32), byte pointers (int64), document indices (int64).
+  endian, a header, then sizes (int32), byte pointers (int64), document indices (int64).
 - Opening costs the same for a kilobyte and a terabyte: the header and the first and last entries are compared
-with the
-  lengths of both files; token ids are compared with the vocabulary when they are read. `verify` compares
-  everything. In a file with one sequence per document it finds every wrong document boundary; with several
-  sequences per document, the format has nothing to check boundaries against.
+  with the lengths of both files; token ids are compared with the vocabulary when they are read. `verify`
+  compares everything. In a file with one sequence per document it finds every wrong document boundary; with
+  several sequences per document, the format has nothing to check boundaries against.
 
 Files are written with one sequence per document, back to back, so that the `.bin` is also one stream of
 tokens. Documents of several sequences, as other programs write them, can be read.

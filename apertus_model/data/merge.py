@@ -2,11 +2,9 @@
 
 Invariants:
 - The result is a function of the *set* of documents, of the spec and of the seed: documents are first sorted
-by content hash,
-  so neither the split into tasks nor the names of the files matter.
+  by content hash, so neither the split into tasks nor the names of the files matter.
 - A document is held out by its content hash alone: the same text is held out of every corpus with that share,
-and copies of
-  one document are in the same split.
+  and copies of one document are in the same split.
 - The shuffle is over documents; tokens within one stay together.
 
 One process, and memory by the number of documents, not of tokens: 24 bytes per document are held, 86 at the

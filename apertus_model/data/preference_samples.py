@@ -2,10 +2,10 @@
 
 Invariants:
 - A pair is never divided: its two sequences are in the same row, each a separate document that begins with
-the prompt.
+  the prompt.
 - The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on
-the seed. So
-  reference log-probabilities, computed per row in stored order, are of the same rows as training.
+  the seed. So reference log-probabilities, computed per row in stored order, are of the same rows as
+  training.
 - Loading executes nothing: arrays are opened with `allow_pickle=False`.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.permutation import KeyedPermutation
-from apertus_model.data.stream import IGNORED
+from apertus_model.data.stream import IGNORE_INDEX
 from infra.store import Artifact, StoreError
 from specs.errors import StageError
 
@@ -35,9 +35,9 @@ class PreferenceSample:
     pair."""
 
     input: NDArray[np.int64]  # (L,), ends with padding tokens
-    labels: NDArray[np.int64]  # (L,), next tokens of the same sequence within its completion, else IGNORED
+    labels: NDArray[np.int64]  # (L,), next tokens within a completion, else IGNORE_INDEX
     positions: NDArray[np.int64]  # (L,), from 0 in each sequence, and in the padding
-    segments: NDArray[np.int64]  # (L,), index in the row of the label's sequence; -1 where it is IGNORED
+    segments: NDArray[np.int64]  # (L,), index in the row of the label's sequence; -1 where it is IGNORE_INDEX
     rewards: NDArray[np.float32]  # (S,), quantiles
     reference: NDArray[np.float32]  # (S,), log-probabilities of the completions under the reference model
     present: NDArray[np.bool_]  # (S,)
@@ -127,7 +127,7 @@ class PreferenceSamples:
         segments = np.full(self._sequence_length, -1, np.int64)
         for segment, (start, (tokens, _)) in enumerate(zip(filled.starts, pieces, strict=True)):
             inside = slice(start, start + tokens.size)
-            segments[inside] = np.where(filled.labels[inside] != IGNORED, segment, -1)
+            segments[inside] = np.where(filled.labels[inside] != IGNORE_INDEX, segment, -1)
         rewards, reference = self._padded(self._rewards[ids]), self._padded(self._reference[ids])
         present = np.arange(self.width) < ids.size
         return PreferenceSample(filled.input, filled.labels, filled.positions, segments, rewards, reference, present)

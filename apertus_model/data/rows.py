@@ -2,8 +2,7 @@
 
 Invariants:
 - Row i of an artifact is in file i // ROWS_PER_FILE, whatever units computed it; row i of completions or
-rewards belongs to
-  row i of the prompts.
+  rewards belongs to row i of the prompts.
 - A unit is a range of items; a committed range is not computed again.
 """
 
@@ -27,7 +26,7 @@ class Rows(Sequence[Row]):
     """The rows of an artifact written by `write_rows`, read in order or by range; one file at a time is held in memory."""
 
     def __init__(self, artifact: Artifact) -> None:
-        facts = artifact.manifest["facts"]
+        facts = artifact.manifest.facts
         self.artifact = artifact
         self._shards: list[str] = facts["shards"]
         self._count = int(facts["rows"])

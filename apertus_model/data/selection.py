@@ -6,10 +6,9 @@ these steps for all tasks together, and counts later steps only for documents th
 
 Invariants:
 - The outcome equals that of applying each step to the whole source in turn; it is a function of the set of
-documents.
+  documents.
 - Of a group of similar documents the one with the smallest hash of its text stays (of equal texts, the one
-whose columns
-  that filters read have the smallest hash), independent of names, positions and tasks.
+  whose columns that filters read have the smallest hash), independent of names, positions and tasks.
 - Every document is counted once: tokenised and kept, or dropped under the label of one step.
 
 Memory: 47 bytes per document that reaches the first step over the whole source (or is kept, without such a

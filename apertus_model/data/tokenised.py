@@ -3,12 +3,10 @@ file.
 
 Invariants:
 - Tokens are used unchanged. A SourceError or a TokenFileError names a file with another tokenizer than the
-corpus's, ids
-  beyond its vocabulary, documents that do not begin or end as the spec says, or an index that does not fit
-  its `.bin`.
+  corpus's, ids beyond its vocabulary, documents that do not begin or end as the spec says, or an index that
+  does not fit its `.bin`.
 - The text of a document, which decides its order and its split, is decoded from its tokens: a document has
-the same order
-  and split whether its source is text or tokens.
+  the same order and split whether its source is text or tokens.
 - Memory is bounded by one document and the index of one file; files elsewhere than on a local disk are copied to scratch one at a time.
 """
 

@@ -3,8 +3,7 @@
 
 Invariants:
 - Records are framed here strictly, and datatrove's `process_record` gets each whole. datatrove's WarcReader
-uses warcio,
-  which accepts a truncated file.
+  uses warcio, which accepts a truncated file.
 - A record of those two types is a document or a counted rejection, one of type `resource` (a file that was not served over HTTP, which
   datatrove does not read) a rejection; records of other types are ignored.
 - Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and without a time limit.

@@ -43,7 +43,7 @@ def compare(first: Sequence[float] | NDArray[np.float64], second: Sequence[float
     """
     ours, theirs = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:
-        raise ValueError(f"scores of the same prompts are needed, not of shapes {ours.shape} and {theirs.shape}")
+        raise ValueError(f"scores of equal shapes are needed, not {ours.shape} and {theirs.shape}")
     differences = ours - theirs
     if not np.isfinite(differences).all():
         raise ValueError("a score is not a finite number")

@@ -3,8 +3,9 @@
 Artifact: `metrics.json`, the same numbers as in the manifest; `samples.json`, answers for people to read; `rewards.json`, rewards by
 prompt. The metrics are listed in `apertus_model.evaluation`, a module per family, and
 
-    memorisation/passes                     passes of training over the corpus of the probes: a probe is seen
-    n x passes times task/<task>/<metric>                    results of lm-evaluation-harness
+    memorisation/passes                     passes of training over the corpus of the probes, which shows
+                                            each of them n x passes times
+    task/<task>/<metric>                    results of lm-evaluation-harness
 
 Invariants: the metrics have the names that `EvaluatePart.metrics` lists, against which a plan checks gates.
 Gates do not affect the metrics; the planner compares stored metrics with the gates of the spec.
@@ -19,7 +20,7 @@ from apertus_model.evaluation.memorisation import memorisation
 from apertus_model.evaluation.perplexity import forgetting, loss_by_position, perplexity
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
@@ -74,9 +75,9 @@ class Measurement:
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
-            metrics |= forgetting(metrics, self._artifact("against").manifest["metrics"])
+            metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
         if "harness" in self.job.inputs:
-            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest["metrics"].items()}
+            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest.metrics.items()}
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:

@@ -12,11 +12,9 @@ Artifact: `prompts-00000.jsonl`, ..., a prompt per line:
 
 Invariants:
 - A prompt appears once: conversations with the same prompt tokens are merged, with their different
-completions in stored
-  order.
+  completions in stored order.
 - The order is that of a hash of (seed, tokens), and `limit` takes the first: it is independent of the order
-of the files and
-  of other prompts.
+  of the files and of other prompts.
 - Every conversation and every completion is accounted for: kept, or dropped for a stated reason.
 """
 
@@ -76,7 +74,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             f"{part.max_new_tokens}, or other conversations"
         )
     progress.log(story)
-    copied = {name: artifacts[0].manifest["facts"][name] for name in COPIED_FACTS}
+    copied = {name: artifacts[0].manifest.facts[name] for name in COPIED_FACTS}
     if copied["pad_id"] is None:  # an imported tokenizer may have none; padding is masked everywhere
         copied["pad_id"] = copied["eos_id"]
     attempt.commit(metrics=dict(counts), facts=copied | facts)

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from infra.liveness import STOP_SIGNALS, stop_signals_blocked
+
 _heard: list[str] = []
 _deferring = False
 
@@ -24,14 +25,14 @@ _deferring = False
 def listen() -> None:
     """Installs the handlers, in the main thread. A signal that was ignored at the start, as by nohup, stays
     ignored."""
-    for number in NUMBERS:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _hear)
 
 
 def listen_again() -> None:
     """Reinstalls handlers that a library has replaced since `listen`. Does nothing without `listen`."""
-    if any(signal.getsignal(number) is _hear for number in NUMBERS):
+    if any(signal.getsignal(number) is _hear for number in STOP_SIGNALS):
         listen()
 
 
@@ -43,7 +44,7 @@ def check() -> None:
 
 def ignore() -> None:
     """Ignores the signals until the process ends: Python restores the default handlers while it exits."""
-    for number in NUMBERS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -52,12 +53,11 @@ def blocked() -> Iterator[None]:
     """Blocks the signals for processes that are started meanwhile, which inherit the mask. A signal that
     arrives meanwhile is raised afterwards, as another thread may receive it."""
     global _deferring
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     _deferring = True
     try:
-        yield
+        with stop_signals_blocked():
+            yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _deferring = False
     check()
 

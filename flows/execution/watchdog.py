@@ -8,37 +8,24 @@ Invariant: it changes only a run that is shown as running; the state of any othe
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from uuid import UUID
 
 from flows.execution import interrupts
+from infra.liveness import start_guard, wait_for_end
 
-_GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 KILLED = "the process of this run was killed, as by a stopping worker; the next run resumes its work"
 
 
 def guard(run: str) -> None:
     """Starts the guard of this process, which works on the flow run with this id."""
     with interrupts.blocked():  # signals may be sent to all processes at once
-        _GUARDS.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "flows.execution.watchdog", run],
-                cwd=Path(__file__).parents[2],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # the worker reads the run's output until no process holds it
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        )
+        start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
 
 
 def main(run: str) -> None:
     """Waits for the end of standard input, and tells Prefect."""
-    while os.read(0, 4096):
-        continue
+    wait_for_end()
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 

@@ -11,6 +11,7 @@ from typing import Any
 from flows.planning.graph import Node
 from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
+from infra.store.documents import Identity
 from specs.base import flatten
 
 LOOKED_AT = 100
@@ -22,7 +23,7 @@ def difference(node: Node, records: Records) -> str:
     candidates = [identity for path in _candidates(node, records) if (identity := _identity(records.store, path)) is not None]
     best = min(((_changes(node, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
     last = records.last(node.name)
-    if last is not None and (identity := _identity(records.store, last.path)) is not None and identity["kind"] == node.kind:
+    if last is not None and (identity := _identity(records.store, last.path)) is not None and identity.kind == node.kind:
         best = (_changes(node, identity), identity)
     if best is None:
         return "new"
@@ -30,37 +31,37 @@ def difference(node: Node, records: Records) -> str:
     shown = "; ".join(changes[:SHOWN]) + (f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
     if not changes:
         return "its files are gone from the store"
-    return shown if identity["name"] == node.name else f"{shown} (against {identity['name']} {identity['fingerprint'][:8]})"
+    return shown if identity.name == node.name else f"{shown} (against {identity.name} {identity.fingerprint[:8]})"
 
 
 def _candidates(node: Node, records: Records) -> list[str]:
     return [f"{node.kind}/{name}" for name in records.store.names(node.kind)[-LOOKED_AT:]]
 
 
-def _identity(store: Store, path: str) -> dict[str, Any] | None:
+def _identity(store: Store, path: str) -> Identity | None:
     try:
         return Artifact(store, path).identity
     except StoreError:
         return None
 
 
-def _changes(node: Node, identity: dict[str, Any]) -> list[str]:
+def _changes(node: Node, identity: Identity) -> list[str]:
     changes = []
-    if identity["version"] != node.version:
-        changes.append(f"version of {node.kind}: {identity['version']} -> {node.version}")
-    old, new = flatten(identity["spec"]), flatten(node.identity)
+    if identity.version != node.version:
+        changes.append(f"version of {node.kind}: {identity.version} -> {node.version}")
+    old, new = flatten(identity.spec), flatten(node.identity)
     for name in [*new, *(name for name in old if name not in new)]:
         if old.get(name) != new.get(name):
             changes.append(f"{name}: {_shown(old, name)} -> {_shown(new, name)}")
-    for role in [*node.inputs, *(role for role in identity["inputs"] if role not in node.inputs)]:
-        before, now = identity["inputs"].get(role), node.inputs.get(role)
+    for role in [*node.inputs, *(role for role in identity.inputs if role not in node.inputs)]:
+        before, now = identity.inputs.get(role), node.inputs.get(role)
         if before is None or now is None:
-            changes.append(f"input {role}: {before.get('name') or role if before else 'none'} -> {now.name if now else 'none'}")
-        elif before["fingerprint"] != now.fingerprint:
+            changes.append(f"input {role}: {before.name or role if before else 'none'} -> {now.name if now else 'none'}")
+        elif before.fingerprint != now.fingerprint:
             what = f"documents of {now.name} changed" if now.node is None else f"{now.name} changed"
-            changes.append(f"{what} ({before['fingerprint'][:8]} -> {now.fingerprint[:8]})")
-        elif before.get("step") != now.step:
-            changes.append(f"{role}: step {before.get('step')} -> {now.step} of {now.name}")
+            changes.append(f"{what} ({before.fingerprint[:8]} -> {now.fingerprint[:8]})")
+        elif before.step != now.step:
+            changes.append(f"{role}: step {before.step} -> {now.step} of {now.name}")
     return changes
 
 

@@ -15,8 +15,8 @@ from flows.execution.flow import Run, Session, walk
 from flows.planning.graph import Node
 from flows.planning.plan import Plan, make
 from infra.store import Artifact, Attempt, Store, runs
-from infra.store.collect import survey
-from infra.store.retention import referred_steps
+from infra.store.maintenance.garbage import survey
+from infra.store.writing.retention import referred_steps
 from specs.profile import Profile
 from specs.recipe import load
 from tests.flows.conftest import job_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.store import StoreError
-from infra.store.retry import StorageError
+from infra.store.storage.retry import StorageError
 from specs.errors import StageError
 from specs.redaction import Redacted, RedactedRecord, mask_url, redacted, without_credentials, without_secrets
 

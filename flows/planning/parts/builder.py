@@ -216,8 +216,8 @@ class Builder:
             except (OSError, ValueError):  # reported at the stage that names the folder
                 return None
         artifact = Artifact(self.store, node.path)
-        record = artifact.manifest["files"].get("tokenizer.json") if artifact.complete else None
-        return str(record["sha256"]) if record else None
+        record = artifact.manifest.files.get("tokenizer.json") if artifact.complete else None
+        return record.sha256 if record else None
 
 
 def origin(node: Node) -> str | None:

@@ -14,10 +14,10 @@ from flows.execution import flow as pipeline
 from flows.execution.runner import Interrupted, Runner, StageFailed
 from flows.planning.plan import Plan, Step
 from infra.launchers.local import Ended, Process
-from infra.launchers.slurm import SlurmJob
+from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
-from infra.store.retention import referred_steps
+from infra.store.writing.retention import referred_steps
 from specs.launch import Retries
 from specs.profile import Profile
 from specs.units import Duration
@@ -119,7 +119,7 @@ def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
     first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
 
     class Stage(SlurmJob):
-        def _wait(self) -> str:
+        def _wait(self, number: str) -> str:
             finish(plan, first)
             return "COMPLETED"
 

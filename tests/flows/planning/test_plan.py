@@ -13,7 +13,7 @@ import pytest
 
 from flows.planning.plan import Plan, make
 from infra.store import Store
-from infra.store.artifact import put_away
+from infra.store.reading.artifact import quarantine
 from specs.errors import SpecError
 from specs.recipe import load
 from tests.flows.conftest import finish
@@ -169,7 +169,7 @@ def test_consumed_tokens_of_the_only_source_equal_trained_tokens(planned: Planne
 
 def test_withdrawn_part_is_reported(planned: Planned, store: Store) -> None:
     finish(planned(), "tokenizer")
-    put_away(store, [f"{planned().graph.nodes['tokenizer'].path}/manifest.json"])
+    quarantine(store, [f"{planned().graph.nodes['tokenizer'].path}/manifest.json"])
     assert planned().steps["tokenizer"].reason == "it was damaged, and is withdrawn"
 
 
