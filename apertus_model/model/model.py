@@ -30,7 +30,7 @@ from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFee
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.output import LossFunction, OutputLayer
-from apertus_model.model.parallelize import set_sharding
+from apertus_model.model.sharding import set_sharding
 from specs.model import ModelSpec
 from specs.stages.sft import Lora
 

@@ -14,7 +14,8 @@ from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
-from apertus_model.model.parallelize import parallelize, set_sharding
+from apertus_model.model.parallelize import parallelize
+from apertus_model.model.sharding import set_sharding
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS, debug_config, parallelism_config
 from apertus_model.trainer.evaluator import Evaluator

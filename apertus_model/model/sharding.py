@@ -1,0 +1,57 @@
+"""Tensor-parallel layout of every sub-module, in torchtitan's declarative form. The model imports this file;
+it does not import `parallelize`, which needs more of torch than some machines that only evaluate have.
+
+Column-parallel into attention and feed-forward, row-parallel out of them; norms and the xIELU scalars are
+replicated. What is written here describes all layouts: torchtitan leaves out the axes that a run does not
+have.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import spmd_types as spmd
+from torchtitan.models.common.decoder_sharding import (
+    colwise_config,
+    dense_activation_placement,
+    dense_param_placement,
+    dense_sequence_parallel_placement,
+    norm_config,
+    rowwise_config,
+    set_decoder_sharding_config,
+    set_gqa_attention_sharding,
+    set_gqa_inner_attention_local_map,
+)
+from torchtitan.protocols.sharding import ShardingConfig
+
+
+def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
+    """Fill `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
+    set_decoder_sharding_config(config, enable_sp=sequence_parallel)
+    head = replace(config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
+    config.lm_head.sharding_config = head  # `OutputLayer` splits and sums what it returns
+    block_input = dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
+    heads = dense_activation_placement(tp=spmd.S(2))
+    replicated = dense_param_placement(tp=spmd.R)
+    for layer in config.layers:
+        layer.attention_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
+        layer.ffn_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
+        set_gqa_attention_sharding(layer.attention, enable_sp=sequence_parallel)
+        set_gqa_inner_attention_local_map(layer.attention.inner_attention)
+        layer.attention.qk_norm.sharding_config = ShardingConfig(
+            state_shardings={"weight": replicated},
+            in_src_shardings={"input": heads},
+            in_dst_shardings={"input": heads},
+            out_src_shardings=heads,
+            out_dst_shardings=heads,
+        )
+        feed_forward = layer.feed_forward
+        feed_forward.sharding_config = ShardingConfig(
+            in_src_shardings={"x": block_input},
+            in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)},
+        )
+        feed_forward.up_proj.sharding_config = colwise_config()
+        if hasattr(feed_forward, "gate_proj"):
+            feed_forward.gate_proj.sharding_config = colwise_config()
+        else:
+            feed_forward.act.sharding_config = ShardingConfig(state_shardings={"alpha_p": replicated, "alpha_n": replicated})
+        feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)
