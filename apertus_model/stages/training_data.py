@@ -17,6 +17,7 @@ from apertus_model.data.samples import MixtureSamples, validation_samples
 from infra.store import Artifact, Store
 from infra.store.ranges import BlockCache
 from specs.base import canonical_json, flatten
+from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
 from specs.stages.preference_training import PreferenceSegment
@@ -64,14 +65,18 @@ def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | Non
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
     """Raises OtherDataError, naming what differs, when the data of a checkpoint are not those that are there now."""
-    old, new = flatten(dict(then)), flatten(dict(now))
-    changes = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in {**old, **new} if old.get(name) != new.get(name)]
-    if changes:
-        shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
+    found = changes(flatten(dict(then)), flatten(dict(now)))
+    if found:
+        shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in found[:4])
+        shown += f"; and {len(found) - 4} more" if len(found) > 4 else ""
         raise OtherDataError(
             f"the checkpoint of step {step} was trained on other data than there are now: {shown}. Fix: bring those data back, or delete "
             "the artifact of this stage to train it anew"
         )
+
+
+def _or_none(value: Any) -> Any:
+    return "none" if value is None else value
 
 
 def _content(artifact: Artifact) -> str:

@@ -29,6 +29,7 @@ from infra.store import Store, StoreError
 from infra.store.retention import hold, refer
 from specs.compose import expand, extended
 from specs.dependencies import CHECKPOINT, uses
+from specs.differences import changes
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.piecewise import batch_pieces, mixture_pieces
 from specs.pipeline import Pipeline
@@ -179,8 +180,7 @@ def _segment(branched: Plan, old: Node) -> Node | None:
 
 def _not_shared(changed: tuple[Node, Node], name: str) -> Problem:
     old, new = changed
-    was, now = old.identity, new.identity
-    fields = ", ".join(key for key in {**was, **now} if was.get(key) != now.get(key)) or "what it reads"
+    fields = ", ".join(change.name for change in changes(old.identity, new.identity)) or "what it reads"
     message = f"'{old.name}' would change ({fields}), and a branch shares everything before its point"
     return Problem(("stages", old.stage), message, f"change it in stages.{name}, or write a recipe of its own.", "--set")
 
