@@ -58,7 +58,7 @@ def open_generator(folder: Path, sampling: Sampling, launch: Launch, *, end_of_t
 
 def local_folder(artifact: Artifact, folder: Path) -> Path:
     """A local folder with the files of an artifact, as links to their checked local copies."""
-    for name in artifact.manifest["files"]:
+    for name in artifact.manifest.files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(artifact.local(name))

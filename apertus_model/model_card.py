@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from infra.store import Store
-from infra.store.lineage import Ancestor, lineage
+from infra.store.reading.lineage import Ancestor, lineage
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.stages import CHAT, TRAINING
@@ -112,7 +112,7 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     optimizer, schedule = spec["optimizer"], spec["schedule"]
     decay = schedule.get("decay", "none")
     rate = f"{optimizer['lr']:g}" + (f", {decay} to {schedule.get('final', 1.0):g} x" if decay != "none" else "")
-    data = [read["name"] for role, read in ancestor.identity["inputs"].items() if role not in ("parent", "tokenizer", "log_probabilities")]
+    data = [read.name for role, read in ancestor.identity.inputs.items() if role not in ("parent", "tokenizer", "log_probabilities")]
     return (
         *(ancestor.name, TITLES[ancestor.kind], f"{(ancestor.step or 0) - spec.get('start_step', 0):,}", f"{_tokens(ancestor):,}"),
         *(spec["sequence_length"], spec["global_batch_size"], optimizer["name"], rate, ", ".join(data)),
@@ -128,13 +128,13 @@ def _origin(ancestor: Ancestor) -> tuple[str, str]:
 
 def _settings(ancestor: Ancestor) -> str:
     """The resolved spec, folded; JSON escapes line breaks, so nothing in it ends the fence."""
-    document = json.dumps(ancestor.identity["spec"], indent=1, sort_keys=True)
+    document = json.dumps(ancestor.identity.spec, indent=1, sort_keys=True)
     return f"<details><summary>{html.escape(ancestor.name)}</summary>\n\n```json\n{document}\n```\n\n</details>\n"
 
 
 def _source(ancestor: Ancestor) -> dict[str, Any]:
-    recorded: dict[str, Any] = ancestor.manifest.get("execution", {}).get("spec", {}).get("source", {})
-    return recorded
+    source: dict[str, Any] = ancestor.recorded.get("source", {})
+    return source
 
 
 def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
@@ -156,7 +156,7 @@ def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
     def flat(values: dict[str, Any]) -> str:
         return ", ".join(f"{name} {_number(value)}" for name, value in values.items() if isinstance(value, (int, float, str)))
 
-    spec = ancestor.identity["spec"]
+    spec = ancestor.identity.spec
     nested = {name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()}
     return (ancestor.name, flat({**spec, **nested}), flat(ancestor.metrics))
 
@@ -168,13 +168,14 @@ def _evaluation(store: Store, evaluation: InputRef) -> str:
 
 
 def _lineage_row(ancestor: Ancestor) -> tuple[Any, ...]:
-    made = str(ancestor.manifest.get("created", ""))
+    made = ancestor.manifest.created if ancestor.manifest else ""
     step = f" at step {ancestor.step:,}" if ancestor.step is not None else ""
-    return (f"{ancestor.name}{step}", ancestor.kind, f"`{ancestor.identity['fingerprint']}`", made)
+    return (f"{ancestor.name}{step}", ancestor.kind, f"`{ancestor.identity.fingerprint}`", made)
 
 
 def _versions(ancestors: Sequence[Ancestor]) -> str:
-    versions = {f"{name} {version}" for ancestor in ancestors for name, version in ancestor.manifest.get("versions", {}).items()}
+    manifests = [ancestor.manifest for ancestor in ancestors if ancestor.manifest]
+    versions = {f"{name} {version}" for manifest in manifests for name, version in manifest.versions.items()}
     return f"Made with {', '.join(sorted(versions))}.\n"
 
 

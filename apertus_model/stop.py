@@ -24,12 +24,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from infra.liveness import LOST_SECONDS, STOP_SIGNALS, FileSilence, wait_for_end
 from specs.errors import StageError
 
 GRACE_SECONDS = 90.0  # where the launcher does not say: `APERTUS_STOP_SECONDS`
 POLL_SECONDS = 1.0
-LOST_SECONDS = 600.0  # without a change of the launcher's file, until it counts as gone: shared folders are slow at times
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")  # environment variables with the unix time; the first that is set
 
 
@@ -121,25 +120,16 @@ class StopSignal:
                 self._stop(signal.Signals(number).name, told=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ))
 
     def _watch_stdin(self) -> None:
-        try:
-            while os.read(0, 4096):
-                continue
-        except OSError:
-            pass
+        wait_for_end()
         self.orphaned = not self.requested
         self._stop("the launcher is gone", told=False)
 
     def _watch_files(self) -> None:
         stop, alive = Path(os.environ["APERTUS_STOP_FILE"]), os.environ.get("APERTUS_ALIVE_FILE")
-        last, changed = "", time.monotonic()
+        launcher = FileSilence(Path(alive)) if alive else None
         while not stop.exists():
             time.sleep(POLL_SECONDS)
-            if alive is None:
-                continue
-            with contextlib.suppress(OSError):
-                if (sign := Path(alive).read_text()) != last:
-                    last, changed = sign, time.monotonic()
-            if time.monotonic() - changed > LOST_SECONDS:
+            if launcher is not None and launcher.seconds() > LOST_SECONDS:
                 return self._stop("the launcher is gone")
         self._stop("the launcher asked for it, or the job is about to end")
 

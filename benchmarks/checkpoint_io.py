@@ -30,11 +30,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from benchmarks.measure import spread
 from infra.store import Attempt, Store
-from infra.store.reader import FETCH_BYTES
-from infra.store.sinks import PART_BYTES
+from infra.store.files.reader import FETCH_BYTES
+from infra.store.files.sinks import PART_BYTES
 from specs.job import Job
 from tests.infra.s3 import requests
 from tests.infra.swift import Swift

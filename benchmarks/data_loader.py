@@ -62,9 +62,7 @@ def open_samples(bins: list[TokenPaths], *, vocab_size: int = VOCAB, goldfish: G
 
 def loader(samples: MixtureSamples, prefetch: int) -> SampleLoader:
     """The loader of a single process."""
-    config = SampleLoader.Config(
-        open_samples=lambda: samples, first_sample=lambda step: step * BATCH, global_batch_size=BATCH, prefetch=prefetch
-    )
+    config = SampleLoader.Config(samples=samples, first_sample=lambda step: step * BATCH, global_batch_size=BATCH, prefetch=prefetch)
     return SampleLoader(config, dp_world_size=1, dp_rank=0, local_batch_size=BATCH)
 
 

@@ -15,10 +15,10 @@ import fsspec
 import numpy as np
 from fsspec.implementations.memory import MemoryFileSystem
 
-from apertus_model.data.shards import TokenShard
+from apertus_model.data.stream import TokenShard
 from benchmarks.synthetic import VOCAB
 from infra.store import Artifact, Attempt, Store
-from infra.store.ranges import BlockCache, StoredFile
+from infra.store.reading.ranges import BlockCache, StoredFile
 from specs.job import Job
 from tests.infra.moto import Moto
 
@@ -77,6 +77,6 @@ def artifact_on(url: str, shards: list[Path], scratch: Path) -> Artifact:
 def shards_of(artifact: Artifact, scratch: Path) -> tuple[list[TokenShard], BlockCache]:
     """Its shards, read in blocks however small they are, with an empty cache."""
     cache = BlockCache(scratch)
-    names = artifact.manifest["facts"]["train"]
+    names = artifact.manifest.facts["train"]
     files = [[StoredFile(artifact, name + suffix, cache) for suffix in (".bin", ".idx")] for name in names]
     return [TokenShard(data, index, np.dtype("<i4"), VOCAB) for data, index in files], cache

@@ -1,6 +1,10 @@
-"""Slurm's commands. Whatever submits, watches or cancels a job does it through this.
+"""Jobs of Slurm: submitted, watched and cancelled through its commands.
 
-Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to do.
+Whatever is a job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the tasks
+of a data stage (`apertus_model.data.job_array`).
+
+Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to
+do.
 """
 
 from __future__ import annotations
@@ -8,18 +12,23 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from specs.errors import StageError
+from specs.profile import SlurmProfile
 from specs.units import Duration
 
 ENDED = frozenset(
     [
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
         *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+        "gone",  # our word for a job that Slurm does not know any more
     ]
 )  # states that a job does not leave
+POLL_SECONDS = 5.0
+VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
 Options = Mapping[str, str | int | bool | None]
 
 
@@ -47,30 +56,69 @@ def flags(options: Options) -> list[str]:
     ]
 
 
-def minutes(span: Duration | None) -> int | None:
-    """Slurm counts in minutes; rounded up."""
-    return None if span is None else math.ceil(span.seconds / 60)
+def options(
+    profile: SlurmProfile,
+    name: str,
+    output: Path,
+    cpus: int | None,
+    memory: str | None,
+    time_limit: Duration | None,
+) -> Options:
+    """Of sbatch, for every job. `output`: the file that the job appends to; `cpus` of each of its tasks."""
+    return {
+        **profile.arguments,
+        "job-name": name,
+        "cpus-per-task": cpus,
+        "mem": memory,
+        "partition": profile.partition,
+        "time": None if time_limit is None else math.ceil(time_limit.seconds / 60),  # Slurm counts in minutes
+        "output": str(output),
+        "open-mode": "append",
+        "export": "ALL",
+    }
 
 
-def submit(script: Path, options: Options) -> str:
-    """The number of the job. SlurmError when sbatch refuses."""
-    submitted = command("sbatch", "--parsable", *flags(options), str(script))
-    if submitted.returncode:
-        raise SlurmError(f"sbatch refused the job: {submitted.stderr.strip()}")
-    return submitted.stdout.strip().split(";")[0]
+class Jobs:
+    """Jobs that belong together. `numbers`: those that were submitted."""
 
+    def __init__(self) -> None:
+        self.numbers: list[str] = []
+        self._over: dict[str, float] = {}
 
-def cancel(jobs: Sequence[str]) -> str:
-    """Ends jobs; what went wrong, or an empty text."""
-    return command("scancel", *jobs).stderr.strip() if jobs else ""
+    def submit(self, script: Path, options: Options) -> str:
+        """The number of the job. SlurmError when sbatch refuses it."""
+        submitted = command("sbatch", "--parsable", *flags(options), str(script))
+        if submitted.returncode:
+            raise SlurmError(f"sbatch refused the job: {submitted.stderr.strip()}")
+        self.numbers.append(submitted.stdout.strip().split(";")[0])
+        return self.numbers[-1]
 
+    def states(self) -> dict[str, str] | None:
+        """Slurm's state of each job (`7`) and of each element of an array (`7_0`) that it still knows; None
+        when it does not answer."""
+        answer = command(
+            "squeue",
+            f"--jobs={','.join(self.numbers)}",
+            "--states=all",
+            "--array",
+            "--noheader",
+            "--format=%F %K %T",
+        )
+        if answer.returncode and "Invalid job id" not in answer.stderr:
+            return None
+        rows = (line.split() for line in answer.stdout.splitlines())
+        return {job if element == "N/A" else f"{job}_{element}": state for job, element, state in rows}
 
-def state(job: str) -> str | None:
-    """Slurm's state of a job; `gone` when it knows of none by that number, None when it does not answer."""
-    answer = command("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%T")
-    if answer.returncode:
-        return "gone" if "Invalid job id" in answer.stderr else None
-    return answer.stdout.split()[0] if answer.stdout.split() else "gone"
+    def over_for_long(self, name: str, over: bool | None) -> bool:
+        """Whether a job has been over for so long that all its files are seen. `over`: whether it is now;
+        None where that is not known."""
+        if over is False:
+            self._over.pop(name, None)
+        return bool(over) and time.monotonic() - self._over.setdefault(name, time.monotonic()) >= VISIBLE_SECONDS
+
+    def cancel(self) -> str:
+        """Ends all of them; what went wrong, or an empty text."""
+        return command("scancel", *self.numbers).stderr.strip() if self.numbers else ""
 
 
 def failed_nodes(log: Iterable[str]) -> set[str]:

@@ -1,6 +1,7 @@
-"""What a plan advises on: codes, which recipes can silence, each with its reason and the paper or document behind it.
+"""The codes of advice that a plan can give, each with its reason and source. A recipe can silence a code.
 
-Invariant: a code never changes its meaning. `flows/planning/advice` decides when one applies, and with which numbers.
+Invariant: a code never changes its meaning. `flows/planning/advice` decides when a code applies, and with
+which numbers.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from specs.errors import did_you_mean
 
 
 class Code(NamedTuple):
-    """when: it is given; reason: why it matters; source: where that is known from."""
-
-    when: str
-    reason: str
-    source: str
+    when: str  # the condition under which the advice is given
+    reason: str  # why it matters
+    source: str  # paper or document that supports the reason
 
 
 CODES: dict[str, Code] = {
@@ -27,7 +26,7 @@ CODES: dict[str, Code] = {
         "arXiv 2605.06654",
     ),
     "decay-before-sft": Code(
-        "the learning rate was decayed somewhere on the way to a stage of SFT",
+        "the learning rate was decayed in an ancestor of a stage of SFT",
         "Models whose rate was only warmed up and held constant were better after SFT, although their loss before it was higher: decay "
         "ends in sharper minima.",
         "arXiv 2603.16127",
@@ -39,24 +38,24 @@ CODES: dict[str, Code] = {
         "arXiv 2403.08763",
     ),
     "slow-warmup": Code(
-        "AdEMAMix reaches its alpha or b3 only after the last step that its states live",
-        "The slow average never gets the weight that is stated: training is closer to AdamW. The published warm-ups are for runs of "
-        "100,000 steps and more.",
+        "AdEMAMix reaches its alpha or b3 only after the last step for which its states are kept",
+        "The slow average never gets the stated weight: training is closer to AdamW. The published warm-ups "
+        "are for runs of 100,000 steps and more.",
         "arXiv 2409.03137",
     ),
     "never-reached": Code(
         "a stage ends before a step of its checkpoint.milestones, or before its warm-up does",
-        "The checkpoint is never made, the learning rate never reaches its peak; nothing else says so.",
+        "The checkpoint is never made, or the learning rate never reaches its peak, without any other message.",
         "the recipe",
     ),
     "repetition": Code(
         "a stage ends with more than 4 passes over a source, counted from new weights",
-        "Up to about four passes repeated tokens are worth nearly as much as new ones, afterwards quickly less.",
+        "For up to about four passes, repeated tokens are worth nearly as much as new ones; after that, much less.",
         "arXiv 2305.16264",
     ),
     "goldfish-off": Code(
         "a stage sees a source more than once and trains on all of its labels",
-        "What is repeated is memorised verbatim; leaving out a fixed part of the labels prevents it at little cost.",
+        "Repeated text is memorised verbatim; leaving out a fixed part of the labels prevents that at little cost.",
         "arXiv 2406.10209",
     ),
     "rope-theta": Code(
@@ -71,9 +70,8 @@ CODES: dict[str, Code] = {
         "arXiv 1812.06162",
     ),
     "checkpoint-interval": Code(
-        "the time between checkpoints is less than a third, or more than three times, of the one that wastes least, and training takes 1% "
-        "longer by it",
-        "Too rare, and failures cost the work since the last one; too often, and standing still for each does.",
+        "the time between checkpoints is less than a third, or more than three times, of the optimum, and training takes 1% longer for it",
+        "Rare checkpoints lose more work at a failure; frequent ones stop training more often.",
         "Young 1974; Daly 2006 (doi 10.1016/j.future.2004.11.016)",
     ),
     "gpu-memory": Code(
@@ -91,7 +89,7 @@ CODES: dict[str, Code] = {
 
 def _known(code: str) -> str:
     if code not in CODES:
-        raise ValueError(f"there is no advice '{code}'; {did_you_mean(code, CODES)}")
+        raise ValueError(f"there is no code of advice '{code}'; {did_you_mean(code, CODES)}")
     return code
 
 

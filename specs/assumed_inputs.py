@@ -1,6 +1,6 @@
-"""What a recipe reads beside its sources and may be planned without: files and Hugging Face models on the machine that runs it.
+"""Files and Hugging Face models that a recipe reads beside its sources and can be planned without.
 
-Invariant: nothing here bears identity. What is available counts as it is; a declaration only stands in for what is not, in a plan.
+Invariant: nothing here bears identity. A plan uses a declaration only for an input that is unavailable.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ class DeclaredModel(Spec):
     """The dimensions of a Hugging Face model whose folder is unavailable."""
 
     model: ModelSpec = execution()
-    context: int = execution(65_536, ge=1, description="its longest sequences, in tokens")
-    chat: bool = execution(False, description="it ends its turns")
+    context: int = execution(65_536, ge=1, description="length of its longest sequences, in tokens")
+    chat: bool = execution(False, description="whether it ends its turns with the end-of-turn token")
 
 
 class AssumedInputs(Spec):
-    """`files`: folders or files (of a tokenizer, a filter, a reward model, tasks) that a plan may do without; what lies below them too.
-    `models`: what `hf:` references stand for where their folders are unavailable: `{hf:owner/name: {model: {flavour: 8b}}}`."""
+    """Inputs that may be unavailable when a recipe is planned."""
 
-    files: list[str] = execution(default_factory=list)
-    models: dict[str, DeclaredModel] = execution(default_factory=dict)
+    files: list[str] = execution(
+        default_factory=list,
+        description="folders (with all below them) or files of a tokenizer, a filter, a reward model or tasks",
+    )
+    models: dict[str, DeclaredModel] = execution(
+        default_factory=dict,
+        description="dimensions of `hf:` models whose folders are unavailable: `{hf:owner/name: {model: {flavour: 8b}}}`",
+    )
 
     def covers(self, url: str) -> bool:
         """Whether a url is one of `files`, or lies below one."""

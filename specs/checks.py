@@ -1,7 +1,7 @@
 """The checks of a recipe that need more than one of its fields.
 
-Invariant: in a recipe without a problem every reference leads to a stage of the right kind, there is no cycle, every border falls inside
-its stage, and every batch can be divided.
+Invariant: in a recipe without a problem every reference names a stage of the right kind, there is no cycle,
+every breakpoint falls inside its stage, and every batch can be divided.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from specs.units import Reference
 
 
 def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
-    """Problems that concern more than one field. `names` are all stages of the file; those that are wrong in themselves are not
-    in `pipeline`."""
+    """Problems that concern more than one field. `names` are all stages of the file; `pipeline` has only
+    those whose own fields are right."""
     problems: list[Problem] = []
     for name, stage in pipeline.stages.items():
         problems += _check_references(pipeline, name, stage, names)
@@ -65,13 +65,14 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                     wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
                     yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
                 elif isinstance(stage, CorpusStage) and found.declared is not None and found.declared.tokens is None:
-                    message = f"source '{source}' declares no tokens, which the plan of a corpus counts with"
+                    message = f"source '{source}' declares no tokens; the plan of a corpus needs their number"
                     yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
                 elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
-                    yield Problem(where, f"source '{source}' is tokens already; a tokenizer is trained on text", "name another source.")
+                    message = f"source '{source}' is already tokenised; a tokenizer is trained on text"
+                    yield Problem(where, message, "name another source.")
                 elif found.format in TOKENISED and isinstance(stage, CorpusStage) and (fields := needs_text(stage.sources[source])):
-                    text = f"source '{source}' is tokens already; there is no text for {', '.join(fields)}"
-                    fix = "state pii: false, and no other step; what they ask for must have been done before."
+                    text = f"source '{source}' is already tokenised; {', '.join(fields)} would need its text"
+                    fix = "state pii: false, and no other step; apply them before the source is tokenised."
                     yield Problem((*where, fields[0]), text, fix)
     for index, other in enumerate(stage.after):
         if other not in names:
@@ -98,16 +99,21 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
             continue
         if ref.selector and kinds != CHECKPOINTS:
-            yield Problem(path, f"'{ref}' names a step, and '{ref.stage}' is {a(target.kind)}, which has none", f"write '{ref.target}'.")
+            message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
+            yield Problem(path, message, f"write '{ref.target}'.")
             continue
         if ref.best is not None and isinstance(target, MergeStage):
             yield Problem(
-                path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' is a merge, which has one result", f"write '{ref.stage}'."
+                path,
+                f"'{ref}' chooses by held-out loss, but '{ref.stage}' is a merge and has one result",
+                f"write '{ref.stage}'.",
             )
             continue
         if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
             yield Problem(
-                path, f"mixture '{ref.stage}' is annealed: its shares change as it is trained on", "name a mixture that is constant."
+                path,
+                f"mixture '{ref.stage}' is annealed: its shares change during training",
+                "name a constant mixture.",
             )
             continue
         if isinstance(target, (CorpusStage, ConversationsStage)):
@@ -121,11 +127,13 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 and isinstance(target, CorpusStage)
                 and target.sources[ref.part or next(iter(target.sources))].repeats is None
             ):
-                yield Problem(path, f"'{ref}' has no repeats:, so there are no probes in it", "give that source of the corpus a repeats:.")
+                message = f"'{ref}' has no repeats:, so it has no probes"
+                yield Problem(path, message, "give that source of the corpus a repeats:.")
             continue
         chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
         if (ref.best is not None or chooses) and any(not phase.settings.validation.interval for phase in phases(pipeline, ref.stage)):
-            yield Problem(path, f"'{ref}' chooses by held-out loss, and '{ref.stage}' measures none", "give it a validation.interval.")
+            message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
+            yield Problem(path, message, "give it a validation.interval.")
         if ref.part is not None:
             parts = [phase.name for phase in phases(pipeline, ref.stage) if phase.name != ref.stage]
             if f"{ref.stage}/{ref.part}" not in parts:
@@ -185,7 +193,7 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
 
 
 def _needs_logits(stage: Stage) -> str:
-    """Why the layers of a stage's model cannot lie on different processes; "" where they can."""
+    """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
     if isinstance(stage, PreferenceTraining):
         return "its loss needs the whole sequences of a batch at once"
     if isinstance(stage, SftStage) and stage.prompt_weight:

@@ -1,7 +1,8 @@
-"""The machines that a recipe is planned for, and what they cost: facts for estimates. Execution only; nothing here enters a fingerprint.
+"""The machines that a recipe is planned for, and their prices: facts for estimates. Nothing here enters a
+fingerprint.
 
-Invariant: what the plan computes from a GPU comes from `GPUS`, each number with its source; where a run is started (partitions, accounts,
-containers) is no part of a recipe.
+Invariant: facts about a GPU come from `GPUS`, each with its source. Where a run is started (partitions,
+accounts, containers) is no part of a recipe.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ GpuName = Literal["A100-40GB", "A100", "H100", "H200", "GH200", "B200", "MI300X"
 
 
 class Gpu(NamedTuple):
-    """One GPU of a data sheet. bf16_flops: dense peak in bfloat16 with float32 sums, per second; memory: bytes of its own memory, counted
-    as the sheet does (10^9 to a gigabyte; the device has up to 7 % more, which is left to CUDA context, libraries and fragmentation);
-    watts: thermal design power."""
+    """One GPU, as its data sheet states it."""
 
-    bf16_flops: float
+    bf16_flops: float  # dense peak in bfloat16 with float32 sums, per second
+    # Bytes, at 10^9 to a gigabyte as on the sheet. The device has up to 7% more, which is left to the CUDA
+    # context, libraries and fragmentation.
     memory: float
-    watts: float
-    source: str
+    watts: float  # thermal design power
+    source: str  # the sheet, with the numbers as it states them
 
 
 # NVIDIA's sheets state tensor-core rates with sparsity, twice the dense ones. The SXM variants.
@@ -44,30 +45,48 @@ assert set(GPUS) == set(get_args(GpuName))
 
 
 class Cluster(Spec):
-    """What a plan computes hours, energy, cost and memory for. A stage takes as many GPUs as its `launch` has processes. Prices are in
-    whatever currency they are stated in."""
+    """The cluster for which a plan estimates hours, energy, cost and memory. A stage takes as many GPUs as
+    its `launch` has processes. Prices are in any one currency."""
 
     gpu: GpuName = execution()
     gpus_per_node: int = execution(4, ge=1, le=1024)
-    nodes: int = execution(1, ge=1, le=MOST_PROCESSES, description="nodes that there are; a stage's share is its processes")
+    nodes: int = execution(
+        1,
+        ge=1,
+        le=MOST_PROCESSES,
+        description="of the cluster; a stage uses as many as its processes need",
+    )
     mfu: Annotated[float, Field(gt=0, le=1)] | Literal["measured"] = execution(
         "measured",
-        description="model FLOPs utilisation that is expected, as a fraction of the GPU's dense bfloat16 peak (no recomputation counted); "
-        "measured: that of what is stored of the same stage, else of the other stages. `launch.mfu` of a stage wins over it",
+        description="expected model FLOPs utilisation, as a fraction of the GPU's dense bfloat16 peak, "
+        "without recomputation; measured: taken from stored results of the same stage, else of the other "
+        "stages. `launch.mfu` of a stage wins over it",
     )
     price_per_gpu_hour: float | None = execution(None, ge=0, le=1e9)
     power_per_gpu: float | None = execution(
-        None, gt=0, le=1e6, description="watts, with its share of the node; the GPU's design power by default"
+        None,
+        gt=0,
+        le=1e6,
+        description="watts, including its share of the node; the GPU's design power by default",
     )
     pue: float = execution(
-        1.0, ge=1, le=100, description="power usage effectiveness: what the whole centre takes for a watt of the machines"
+        1.0,
+        ge=1,
+        le=100,
+        description="power usage effectiveness: power of the whole data centre per watt of the machines",
     )
     storage_price: float | None = execution(None, ge=0, le=1e9, description="per terabyte (10^12 bytes) and month of 30 days")
     storage_bandwidth: float | None = execution(
-        None, gt=0, le=1e9, description="gigabytes (10^9 bytes) per second that a checkpoint is written with, all processes together"
+        None,
+        gt=0,
+        le=1e9,
+        description="gigabytes (10^9 bytes) per second at which all processes together write a checkpoint",
     )
     host_bandwidth: float | None = execution(
-        None, gt=0, le=1e9, description="gigabytes (10^9 bytes) per second that a GPU copies its part of a checkpoint to host memory with"
+        None,
+        gt=0,
+        le=1e9,
+        description="gigabytes (10^9 bytes) per second at which a GPU copies its part of a checkpoint to host memory",
     )
     mean_time_between_failures: PositiveDuration | None = execution(None, description="of one node")
 

@@ -1,4 +1,4 @@
-"""What a stage names: checkpoints, data, other results; and the order of the stages that follows from it."""
+"""The references of a stage to checkpoints, data and other results, and the order of stages that follows."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from specs.stages.mixture import MixtureStage
 from specs.stages.training import TrainingStage
 from specs.units import REST, Reference
 
-CHECKPOINT = "checkpoint"  # the result of all kinds whose results others train on from, or look at
+CHECKPOINT = "checkpoint"  # the result of all kinds that make a model
 
 
 class Use(NamedTuple):
-    """One reference of a stage to another: where it stands, what it names, and the results that this may have."""
+    """One reference of a stage to another."""
 
-    path: FieldPath
+    path: FieldPath  # of the field that holds it
     reference: Reference
-    results: tuple[str, ...]
+    results: tuple[str, ...]  # results that the named stage may have
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of stages with such results."""
+        """The kinds of stages with these results."""
         return tuple(kind for kind, stage in STAGES.items() if stage.result() in self.results)
 
 
 def uses(name: str, stage: Stage) -> list[Use]:
-    """Every reference of a stage to another, checkpoints first; not those to models of Hugging Face."""
+    """Every reference of a stage to another stage, checkpoints first."""
     found = [use for use in _references(("stages", name), stage) if not (use.reference.hugging_face and CHECKPOINT in use.results)]
     return sorted(found, key=lambda use: CHECKPOINT not in use.results)
 
 
 def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]]:
-    """Where a stage names a checkpoint or a Hugging Face model, and which."""
+    """The checkpoints and Hugging Face models that a stage names, with the paths of their fields."""
     return ((use.path, use.reference) for use in _references(("stages", name), stage) if CHECKPOINT in use.results)
 
 
@@ -53,7 +53,7 @@ def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
 
 
 def _items(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, Any]]:
-    """What a field holds: the items of a list or a mapping, or its value if it has one; each with where it stands."""
+    """The items of a list or a mapping, or the value of a field if it is set; each with its path."""
     if isinstance(value, (dict, list)):
         yield from (((*path, key), item) for key, item in (value.items() if isinstance(value, dict) else enumerate(value)))
     elif value is not None:
@@ -66,8 +66,9 @@ def _named(path: FieldPath, item: Any) -> Reference:
 
 
 def order(pipeline: Pipeline) -> list[str]:
-    """Stage names, inputs first; the order of the file where it is free, but for mixtures, which stand where they are needed first, in the
-    order in which they are drawn from. SpecError for a cycle, naming it."""
+    """Stage names, inputs first, else in the order of the file. A mixture comes just before the first stage
+    that needs it, and mixtures of one stage in the order in which they are trained on. SpecError names a
+    cycle."""
     done: list[str] = []
     path: list[str] = []
     stages = pipeline.stages
@@ -114,7 +115,7 @@ def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
 
 
 def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:
-    """Names of the stages of training that a mixture, or one that it is made of, excludes."""
+    """Names of the training stages that a mixture, or one of its mixtures, excludes."""
     found: dict[str, None] = {}
     seen: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""YAML 1.2 files with positions: plain values, and where every one of them was written.
+"""YAML 1.2 files with positions: plain values, each with the place where it was written.
 
 Invariants: `1e-4` is a number, `12:30` is text, `yes` is text. A repeated key is an error. Reading builds only dicts, lists and
 scalars; no tag makes an object. The origin of a value (file and line, or `--set`) is kept for the errors.
@@ -40,29 +40,27 @@ _CONSTANTS |= {"true": True, "True": True, "TRUE": True, "false": False, "False"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was written (`mini.yaml:12`, `--set a.b=1`) and, of a scalar, the text that stands there (`1e-4`)."""
+    """Where a value was written."""
 
-    where: str
-    text: str = ""
+    where: str  # `mini.yaml:12`, `--set a.b=1`
+    text: str = ""  # of a scalar, as it is written: `1e-4`
 
 
 @dataclass
 class Document:
-    """`data` are the plain values; `origins` says where each path was written.
-
-    The rest is what composing leaves (`specs.compose`): the stages that each matrix stage became, the problems found, and the paths
-    whose value is not known because of them."""
+    """A YAML file as plain values with origins. Composition (`specs.compose`) fills in the last three
+    fields."""
 
     name: str
     data: dict[str, Any]
     origins: dict[FieldPath, Origin] = field(default_factory=dict)
-    variants: dict[str, list[str]] = field(default_factory=dict)
+    variants: dict[str, list[str]] = field(default_factory=dict)  # of each stage with a matrix
     problems: list[Problem] = field(default_factory=list)
-    unknown: set[FieldPath] = field(default_factory=set)
+    unknown: set[FieldPath] = field(default_factory=set)  # paths without a value because of these problems
 
     def where(self, path: FieldPath) -> str:
-        """`mini.yaml:12` for the nearest known ancestor of a path, `--set ...` for a value that came from there; both where a part of the
-        value did."""
+        """Origin of a path or of its nearest known ancestor: `mini.yaml:12`, or `--set ...` for a value that
+        was overridden; both where a part of the value was."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.origins:
                 where = self.origins[path[:end]].where
@@ -90,16 +88,21 @@ def read(path: str | Path) -> Document:
 
 
 def nearest_file(path: Path, but: Path | None = None) -> str:
-    """`did you mean 'mini.yaml'?` of the files beside one that is not there."""
+    """`did you mean 'mini.yaml'?`, from the files in the folder of a missing one."""
     if not path.parent.is_dir():
         return f"there is no folder '{path.parent}'."
     there = [other.name for other in path.parent.glob("*.yaml") if other != but]
-    return did_you_mean(path.name, there) if there else "name one that is there."
+    return did_you_mean(path.name, there) if there else "name an existing file."
 
 
 def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
-    """The same for a text; `name` is what errors call it. `or_nothing`: what is not a mapping is read as an empty
-    one."""
+    """Reads a YAML text.
+
+    Args:
+        text: the YAML.
+        name: the file in messages.
+        or_nothing: reads anything but a mapping as an empty mapping.
+    """
     try:
         root = _compose(text)
     except MarkedYAMLError as error:
@@ -160,7 +163,7 @@ def scalar(text: str) -> Any:
     if not _FLOAT.match(text):
         return text
     if not math.isfinite(value := float(digits)):
-        raise ValueError(f"{shown(text)} is more than a number can be")
+        raise ValueError(f"{shown(text)} is too large for a number")
     return value
 
 
@@ -206,7 +209,7 @@ class _Builder:
                 self.problems.append(Problem(path, message, "correct it.", self.where(key_node)))
                 continue
             if key in values:
-                message = f"this key stands on line {lines[key]} already"
+                message = f"this key is already on line {lines[key]}"
                 self.problems.append(Problem((*path, key), message, "keep one of the two.", self.where(key_node)))
                 continue
             lines[key] = key_node.start_mark.line + 1
@@ -215,12 +218,15 @@ class _Builder:
 
 
 def override(document: Document, assignment: str, variables: Document | None = None) -> None:
-    """Applies one `path=value` of `--set`. SpecError for a malformed one or one that goes through something that is not a mapping.
+    """Applies one `path=value` of `--set`. SpecError for a malformed one, or one whose path leads through a
+    value that is not a mapping.
 
-    A path that goes through a mapping that is a variable goes into a copy of it, at that place only. Whether the field exists is found by
-    the validation that follows, which knows the models.
+    A path through a mapping that is a variable changes a copy of it, at that place only. The validation that
+    follows finds out whether the field exists.
 
     Args:
+        document: is changed.
+        assignment: `path=value`.
         variables: the document that states the variables, where that is another one.
     """
     stated = mask_url(assignment)
@@ -269,7 +275,8 @@ def override(document: Document, assignment: str, variables: Document | None = N
 
 
 def _copy_variable(document: Document, place: Any, path: FieldPath, variables: Document) -> None:
-    """What stands at `path`, the last key of which is one of `place`, becomes the mapping or list that it names, if it names one."""
+    """Replaces the variable at `path`, whose last key is in `place`, by a copy of its mapping or list, if it
+    is one."""
     stated = variables.data.get("variables")
     value, followed = place[path[-1]], list[str]()
     while isinstance(value, str) and isinstance(stated, dict) and (use := _VARIABLE.fullmatch(value)):
@@ -284,7 +291,7 @@ def _copy_variable(document: Document, place: Any, path: FieldPath, variables: D
 
 
 def stage_of(document: Document, target: str) -> str | None:
-    """The stage that the path of an override goes into; a name may have dots in it."""
+    """The stage that the path of an override changes; its name may have dots."""
     stages = document.data.get("stages")
     names = stages if isinstance(stages, dict) else ()
     return max((name for name in names if f"{target}.".startswith(f"stages.{name}.")), key=len, default=None)

@@ -1,7 +1,7 @@
-"""What is said when a spec is wrong.
+"""Errors about specs.
 
-Invariant: a user's mistake becomes a `SpecError`, which carries every problem found, each with where it stands (file and line), the
-field, the value and the fix. Nothing else leaves `specs` for a bad file: never a traceback.
+Invariant: a user's mistake becomes a `SpecError` with every problem found, each with file and line, field,
+value and fix. `specs` raises nothing else for a bad file: never a traceback.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ def dotted(path: FieldPath) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: `message` says what is wrong with the value at `path`, `fix` what to do about it. As text
-    it holds no secret."""
+    """One mistake. As text it holds no secret."""
 
     path: FieldPath
-    message: str
-    fix: str = ""
+    message: str  # what is wrong with the value at `path`
+    fix: str = ""  # what to do about it
     where: str = ""  # "mini.yaml:12", or "--set" for a value that came from the command line
 
     def __str__(self) -> str:
@@ -42,7 +41,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A spec that cannot be run as it stands. `problems` lists all that is wrong with it."""
+    """A spec with mistakes: `problems`."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
@@ -50,7 +49,8 @@ class SpecError(ValueError):
 
 
 class StageError(SaysNoSecret, ValueError):
-    """A stage that cannot succeed as it is described: another attempt would end the same way, so none is made. The message says why."""
+    """A stage that cannot succeed: another attempt would fail the same way, so none is made. The message says
+    why."""
 
 
 def a(noun: str) -> str:
@@ -59,7 +59,7 @@ def a(noun: str) -> str:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """`did you mean 'lr'?`, or the list of what there is."""
+    """`did you mean 'lr'?`, or the list of candidates."""
     names = sorted(set(candidates))
     if not names:
         return "there is none to choose from."

@@ -1,6 +1,7 @@
 """From Pydantic's errors to problems that name the place in the file, the value and the fix.
 
-Invariant: a path can be followed in the document as it is written; what Pydantic adds to it (tags of unions, names of validators) is gone.
+Invariant: a path can be followed in the document as it is written; what Pydantic adds to paths (tags of
+unions, names of validators) is removed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def explain(model: type[BaseModel], document: Document, details: Any) -> Problem
 
 
 def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:
-    """Pydantic's location without what it adds (tags of unions, names of validators): what of it can be followed in the document."""
+    """Pydantic's location as a path in the document, without tags of unions and names of validators."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         if isinstance(data, dict) and part in data or isinstance(data, list) and isinstance(part, int) and part < len(data):

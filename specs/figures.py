@@ -1,6 +1,6 @@
-"""Figures that a recipe asks for: which numbers of which stages stand on which axis. The report draws them.
+"""Figures that a recipe declares: metrics of stages on axes. The report draws them.
 
-Invariant: a figure is execution only. It reads what stages stored, and no fingerprint knows of it.
+Invariant: a figure reads stored results and enters no fingerprint.
 """
 
 from __future__ import annotations
@@ -18,22 +18,30 @@ VARIANT = "{variant}"
 
 
 class Axis(Spec):
-    """One axis. `stage`, with `{variant}` in it, names the stage of every variant, and `metric` what to read of it: a number of its
-    manifest, or `val_loss`. A `*` in the metric of y stands for numbers, which are then the places on x: `memorisation/rouge_l/*`. Where a
-    metric has neighbours `<metric>/low` and `<metric>/high`, they are drawn as its interval."""
+    """One axis. `<metric>/low` and `<metric>/high` are drawn as the metric's interval where they exist."""
 
-    stage: str = execution("", description="for example sft-{variant}")
-    metric: str = execution("")
+    stage: str = execution(
+        "",
+        description="the stage of every variant, with `{variant}` in place of its name: sft-{variant}",
+    )
+    metric: str = execution(
+        "",
+        description="a number of the stage's manifest, or val_loss. A `*` in the metric of y matches "
+        "numbers, which are then the positions on x: memorisation/rouge_l/*",
+    )
     label: str = execution("")
     scale: Literal["linear", "log"] = execution("linear")
-    better: Literal["lower", "higher"] | None = execution(None, description="said beside the axis; needed for `front`")
+    better: Literal["lower", "higher"] | None = execution(
+        None,
+        description="the better direction, shown beside the axis; needed for `front`",
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Axis:
         if bool(self.stage) != bool(self.metric):
             raise ValueError("an axis needs both stage and metric, or neither")
         if self.stage.count(VARIANT) != 1 and self.stage:
-            raise ValueError(f"'{self.stage}' names no variant; write {VARIANT} once, where the names of the variants stand")
+            raise ValueError(f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name")
         return self
 
 
@@ -47,19 +55,21 @@ Variants = Annotated[dict[str, str], BeforeValidator(_variants, json_schema_inpu
 
 
 class FigureSpec(Spec):
-    """A figure of the report. `series` gives, by the name in the legend, the variants of each: one, a list, or a map of variants to what is
-    written beside their points. A variant may have `*` in it, for all stages that fit; what `*` stood for is then written.
-
-    Where y has a `*` and x no metric, every variant is a line over numbers; where x has a metric, a point; otherwise a bar."""
+    """A figure of the report. Where x has a metric, every variant is a point; where only y has one, with a
+    `*`, a line over numbers; otherwise a bar."""
 
     title: str = execution()
     x: Axis = execution(default_factory=Axis)
     y: Axis = execution()
-    series: dict[str, Variants] = execution(min_length=1)
-    times: str = execution("", description="of lines: the metric of y's stage by which the numbers on x are multiplied")
-    connect: bool = execution(False, description="points of a series are joined by a line, in their order")
-    front: bool = execution(False, description="draw the line of points that no other beats on both axes")
-    text: str = execution("", description="stands under the figure")
+    series: dict[str, Variants] = execution(
+        min_length=1,
+        description="variants by name in the legend: one, a list, or a map of variants to the labels of "
+        "their points. A variant with `*` is every stage that matches, labelled with the matched text",
+    )
+    times: str = execution("", description="of lines: metric of y's stage that multiplies the numbers on x")
+    connect: bool = execution(False, description="joins the points of a series by a line, in their order")
+    front: bool = execution(False, description="draws the line of points that no other beats on both axes")
+    text: str = execution("", description="caption")
 
     @property
     def form(self) -> Literal["lines", "points", "bars"]:
@@ -72,7 +82,7 @@ class FigureSpec(Spec):
         if not self.y.metric:
             raise ValueError("y needs a stage and a metric")
         if "*" in self.x.metric or (self.x.metric and "*" in self.y.metric):
-            raise ValueError("a * stands for numbers on x, in the metric of y only, and x has no metric then")
+            raise ValueError("only the metric of y may have a *, for the numbers on x; x has no metric then")
         if (self.connect or self.front) and self.form != "points":
             raise ValueError("connect and front are for points, where both axes have a metric")
         if self.front and not (self.x.better and self.y.better):
@@ -86,7 +96,8 @@ class FigureSpec(Spec):
         return [(name, axis) for name, axis in (("x", self.x), ("y", self.y)) if axis.metric]
 
     def variants(self, stages: Iterable[str]) -> dict[str, dict[str, str]]:
-        """By series: variants with what is written beside them. A variant with `*` is all that y has a stage for among `stages`."""
+        """Variants with their labels, by series. A variant with `*` is every one for which y has a stage
+        among `stages`."""
         return {name: _matching(self.y.stage, stated, stages) for name, stated in self.series.items()}
 
 
@@ -106,12 +117,12 @@ def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> di
 
 
 def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterator[Problem]:
-    """Stages that figures name and that are not among `stages`, and variants that none fits."""
+    """Problems of figures that name a stage not in `stages`, or variants that match none."""
     known = list(stages)
     for name, figure in figures.items():
         for series, variants in figure.variants(known).items():
             if not variants:
-                message = f"no stage fits '{', '.join(figure.series[series])}' in {figure.y.stage}"
+                message = f"no stage matches '{', '.join(figure.series[series])}' in {figure.y.stage}"
                 yield Problem(("figures", name, "series", series), message, "name variants of that stage.")
             for axis, variant in ((axis, variant) for axis in figure.axes() for variant in variants):
                 if (stage := axis[1].stage.replace(VARIANT, variant)) not in known:

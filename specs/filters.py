@@ -3,11 +3,12 @@
 Invariants:
 - Whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`) on the set of documents of its source:
   never on their order, on the names of the files or on how the work is split.
-- What a filter reads beside the documents is in `files()`: the planner fingerprints it by content, so the place (a URL) bears no identity.
-- The columns of a row that a filter looks at are in `columns()`.
+- `files()` names what a filter reads beside the documents. The planner fingerprints it by content, so its URL
+  bears no identity.
+- `columns()` names the columns of a row that a filter reads.
 
-The order published for FineWeb-2 is robots, quality, toxicity, sampler, and then the replacement of personal data, which always comes last
-(swiss-ai/pretrain-data, pipelines/fineweb-2).
+The order published for FineWeb-2 (swiss-ai/pretrain-data, pipelines/fineweb-2) is robots, quality, toxicity,
+sampler; personal data are always replaced last.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from specs.base import Spec, execution, identity
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 
-# The crawlers of AI companies, and everybody (swiss-ai/pretrain-data, robots_filter.py).
+# The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
 ROBOTS_AGENTS = [
     *("AI2Bot", "Applebot-Extended", "Bytespider", "CCBot", "ClaudeBot", "cohere-training-data-crawler", "Diffbot", "FacebookBot"),
     *("Google-Extended", "GPTBot", "Meta-ExternalAgent", "PanguBot", "*"),
@@ -48,7 +49,11 @@ class Filter(Spec):
 
 
 def _missing(default: Missing = "error") -> Missing:
-    value: Missing = identity(default, neutral=default, description="what becomes of a document without a value in the column")
+    value: Missing = identity(
+        default,
+        neutral=default,
+        description="what to do with a document without a value in the column",
+    )
     return value
 
 
@@ -88,15 +93,18 @@ class RepeatedLinesFilter(Filter):
 class RobotsFilter(Filter):
     """Drops documents of hosts that have since excluded crawlers for AI in their robots.txt.
 
-    `domains` is a file on any fsspec URL, plain or compressed (.gz, .zst, ...). `*.csv` with the columns `domain` and `agent`, or `*.jsonl`
-    with these keys: a row counts when its agent is one of `agents`. Any other file: one domain per line, `#` begins a comment. A listed
-    domain stands for itself and all of its subdomains: `example.org` excludes `www.example.org`, while `blog.example.org` does not exclude
-    `example.org`. A domain is excluded as a whole; the published code asked the
-    robots.txt of the host about each address.
+    A listed domain stands for itself and all of its subdomains: `example.org` excludes `www.example.org`,
+    while `blog.example.org` does not exclude `example.org`. A domain is excluded as a whole; the published
+    code checked each address against the host's robots.txt.
     """
 
     filter: Literal["robots"] = identity()
-    domains: str = execution(min_length=1)
+    domains: str = execution(
+        min_length=1,
+        description="file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns "
+        "`domain` and `agent`, or `*.jsonl` with these keys, of which rows with one of `agents` count; any "
+        "other file has one domain per line, and `#` begins a comment",
+    )
     agents: list[str] = identity(
         default_factory=lambda: list(ROBOTS_AGENTS), min_length=1, description="whose exclusion counts; the published ones by default"
     )
@@ -119,16 +127,21 @@ class RobotsFilter(Filter):
 class ToxicityFilter(Filter):
     """Drops documents whose score by a toxicity classifier reaches the threshold of their language; a language without one passes.
 
-    The score is a column, made beforehand: no classifier is run here. The published one is a small network per language on embeddings of
-    XLM-R, and its thresholds drop the 5% with the highest score (report, section 3.1.3). A threshold is looked up under the whole value of
-    the language's column (`deu_Latn`), then under its part before the first `_` or `-` (`deu`); the default table has its languages under
-    their three and two letters.
+    The score is a column made beforehand: no classifier is run here. The published classifier is a small
+    network per language on embeddings of XLM-R, and its thresholds drop the 5% with the highest score
+    (report, section 3.1.3). A threshold is looked up by the whole value of the language column (`deu_Latn`),
+    then by its part before the first `_` or `-` (`deu`); the default table has codes of three and two
+    letters.
     """
 
     filter: Literal["toxicity"] = identity()
-    classifier: str = identity(min_length=1, description="name and version of what made the scores")
+    classifier: str = identity(min_length=1, description="name and version of the classifier")
     column: str = identity("toxic_score", neutral="toxic_score")
-    language_column: str = identity("language", neutral="language", description="also what a `language` filter before this one found")
+    language_column: str = identity(
+        "language",
+        neutral="language",
+        description="may be the one that an earlier `language` filter adds",
+    )
     thresholds: dict[str, float] = identity(default_factory=lambda: dict(TOXICITY_THRESHOLDS), min_length=1)
     missing: Missing = _missing()
 
@@ -137,12 +150,15 @@ class ToxicityFilter(Filter):
 
 
 class LanguageFilter(Filter):
-    """Keeps documents whose most likely language is a listed one, with at least `min_score`. `model` is a fastText model (.bin or .ftz) on
-    any fsspec URL, for example GlotLID or lid.176; nothing is downloaded from elsewhere. The label (without `__label__`) and its score
-    become the columns `language` and `language_score`, which later filters can use."""
+    """Keeps documents whose most likely language is listed and has at least `min_score`. The label (without
+    `__label__`) and its score become the columns `language` and `language_score`, which later filters can
+    use."""
 
     filter: Literal["language"] = identity()
-    model: str = execution(min_length=1)
+    model: str = execution(
+        min_length=1,
+        description="fastText model (.bin or .ftz) on any fsspec URL, for example GlotLID or lid.176",
+    )
     languages: list[str] = identity(min_length=1, description="labels of the model: `de` or `deu_Latn`")
     min_score: float = identity(0.65, ge=0, le=1)
 
@@ -157,15 +173,19 @@ class LanguageFilter(Filter):
 
 
 class ScoreFilter(Filter):
-    """Keeps documents with a number in a column from `min` to `max`, both included: quality cut-offs. `cutoffs` states another `min` for
-    values of the column `by`: the cut-off that keeps the top third of a language, for instance."""
+    """Keeps documents whose number in a column is between `min` and `max`, both included: quality
+    cut-offs."""
 
     filter: Literal["score"] = identity()
     column: str = identity(min_length=1)
     min: float | None = identity(None, neutral=None)
     max: float | None = identity(None, neutral=None)
-    by: str | None = identity(None, neutral=None)
-    cutoffs: dict[str, float] = identity(default_factory=dict, neutral={})
+    by: str | None = identity(None, neutral=None, description="column whose value selects a cut-off")
+    cutoffs: dict[str, float] = identity(
+        default_factory=dict,
+        neutral={},
+        description="another `min` for values of `by`, for instance one that keeps the top third of each language",
+    )
     missing: Missing = _missing()
 
     @model_validator(mode="after")
@@ -184,15 +204,19 @@ class ScoreFilter(Filter):
 
 
 class SampleFilter(Filter):
-    """Keeps a share of the documents, chosen by a hash of seed and text: the same documents whatever the split, and what a rate keeps, a
-    higher rate with the same seed keeps too. `rates` states another rate for values of the column `by`. Published for FineWeb-2: 0.95 for
-    languages with a quality classifier and no toxicity classifier; for those without either 0.3135, beside the top third of the others, or
-    0.095, beside their top tenth."""
+    """Keeps a share of the documents, chosen by a hash of seed and text: the same documents however the work
+    is split. A higher rate with the same seed keeps them and more. Published for FineWeb-2: 0.95 for
+    languages with a quality classifier and no toxicity classifier; for those without either 0.3135, beside
+    the top third of the others, or 0.095, beside their top tenth."""
 
     filter: Literal["sample"] = identity()
     rate: float = identity(ge=0, le=1)
-    by: str | None = identity(None, neutral=None)
-    rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = identity(default_factory=dict, neutral={})
+    by: str | None = identity(None, neutral=None, description="column whose value selects a rate")
+    rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = identity(
+        default_factory=dict,
+        neutral={},
+        description="another rate for values of `by`",
+    )
     seed: int = identity(42)
 
     @model_validator(mode="after")
@@ -218,14 +242,14 @@ class LicenseFilter(Filter):
 
 
 class ExactDuplicatesFilter(Filter):
-    """Of documents with the same text keeps one; over all files of the source, not across sources. Of equal texts with different columns
-    the one whose columns have the smallest hash stays."""
+    """Keeps one of all documents of the source with the same text: the one whose columns have the smallest
+    hash."""
 
     filter: Literal["exact-duplicates"] = identity()
 
 
 class NearDuplicatesFilter(Filter):
-    """Of documents that are alike keeps the one with the smallest content hash; over all files of the source, not across sources.
+    """Keeps one of all similar documents of the source: the one with the smallest content hash.
 
     MinHash with locality-sensitive hashing (Broder 1997; datatrove's signatures): two documents are joined when all hashes of a bucket
     agree, which happens with probability 1 - (1 - s^hashes)^buckets at a Jaccard similarity s of their word n-grams; of each connected
@@ -241,10 +265,11 @@ class NearDuplicatesFilter(Filter):
 
 
 class DecontaminateFilter(Filter):
-    """Drops documents that contain test questions. The rule of the report for its instruction data: documents that share an
-    n-gram with a question are aligned with it (Ratcliff and Obershelp, as in Python's difflib); matches of fewer than `min_match` words do
-    not count, and the document is dropped when the others cover more than `max_share` of the question. Here words take the place of tokens.
-    A question shorter than an n-gram counts when its words stand in the document as a whole."""
+    """Drops documents that contain test questions, by the rule of the report for its instruction data, with
+    words in place of tokens: a document that shares an n-gram with a question is aligned with it (Ratcliff
+    and Obershelp, as in Python's difflib) and dropped when matches of at least `min_match` words cover more
+    than `max_share` of the question. A question shorter than an n-gram counts when the document contains all
+    its words in sequence."""
 
     filter: Literal["decontaminate"] = identity()
     against: list[SourceSpec] = identity(min_length=1, description="evaluation sets; each document of these sources is a question")

@@ -1,7 +1,7 @@
 """JSON that other programs wrote, or that was damaged: read within bounds, and checked against a model.
 
-Invariant: whatever the bytes are, the answer is a document or a `ForeignError` that says what is wrong and where, in a time and a memory
-that the size of the file bounds. No number, text or nesting comes out that other code cannot handle.
+Invariant: any bytes give a document or a `ForeignError` that says what is wrong and where, in time and memory
+bounded by the size of the file. The document has no number, text or nesting that other code cannot handle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ IRREGULAR = {
 }
 
 trail: deque[str] = deque(maxlen=1)
-"""The file that was read last, for the message about an error that nobody expected."""
+"""The file that was read last, for the message of an unexpected error."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _text = reprlib.Repr()
@@ -50,12 +50,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ForeignError(ValueError):
-    """A file that cannot be read. The message says why; who knows the name of the file adds it."""
+    """A file that cannot be read. The message says why; the caller adds the name of the file."""
 
 
 class Foreign(BaseModel):
-    """The base of the models of such files: a value of another type is an error, and is never converted. Fields
-    that are not named are left out."""
+    """The base of the models of such files: a value of another type is an error and is never converted. Other
+    fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -77,7 +77,7 @@ def check_regular(path: str | Path) -> int:
 def check_length(size: int, most: int) -> None:
     """ForeignError for a file of more than `most` bytes."""
     if size > most:
-        raise ForeignError(f"it has {size:,} bytes, and {most:,} are read at most")
+        raise ForeignError(f"it has {size:,} bytes; the limit is {most:,}")
 
 
 def read_local(path: str | Path, most: int = MAX_BYTES) -> bytes:
@@ -99,13 +99,13 @@ def parse_json(data: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> 
     def integer(text: str) -> Any:
         if len(text) <= MAX_DIGITS:
             return int(text)
-        refused.append(_Refused(f"{shown(text)}, a number of {len(text)} digits; {MAX_DIGITS} are read at most"))
+        refused.append(_Refused(f"{shown(text)}, a number of {len(text)} digits; the limit is {MAX_DIGITS}"))
         return refused[-1]
 
     def number(text: str) -> Any:
         if math.isfinite(value := float(text)):
             return value
-        refused.append(_Refused(f"{shown(text)}, which is no finite number"))
+        refused.append(_Refused(f"{shown(text)}, which is not a finite number"))
         return refused[-1]
 
     hooks: Any = {"parse_int": integer, "parse_float": number, "parse_constant": number}
@@ -125,7 +125,7 @@ def parse_json(data: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> 
 
 @dataclass(frozen=True)
 class _Refused:
-    """Stands where a number was that is not taken, so that its field can be named."""
+    """Replaces a number that is refused, so that its field can be named."""
 
     message: str
 
@@ -153,7 +153,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ForeignError(f"the key {shown(name)} is there twice; keep one of the two")
+        raise ForeignError(f"the key {shown(name)} is repeated; keep one of the two")
     return found
 
 
@@ -178,8 +178,8 @@ def checked(model: type[M], document: Any) -> M:
 
 
 def explained(error: ValidationError, document: Any, names: Mapping[str, str] | None = None) -> str:
-    """Pydantic's problems in a line: field, value and what is wrong with it. `names`: what fields are called in the
-    file, where a model of ours calls them otherwise."""
+    """Pydantic's problems in a line: field, value and what is wrong with it. `names`: names of fields in the
+    file, where they differ from our model's."""
     found: dict[str, list[str]] = {}
     for details in error.errors(include_url=False, include_context=False):
         place = dotted(tuple((names or {}).get(str(part), part) for part in _followed(document, details)))
@@ -194,7 +194,7 @@ def explained(error: ValidationError, document: Any, names: Mapping[str, str] | 
 
 
 def _followed(document: Any, details: Any) -> FieldPath:
-    """What of Pydantic's location stands in the document; it adds the members of unions."""
+    """Pydantic's location as a path in the document, without the members of unions."""
     path: list[str | int] = []
     for part in details["loc"]:
         if isinstance(document, dict) and part in document or isinstance(document, list) and isinstance(part, int) and part < len(document):

@@ -1,8 +1,9 @@
 """A model as `config.json` of transformers' `ApertusForCausalLM`, in both directions; torch and transformers are not needed for it.
 
-Invariant: `model_of(hugging_face_config(spec, ...)) == spec`, for any context where low_freq_factor is 1; with another one it
-is a model of the same frequencies. Every value is written, since the defaults of transformers' class are those of the
-long-context release; and a config that describes something else than this model computes is refused, never approximated.
+Invariant: `model_of(hugging_face_config(spec, ...)) == spec`, for any context where low_freq_factor is 1;
+with another one it is a model of the same frequencies. Every value is written, since the defaults of
+transformers' class are those of the long-context release. A config of a model that differs from ours is
+refused, never approximated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Ids = Id | list[Id] | None
 Word = str | int | float | bool
 Words = Word | list[Word] | None
 
-FIXED: dict[str, Any] = {
+FIXED: dict[str, str | float | None] = {
     "hidden_act": "xielu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -33,7 +34,7 @@ FIXED: dict[str, Any] = {
     "sliding_window": None,
     "quantization_config": None,
 }
-"""Fields that this model has one value for. One that is left out has it."""
+"""Fields that have a single value in this model; also their value where they are left out."""
 DIMENSIONS = {
     "vocab_size": "vocab_size",
     "hidden_size": "dim",
@@ -46,7 +47,7 @@ THEIRS = {ours: theirs for theirs, ours in DIMENSIONS.items()} | {
     "norm_eps": "rms_norm_eps",
     "init_std": "initializer_range",
 }
-"""What `config.json` calls a field of `ModelSpec`."""
+"""Names of the fields of `ModelSpec` in `config.json`."""
 SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
@@ -54,14 +55,20 @@ SCALING = {
     "original_max_position_embeddings": "original_max_position",
 }
 THEIRS |= {ours: theirs for theirs, ours in SCALING.items()}
-RELEASED_ROPE = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
-    "original_max_position_embeddings": 8192
+RELEASED_ROPE: dict[str, str | float] = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
 }
-"""What transformers' `ApertusConfig` computes with where a config states nothing."""
+"""The default of transformers' `ApertusConfig`."""
 
 
 class HuggingFaceError(StageError):
-    """A Hugging Face model that cannot be read, or is not one that this program can compute. The message names what and the value."""
+    """A Hugging Face model that cannot be read or that this program cannot compute. The message names field
+    and value."""
 
 
 class _Kind(Foreign):
@@ -70,7 +77,7 @@ class _Kind(Foreign):
 
 
 class Config(Foreign):
-    """What is read of `config.json`. Of the dimensions, `ModelSpec` has the bounds."""
+    """The fields of `config.json` that are read. `ModelSpec` bounds the dimensions."""
 
     vocab_size: int
     hidden_size: int = Field(gt=0)
@@ -89,7 +96,7 @@ class Config(Foreign):
 
 
 class Generation(Foreign):
-    """What is read of `generation_config.json`."""
+    """The fields of `generation_config.json` that are read."""
 
     eos_token_id: Ids = None
 
@@ -100,7 +107,7 @@ class AddedToken(Foreign):
 
 
 class TokenizerFile(Foreign):
-    """What is read of `tokenizer.json` before the library reads it."""
+    """The fields of `tokenizer.json` that are checked before the library reads it."""
 
     added_tokens: list[AddedToken] = Field(default_factory=list)
 
@@ -110,7 +117,7 @@ class SpecialToken(Foreign):
 
 
 class TokenizerConfig(Foreign):
-    """What is read of `tokenizer_config.json` and `special_tokens_map.json`."""
+    """The fields of `tokenizer_config.json` and `special_tokens_map.json` that are read."""
 
     bos_token: str | SpecialToken | None = None
     eos_token: str | SpecialToken | None = None
@@ -135,8 +142,8 @@ def not_representable(spec: ModelSpec) -> str | None:
     if spec.activation == "xielu":
         return None
     return (
-        f"its activation is {spec.activation}, and transformers' ApertusForCausalLM has a feed-forward without a gate; LlamaForCausalLM "
-        "has one, and no QK-norm"
+        f"its activation is {spec.activation}, but the feed-forward of transformers' ApertusForCausalLM has "
+        "no gate; LlamaForCausalLM has a gate, but no QK-norm"
     )
 
 
@@ -164,7 +171,7 @@ def hugging_face_config(
     """
     if (obstacle := not_representable(spec)) is not None:
         raise HuggingFaceError(obstacle)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
+    rope: dict[str, str | float] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling is not None:
         scaling = _below(spec.rope_scaling, max_position_embeddings)
         rope |= {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in SCALING.items()}
@@ -190,8 +197,8 @@ def hugging_face_config(
 def _below(scaling: RopeScaling, context: int) -> RopeScaling:
     """The same frequencies, with an `original_max_position` below the context: transformers warns of any other.
 
-    Only its ratios to the two factors count, so all three are halved until it fits, which changes no bit. Where half of
-    it is no whole number, the factors follow its rounding."""
+    Only its ratios to the two factors count, so all three are halved until it fits, which changes no bit.
+    Where its half is not a whole number, it is rounded and the factors are scaled alike."""
     original = scaling.original_max_position
     while 1 < original >= context:
         original //= 2
@@ -204,7 +211,7 @@ def _rescaled(scaling: RopeScaling, original: int, ratio: float) -> RopeScaling:
 
 
 def _original(scaling: RopeScaling) -> RopeScaling:
-    """What `_below` was given: a `low_freq_factor` below 1 is its doing."""
+    """The argument of `_below`, which makes `low_freq_factor` smaller than 1."""
     ratio = 1 / min(scaling.low_freq_factor, 1.0)
     return _rescaled(scaling, round(scaling.original_max_position * ratio), ratio)
 
@@ -233,7 +240,7 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
         if config.get(field, value) != value
     ]
     if config.get("auto_map"):
-        wrong.append(f"auto_map is {shown(config['auto_map'])}, and code that comes with a model is never run")
+        wrong.append(f"auto_map is {shown(config['auto_map'])}; code that comes with a model is never run")
     try:
         stated = checked(Config, config)
         rope = _rope(stated, wrong)
@@ -259,12 +266,12 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     return model.model_copy(update={"rope_scaling": _original(model.rope_scaling)})
 
 
-def _rope(config: Config, wrong: list[str]) -> dict[str, Any]:
+def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds to `wrong` what does not fit."""
     stated = config.rope_parameters or config.rope_scaling
     if stated is None and config.rope_theta is not None:
         wrong.append(f"rope_theta is {config.rope_theta!r} without rope_scaling, which releases of transformers read differently")
-    rope: dict[str, Any] = dict(stated or RELEASED_ROPE)
+    rope: dict[str, str | float | None] = dict(stated or RELEASED_ROPE)
     kind = rope.pop("type", None)
     rope.setdefault("rope_type", kind or "default")
     rope.setdefault("rope_theta", RELEASED_ROPE["rope_theta"] if config.rope_theta is None else config.rope_theta)

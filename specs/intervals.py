@@ -1,7 +1,8 @@
 """How often to save: the interval that wastes least time, for a stated write time and failure rate.
 
-Owns the model of waste that `plan` advises by. With an interval of work t between saves, a write time d and exponentially distributed
-failures of mean M, the expected time per second of work is, with restarts that cost nothing (Daly 2006, eq. 13, R = 0),
+The advice on checkpoint intervals follows from it. With an interval of work t between saves, a write time d
+and exponentially distributed failures of mean M, and restarts that cost nothing, the expected time per second
+of work is (Daly 2006, eq. 13, R = 0)
 
     T(t) = M (exp((t + d) / M) - 1) / t.
 """
@@ -18,8 +19,8 @@ def expected_time(interval: float, write_seconds: float, mean_time_between_failu
 
 
 def longest_interval(more: float, best: float, write_seconds: float, mean_time_between_failures: float) -> float:
-    """The longest interval whose expected time per second of work is at most `more` seconds above that of the interval `best`; infinite
-    where that is."""
+    """The longest interval whose expected time per second of work exceeds that of the interval `best` by at
+    most `more` seconds; can be infinite."""
     limit = expected_time(best, write_seconds, mean_time_between_failures) + more
     if limit == math.inf:
         return math.inf
@@ -45,7 +46,7 @@ def young_daly(write_seconds: float, mean_time_between_failures: float) -> float
         t = M                                                             otherwise
 
     Args:
-        write_seconds: d, for which training stands still at a save. Of asynchronous saves that is the stall.
+        write_seconds: d, for which training stops at a save; of asynchronous saves, the stall.
         mean_time_between_failures: M, in seconds, of the whole job: that of a node divided by the number of nodes.
 
     Returns:

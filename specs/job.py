@@ -1,4 +1,4 @@
-"""What the launcher hands to the process of a stage: one JSON file, complete, without secrets."""
+"""The job that the launcher hands to the process of a stage: one JSON file, complete, without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from specs.launch import Launch
 
 REPORT = "@apertus "
-"""Begins the lines of output that are reports to the launcher, where stage and launcher share no folder (`Job.progress` is this)."""
+"""Prefix of output lines that are reports to the launcher; `Job.progress` where the two share no folder."""
 
 
 class InputRef(BaseModel):
@@ -26,7 +26,7 @@ class InputRef(BaseModel):
 
 
 class Job(BaseModel):
-    """One attempt at one part. `spec` is the resolved part (parse it with the kind's Part model)."""
+    """One attempt at one part."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,14 +35,14 @@ class Job(BaseModel):
     kind: str
     version: int
     fingerprint: str
-    spec: dict[str, Any]
-    identity: dict[str, Any]  # what was hashed, for the manifest and for comparisons
+    spec: dict[str, Any]  # the resolved part, for the Part model of its kind
+    identity: dict[str, Any]  # the hashed fields, for the manifest and for comparisons
     inputs: dict[str, InputRef]
     launch: dict[str, Any]
     store: str
     path: str  # artifact folder in the store
     attempt: str
-    lease: int | None = None  # generation of the lease that the attempt holds; None: nobody asks for one
+    lease: int | None = None  # generation of the lease that the attempt holds; None for a run without leases
     scratch: str  # local folder of this attempt
     progress: str  # local JSONL file the stage appends its progress to
     resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to resume from
@@ -52,8 +52,9 @@ class Job(BaseModel):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one node for a part that is one process and uses a whole model: `launch.parallel.tp` where completions are sampled or
-        tasks are run, one for a reward model; 0 for work of CPUs. What runs under torchrun has one per process instead."""
+        """GPUs of one node for a part that is one process and uses a whole model: `launch.parallel.tp` where
+        completions are sampled or tasks are run, one for a reward model; 0 for work on CPUs. Processes of
+        torchrun have one each instead."""
         if self.kind == "rewards":
             return int(self.spec["reward"]["model"] is not None)
         return Launch.model_validate(self.launch).tensor_parallel if self.kind in ("completions", "harness") else 0

@@ -14,12 +14,15 @@ MOST_THREADS = 4096  # threads or processes of one machine
 
 
 class Parallel(Spec):
-    """Degrees of parallelism; their product is the number of processes. `dp_shard: -1` takes what the others leave. A degree that the
-    model, the sequence or the batch does not allow is refused before anything starts; see docs/parallelism.md."""
+    """Degrees of parallelism; their product is the number of processes. A degree that the model, the sequence
+    or the batch does not allow is refused before anything starts; see docs/parallelism.md."""
 
     dp_replicate: int = execution(1, ge=1, le=MOST_PROCESSES, description="copies of the (sharded) weights")
     dp_shard: int = execution(
-        -1, ge=-1, le=MOST_PROCESSES, description="processes that share one copy of weights and optimizer states (FSDP)"
+        -1,
+        ge=-1,
+        le=MOST_PROCESSES,
+        description="processes that share one copy of weights and optimizer states (FSDP); -1: the processes that the other degrees leave",
     )
     tp: int = execution(
         1,
@@ -41,17 +44,18 @@ class Parallel(Spec):
     @classmethod
     def _shares(cls, processes: int) -> int:
         if processes == 0:
-            raise ValueError("0 processes hold no weights; state 1 or more, or -1 for what the other degrees leave")
+            raise ValueError("0 processes hold no weights; state 1 or more, or -1 for all that are left")
         return processes
 
     @property
     def stages(self) -> int:
-        """Pieces of the model that a sequence goes through, one after the other; `interleaved-1f1b` has two per process."""
+        """Pipeline stages of the model; `interleaved-1f1b` has two per process."""
         return self.pp * (2 if self.pp > 1 and self.pp_schedule == "interleaved-1f1b" else 1)
 
 
 class SlurmTask(Spec):
-    """What each task of a data stage asks Slurm for. Where it is sent is the profile's affair (specs/profile.py)."""
+    """Resources of each task of a data stage on Slurm. The profile says where it is sent
+    (specs/profile.py)."""
 
     time_limit: PositiveDuration | None = execution(None, description="rounded up to minutes")
     cpus: int = execution(1, ge=1, le=MOST_THREADS)
@@ -76,20 +80,26 @@ class Launch(Spec):
     slurm: SlurmTask | None = execution(None, description="for `executor: slurm`: what a task asks for")
     parallel: Parallel | None = execution(None)
     mfu: float | None = execution(
-        None, gt=0, le=1, description="model FLOPs utilisation that a plan expects here; by default what `cluster` says"
+        None,
+        gt=0,
+        le=1,
+        description="model FLOPs utilisation that a plan expects here; that of `cluster` by default",
     )
     time_limit: PositiveDuration | None = execution(
-        None, description="a stage that runs longer is stopped, with a checkpoint, and counts as failed"
+        None,
+        description="a stage that runs longer is stopped, with a checkpoint, and counts as failed",
     )
     hang_timeout: PositiveDuration | None = execution(
         None,
-        description="training that makes no step for so long is ended, with the stacks of all its threads in the log, and tried again; "
-        "30 min by default, three times as long until the first step is done, while it validates and while it waits for a checkpoint",
+        description="training that makes no step for this long is ended, with the stacks of all its threads "
+        "in the log, and retried; 30 min by default, three times as long before the first step, during "
+        "validation and while it waits for a checkpoint",
     )
     stop_before_end: Duration | None = execution(
         None,
-        description="training commits a checkpoint and ends as interrupted so long before its job does, whose end is in "
-        "APERTUS_JOB_END or SLURM_JOB_END_TIME (unix time); no less is waited for a checkpoint when a stage is told to stop",
+        description="training commits a checkpoint and ends as interrupted this long before the end of its "
+        "job in APERTUS_JOB_END or SLURM_JOB_END_TIME (unix time); also the least time that a stage has for "
+        "a checkpoint when it is told to stop",
     )
 
     def over(self, base: Launch) -> Launch:
@@ -103,7 +113,8 @@ class Launch(Spec):
 
     @property
     def tensor_parallel(self) -> int:
-        """GPUs that share every layer; also the number of a node that a part uses which samples or scores with a whole model."""
+        """GPUs that share every layer; also the GPUs of a node for a part that samples or scores with a whole
+        model."""
         return self.parallel.tp if self.parallel else 1
 
     @property
@@ -136,14 +147,17 @@ LONGEST_WAIT = 600.0  # seconds
 
 
 class Retries(Spec):
-    """Repetition of a stage that failed for a reason worth another try (a crash, storage), never for a bad spec or a failed gate. An
-    attempt that has committed something before it failed counts as a first one."""
+    """Retries of a stage after a crash or a failure of storage, never after a bad spec or a failed gate. An
+    attempt that committed something before it failed resets the count."""
 
-    attempts: int = execution(2, ge=0, le=1000, description="further attempts after one that committed nothing")
-    backoff: Duration = execution(Duration(5.0), description="wait before the first retry; doubles each time, up to ten minutes")
+    attempts: int = execution(2, ge=0, le=1000, description="retries after an attempt that committed nothing")
+    backoff: Duration = execution(
+        Duration(5.0),
+        description="wait before the first retry; doubles each time, up to ten minutes",
+    )
 
     def wait(self, before: int) -> float:
-        """Seconds before the retry that `before` others come before."""
+        """Seconds before a retry that follows `before` others."""
         return min(self.backoff.seconds * 2.0 ** min(before, 30), max(self.backoff.seconds, LONGEST_WAIT))
 
 
@@ -155,29 +169,34 @@ def _steps_or_time(value: Any) -> Any:
     except ValueError:
         duration = Duration(0.0)
     if duration.seconds <= 0:
-        raise ValueError(f"{value!r} is no interval; write a number of steps, such as 100, or a time, such as '30min'")
+        raise ValueError(f"{value!r} is not an interval; write steps, such as 100, or a time, such as '30min'")
     return duration
 
 
 class Checkpointing(Spec):
-    """When a training stage saves, and how many of its checkpoints are kept beside the last of each segment. Whatever is stated here, a
-    checkpoint is kept that another artifact or the next step of a run starts from."""
+    """When a training stage saves, and how many of its checkpoints are kept beside the last of each segment.
+    A checkpoint that another artifact or the next step of a run starts from is always kept."""
 
     interval: Annotated[Annotated[int, Field(ge=1)] | Duration, BeforeValidator(_steps_or_time)] = execution(
         100, description="between checkpoints: optimizer steps, or a time such as `30min`"
     )
-    keep: int = execution(2, ge=1, description="latest checkpoints kept, also when a segment has finished; its end is always kept")
-    keep_every: int | None = execution(None, ge=1, description="checkpoints at multiples of so many steps of the stage are made and kept")
+    keep: int = execution(2, ge=1, description="latest checkpoints kept, also after a segment has finished")
+    keep_every: int | None = execution(
+        None,
+        ge=1,
+        description="checkpoints at multiples of this many steps of the stage are made and kept",
+    )
     milestones: list[Annotated[int, Field(ge=1)]] = execution(
-        default_factory=list, description="steps of the stage whose checkpoints are made and kept for good"
+        default_factory=list,
+        description="steps of the stage at which checkpoints are made and kept for good",
     )
     best: list[Annotated[str, Field(pattern=f"^{HELD_OUT}$")]] = execution(
         default_factory=list,
-        description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; what `@best:` asks for is added",
+        description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; metrics in `@best:` references are added",
     )
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is made at this step, whatever the time."""
+        """Whether a checkpoint is made at this step, regardless of time."""
         every = [number for number in (self.interval, self.keep_every) if isinstance(number, int)]
         return step in self.milestones or any(step % number == 0 for number in every)
 

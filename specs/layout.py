@@ -1,6 +1,6 @@
-"""What a parallel layout asks of a model, a sequence and a batch, as far as the recipe alone decides it.
+"""Requirements of a parallel layout on model, sequence and batch, as far as the recipe alone decides them.
 
-Invariant: a layout that passes here is one that the engine runs; `docs/parallelism.md` says how that was checked.
+Invariant: the engine runs every layout that passes here; `docs/parallelism.md` says how that was checked.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from specs.model import ModelSpec
 
 
 class Misfit(NamedTuple):
-    """`field` of `parallel` whose value does not fit, why, and what to do."""
+    """A degree of parallelism that does not fit."""
 
-    field: str
+    field: str  # of `parallel`
     message: str
     fix: str
 
 
 def misfits(launch: Launch, model: ModelSpec, sequence_length: int | None = None, batch: int | None = None) -> Iterator[Misfit]:
-    """Everything about a layout that the model, the longest sequence or the global batch does not allow."""
+    """The degrees that the model, the longest sequence or the global batch does not allow."""
     parallel = launch.parallel or Parallel()
     tp, cp, stages = parallel.tp, parallel.cp, parallel.stages
     for name in ("n_kv_heads", "n_heads", "ffn_dim", "vocab_size"):
@@ -31,19 +31,19 @@ def misfits(launch: Launch, model: ModelSpec, sequence_length: int | None = None
     if model.n_layers + 2 < 2 * stages:
         kind = " (two per process)" if stages > parallel.pp else ""
         message = (
-            f"{model.n_layers} layers are too few for a pipeline of {stages} stages{kind}: with embeddings and output, which count as a "
-            f"layer each, there are less than two for each of them"
+            f"{model.n_layers} layers are too few for a pipeline of {stages} stages{kind}: each stage needs "
+            "two, counting embeddings and output as a layer each"
         )
         yield Misfit("pp", message, f"use {(model.n_layers + 2) // 2} stages at most.")
     pieces = (2 * cp if cp > 1 else 1) * (tp if parallel.sequence_parallel else 1)
     if sequence_length is not None and sequence_length % pieces:
         how = f"cp {cp}" + (f" with sequence parallelism over tp {tp}" if parallel.sequence_parallel and tp > 1 else "")
-        message = f"sequences of {sequence_length} tokens cannot be cut for {how}, which needs a multiple of {pieces}"
+        message = f"sequence_length {sequence_length} is not a multiple of {pieces}, which {how} needs"
         yield Misfit("cp" if cp > 1 else "sequence_parallel", message, "change the degree or sequence_length.")
     if batch is not None and (share := batch // launch.data_parallel) and micro_batch_size(parallel, share) is None:
         message = (
             f"a batch of {batch} sequences is {share} for each of {launch.data_parallel} data-parallel pipelines, "
-            f"which cannot be cut into micro-batches for {stages} stages ({parallel.pp_schedule})"
+            f"which cannot be split into micro-batches for {stages} stages ({parallel.pp_schedule})"
         )
         yield Misfit("pp", message, f"use a batch that gives each a multiple of {stages}, or fewer stages or processes.")
 
@@ -58,7 +58,7 @@ def micro_batch_size(parallel: Parallel, share: int, at_most: int | None = None)
         at_most: upper limit; none by default.
 
     Returns:
-        None where no size will do.
+        None where no size fits.
     """
     for size in range(min(at_most or share, share // parallel.stages), 0, -1):
         number, left = divmod(share, size)

@@ -13,16 +13,17 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity
 
 MOST = 2**24
-"""Of a width, of heads and of a vocabulary: thousands of times as many as any model has."""
+"""Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
 MOST_LAYERS = 10_000
-FLAVOURS: dict[str, dict[str, Any]] = {
+FLAVOURS: dict[str, dict[str, int | float]] = {
     # For CPUs. Weights as small as the large models' would keep a narrow one on a plateau for most of a short run.
     "mini": {"dim": 96, "n_layers": 3, "n_heads": 3, "n_kv_heads": 1, "head_dim": 32, "ffn_dim": 480, "vocab_size": 2048, "init_std": 0.06},
     # The follow-up report (arXiv 2605.29128) states 0.44B parameters and no dimensions. Chosen: half the width of 1.5b, with its 8 key
-    # heads of 64; feed-forward 5.25 times the width as in 8b and 70b; then 12 layers come to 0.44B.
+    # heads of 64; feed-forward 5.25 times the width as in 8b and 70b; 12 layers then have 0.44B parameters.
     "0.5b": {"dim": 1024, "n_layers": 12, "n_heads": 16, "n_kv_heads": 8, "head_dim": 64, "ffn_dim": 5376, "vocab_size": 131_072},
     # The 1.5B model of the report's ablations (table 3) and of the follow-up (arXiv 2605.29128: 16 layers, width 2048, 32/8 heads, untied).
-    # xIELU has no gate, so its feed-forward width is 12,288 where the gated baseline has 8192 (table 3): two matrices weigh what three did.
+    # xIELU has no gate, so its feed-forward width is 12,288 where the gated baseline has 8192 (table 3): two
+    # matrices have as many parameters as three had.
     "1.5b": {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "head_dim": 64, "ffn_dim": 12_288, "vocab_size": 131_072},
     # The report names a 3B model (table 3) and no dimensions. Chosen: the shape of Llama 3.2 3B, as 1.5b has that of Llama 3.2 1B, with the
     # same widening of 8192 to 12,288; with untied embeddings it has 3.62B parameters.
@@ -50,8 +51,7 @@ class RopeScaling(Spec):
 
 
 class ModelSpec(Spec):
-    """A decoder: GQA with QK-norm before RoPE, pre-norm RMSNorm, untied embeddings, no biases. `swiglu` is there to be compared with
-    (arXiv 2002.05202, as in Llama); `ApertusForCausalLM` has none, so such a model is neither exported nor sampled from."""
+    """A decoder: GQA with QK-norm before RoPE, pre-norm RMSNorm, untied embeddings, no biases."""
 
     flavour: str | None = execution(None, description=f"fills in the dimensions that are not given: {', '.join(FLAVOURS)}")
     dim: int = identity(gt=0, le=MOST)
@@ -66,7 +66,9 @@ class ModelSpec(Spec):
     activation: Literal["xielu", "swiglu"] = identity(
         "xielu",
         neutral="xielu",
-        description="of the feed-forward; swiglu has a gate, so three matrices: 2/3 of the ffn_dim of xielu have as many parameters",
+        description="of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for comparison: its "
+        "model is neither exported nor sampled from, as ApertusForCausalLM has no gate; three matrices of "
+        "2/3 of xielu's ffn_dim have as many parameters",
     )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(

@@ -1,9 +1,10 @@
-"""The optimizer of a training stage: which there are, what each reads, and its published defaults.
+"""The optimizers of a training stage, the fields that each reads, and its published defaults.
 
 Invariants:
-- A field that is left out is inherited from the parent stage's resolved optimizer if that has the same name, else it is the value in
-  `PUBLISHED`. When the name changes, only `grad_clip` goes over, and `lr` must be stated: settings of one optimizer say nothing about
-  another.
+- A field that is left out is inherited from the parent stage's resolved optimizer if that has the same name,
+else
+  it is the value in `PUBLISHED`. When the name changes, only `grad_clip` is inherited, and `lr` must be
+  stated.
 - A field that an optimizer does not read cannot be stated for it, resolves to None, and enters no fingerprint.
 """
 
@@ -28,10 +29,10 @@ Name = Literal[
 
 @dataclass(frozen=True)
 class Published:
-    """source: paper and code of the values; defaults: every field that the optimizer reads, except `lr`, which has no default."""
+    """What is published about an optimizer."""
 
-    source: str
-    defaults: Mapping[str, Any]
+    source: str  # paper and code of the values
+    defaults: Mapping[str, Any]  # of every field that the optimizer reads, except `lr`, which has none
 
     @property
     def fields(self) -> list[str]:
@@ -39,7 +40,8 @@ class Published:
 
 
 def _published(source: str, *, grad_clip: float = 1.0, **defaults: Any) -> Published:
-    """`grad_clip` belongs to the trainer and is published with no optimizer but AdEMAMix as Apertus uses it; 1.0 is usual elsewhere."""
+    """`grad_clip` belongs to the trainer; only AdEMAMix as Apertus uses it has a published value, and 1.0 is
+    usual elsewhere."""
     return Published(source, {**defaults, "grad_clip": grad_clip})
 
 
@@ -75,10 +77,11 @@ PUBLISHED: dict[str, Published] = {
 }  # fmt: skip
 
 _WHOLE = {
-    "soap": "soap needs the eigenvectors of whole matrices, and pytorch_optimizer 4.1.0 has no way to find them from shards "
-    "(it mixes sharded and whole tensors, and fails)",
-    "prodigy": "prodigy scales all its steps by one estimate over all parameters, and pytorch_optimizer 4.1.0 cannot add it up "
-    "over shards (it fails on them, and would otherwise count only those of its own process)",
+    "soap": "soap needs the eigenvectors of whole matrices, and pytorch_optimizer 4.1.0 cannot compute them "
+    "from shards (it mixes sharded and whole tensors, and fails)",
+    "prodigy": "prodigy scales all its steps by one estimate over all parameters, and pytorch_optimizer "
+    "4.1.0 cannot sum it over shards (it fails on them, and would otherwise count only those of its own "
+    "process)",
 }
 
 
@@ -87,7 +90,7 @@ def refused_layout(name: str, parallel: Parallel, processes: int) -> str | None:
 
     dp_shard, tp, cp and pp all shard weights; dp_replicate gives every group of processes a copy."""
     if name == "sophia" and parallel.pp > 1:
-        return f"sophia's second pass over a batch, with labels that the model draws, does not go through a pipeline (pp {parallel.pp})"
+        return f"sophia makes a second pass over a batch, with labels that the model draws, which a pipeline cannot (pp {parallel.pp})"
     shards = processes // parallel.dp_replicate
     if name not in _WHOLE or shards <= 1:
         return None
@@ -100,8 +103,9 @@ def refused_objective(name: str, objective: str) -> str | None:
     if name != "sophia" or objective in ("cross-entropy", "weighted-cross-entropy"):
         return None
     return (
-        "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which means something for cross-entropy; "
-        f"the loss of {objective} is not a likelihood of labels: state optimizer.name and optimizer.lr of another one"
+        "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which needs "
+        f"cross-entropy; the loss of {objective} is not a likelihood of labels: state optimizer.name and "
+        "optimizer.lr of another one"
     )
 
 
@@ -128,12 +132,16 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSpec(Spec):
-    """`name` and what that optimizer reads; the table below has the fields of each and their defaults. `muon` and `d-muon` update the
-    matrices of the layers; embeddings, output layer, norms and xIELU scalars are AdamW's, with `betas`, `eps` and `adamw_lr_ratio`.
-    `mars` leaves what is not a matrix to AdamW with betas (0.9, 0.95). With `schedule-free-adamw`, held-out loss and checkpoints are of the
-    averaged weights, and training resumes from the others, which are part of its state; it needs no decay of the learning rate.
-    `soap` and `prodigy` need unsharded weights: one process, or `dp_replicate`. `sophia` (Sophia-G) takes a second pass over the batch of
-    every tenth step (`hessian_interval`), with labels that the model draws itself; it has no meaning for `qrpo` and `dpo`."""
+    """`name` and the fields that this optimizer reads; the table below has the fields of each and their
+    defaults.
+
+    `muon` and `d-muon` update the matrices of the layers; AdamW updates embeddings, output layer, norms and
+    xIELU scalars, with `betas`, `eps` and `adamw_lr_ratio`. `mars` updates matrices; AdamW with betas (0.9,
+    0.95) updates the rest. `schedule-free-adamw` stores and validates the averaged weights, resumes training
+    from the others, which are part of its state, and needs no decay of the learning rate. `soap` and
+    `prodigy` need unsharded weights: one process, or `dp_replicate`. `sophia` (Sophia-G) makes a second pass
+    over the batch of every tenth step (`hessian_interval`), with labels that the model draws; it is refused
+    for `qrpo` and `dpo`."""
 
     name: Name | None = identity(None, neutral=None)
     lr: float | None = identity(
@@ -156,7 +164,10 @@ class OptimizerSpec(Spec):
     eps: float | None = identity(None, neutral=None, gt=0)
     weight_decay: float | None = identity(None, neutral=None, ge=0, description="not applied to norms and xIELU scalars")
     adamw_lr_ratio: float | None = identity(
-        None, neutral=None, gt=0, description="learning rate of what is AdamW's, as a fraction of the matrices'"
+        None,
+        neutral=None,
+        gt=0,
+        description="learning rate of parameters that AdamW updates, as a fraction of the matrices'",
     )
     precondition_frequency: int | None = identity(None, neutral=None, ge=1, description="steps between two eigenbases")
     d_coef: float | None = identity(None, neutral=None, gt=0, description="factor on the estimated distance")
@@ -166,7 +177,8 @@ class OptimizerSpec(Spec):
     grad_clip: float | None = identity(None, neutral=None, gt=0, description="limit of the global gradient norm")
 
     def resolved(self, inherited: Mapping[str, Any], at: FieldPath = ("optimizer",)) -> OptimizerSpec:
-        """Every field that the optimizer reads set: what is stated here, else `inherited`, else `PUBLISHED`. The others are None.
+        """The spec with every field that the optimizer reads set: from here, else `inherited`, else
+        `PUBLISHED`. The others are None.
 
         Args:
             inherited: fields of the parent's resolved optimizer; empty without a parent.
@@ -188,7 +200,7 @@ class OptimizerSpec(Spec):
             wanted = f"{name} has {len(published.defaults['betas'])} betas, not {len(self.betas)}"
             problems.append(Problem((*at, "betas"), wanted, f"write for example {list(published.defaults['betas'])}."))
         if before not in (None, name) and self.lr is None:
-            message = f"the parent was trained with {before}, whose learning rate says nothing about that of {name}"
+            message = f"the learning rate of the parent's optimizer {before} does not apply to {name}"
             problems.append(Problem((*at, "lr"), message, "state optimizer.lr."))
         if problems:
             raise SpecError(problems)

@@ -25,7 +25,8 @@ from specs.stages.base import Stage
 from specs.tracking import Tracking
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
-"""Of a pipeline, source, stage or figure: files are named after it, and a name of theirs has at most 255 bytes."""
+"""Name of a pipeline, source, stage or figure. Files are named after it, and filenames have at most 255
+bytes."""
 DEFAULT_STORE = "apertus-store"
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ else:
 
 
 class Pipeline(Spec):
-    """A recipe. `stages` may stand in any order; what they consume decides."""
+    """A recipe. `stages` may be in any order; their references decide the order of execution."""
 
     name: Name = execution()
     description: str = execution("")
@@ -45,11 +46,15 @@ class Pipeline(Spec):
     retries: Retries = execution(default_factory=Retries)
     tracking: Tracking = execution(default_factory=Tracking)
     cluster: Cluster | None = execution(None, description="what `plan` estimates hours, energy, cost and memory for")
-    silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given")
+    silence: Silenced = execution(
+        default_factory=list,
+        description="codes of advice (docs/advice.md) to leave out",
+    )
     concurrency: int = execution(1, ge=1, le=1024, description="stages that may run at the same time")
     sources: dict[Name, SourceSpec] = reference(default_factory=dict)
     assumed_inputs: AssumedInputs = execution(
-        default_factory=AssumedInputs, description="what a plan may do without, beside sources that are declared"
+        default_factory=AssumedInputs,
+        description="inputs that may be unavailable in a plan, beside declared sources",
     )
     stages: dict[Name, AnyStage] = reference(min_length=1)
     figures: dict[Name, FigureSpec] = execution(default_factory=dict, description="what the report draws of the results")
@@ -64,7 +69,7 @@ class Pipeline(Spec):
         return SpecError([replace(problem, where=problem.where or document.where(problem.path)) for problem in error.problems])
 
     def family(self, stage: str) -> str:
-        """The stage with a matrix that a stage is a variant of; else its own name."""
+        """The matrix stage of which a stage is a variant; else its own name."""
         variants = self._document.variants if self._document is not None else {}
         return next((name for name, made in variants.items() if stage in made), stage)
 

@@ -1,4 +1,4 @@
-"""Facts about a cluster, in a file of their own: what a recipe must not say, so that it runs elsewhere as it stands.
+"""Facts about a cluster, in a separate file, so that recipes run anywhere unchanged.
 
 `apertus run SPEC --profile FILE`, or `APERTUS_PROFILE`. Without one, stages are processes of this machine. Nothing enters a fingerprint.
 """
@@ -27,16 +27,17 @@ Quantity = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*(\.\d+)?([KMGT]i?
 
 
 class SlurmProfile(Spec):
-    """How jobs are submitted to Slurm. What is not stated is left to the cluster's defaults."""
+    """How jobs are submitted to Slurm. Fields that are left out have the cluster's defaults."""
 
     partition: str | None = execution(None)
     time_limit: Duration | None = execution(
-        None, description="of one job, rounded up to minutes; a stage that needs longer goes on in the next job, from its last checkpoint"
+        None,
+        description="of one job, rounded up to minutes; a longer stage resumes in the next job, from its last checkpoint",
     )
     stop_before_end: Duration = execution(
         Duration(300.0),
-        description="how long before the time limit the stage is told to commit and end; Slurm may be a minute early. It has "
-        "that long whenever it is told to stop",
+        description="how long before the time limit the stage is told to commit and end; Slurm may be a "
+        "minute early. Also the time that it has whenever it is told to stop",
     )
     cpus_per_task: int | None = execution(None, ge=1, description="of a node's task: all GPUs of the node are in it")
     memory: Quantity | None = execution(None, description="of a node")
@@ -52,8 +53,8 @@ class SlurmProfile(Spec):
     def _told_while_it_runs(self) -> SlurmProfile:
         if self.time_limit is not None and self.stop_before_end.seconds >= self.time_limit.seconds:
             raise ValueError(
-                f"stop_before_end is {self.stop_before_end} and time_limit {self.time_limit}: a stage would be told to stop as it begins. "
-                "Fix: state a shorter stop_before_end, or a longer time_limit"
+                f"stop_before_end is {self.stop_before_end} and time_limit {self.time_limit}: a stage would "
+                "be told to stop as it begins. Fix: state a shorter stop_before_end, or a longer time_limit"
             )
         return self
 
@@ -62,14 +63,14 @@ class SlurmProfile(Spec):
     def _not_ours(cls, arguments: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
         for name in arguments:
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-                raise ValueError(f"'{name}' is no long option of Slurm; write 'account' for '--account'")
+                raise ValueError(f"'{name}' is not a long option of Slurm; write 'account' for '--account'")
             if name in OUR_SBATCH_OPTIONS:
                 raise ValueError(f"'{name}' is set by the launcher, or has a field of its own; leave it out")
         return arguments
 
 
 class KubernetesVolume(Spec):
-    """A claim that every pod has; at least the store has to be reachable without one."""
+    """A claim that every pod mounts. The store must be reachable without one."""
 
     claim: str = execution(min_length=1)
     path: str = execution(pattern=r"^/")
@@ -94,11 +95,14 @@ class KubernetesProfile(Spec):
 
 
 class Profile(Spec):
-    """Where stages run. `stages: training` sends what uses GPUs to the cluster: the training engine, sampling, reward models, tasks of the
-    harness; all else runs where the launcher does."""
+    """Where stages run."""
 
     launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
-    stages: Literal["training", "all"] = execution("training")
+    stages: Literal["training", "all"] = execution(
+        "training",
+        description="stages that run on the cluster. training: those that use GPUs (training engine, "
+        "sampling, reward models, tasks of the harness); the others run where the launcher does",
+    )
     gpus_per_node: int = execution(1, ge=1, description="processes of a node")
     scratch: str | None = execution(None, description="folder for attempts; for Slurm one that all nodes see at the same path")
     python: str | None = execution(None, description="the interpreter on the nodes, or in the container; this one by default")
@@ -122,12 +126,12 @@ class Profile(Spec):
         if self.launcher == "kubernetes" and self.kubernetes is None:
             raise ValueError("launcher: kubernetes needs kubernetes: {image: ...}")
         if self.launcher == "kubernetes" and (self.modules or self.setup):
-            raise ValueError("modules and setup are of Slurm; an image has what a pod needs")
+            raise ValueError("modules and setup are for Slurm; put what a pod needs into its image")
         return self
 
 
 def load_profile(path: str | Path | None) -> Profile:
-    """Reads a profile; without a path, the one of a machine alone. SpecError with every problem found."""
+    """Reads a profile; without a path, the one of a single machine. SpecError with every problem found."""
     if not path:
         return Profile()
     document = read(path)

@@ -25,7 +25,7 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
 
 
 def validate(document: Document) -> Pipeline:
-    """The pipeline of a document. SpecError with every problem found: of the fields first, of their relations when the fields are right."""
+    """The pipeline of a document. SpecError with every problem found in the fields and their relations."""
     problems: list[Problem] = []
     try:
         pipeline = Pipeline.model_validate(document.data)
@@ -47,7 +47,8 @@ def _names(data: dict[str, Any]) -> set[str]:
 
 
 def _what_is_right(data: dict[str, Any]) -> Pipeline:
-    """The stages and settings of a wrong document that are right taken alone, so that their relations can be checked too."""
+    """The stages and settings of a wrong document that are valid alone, so that their relations can be
+    checked too."""
 
     def valid(kind: Any, value: Any, default: Any) -> Any:
         try:

@@ -1,11 +1,10 @@
-"""Secrets stay out of what is said and written: messages of other libraries pass through here before they
-reach a log, a terminal, an error or Prefect, and a URL that carries credentials is refused before it is
-used.
+"""Redaction of secrets: messages of other libraries pass through here before they reach a log, a terminal, an
+error or Prefect, and a URL with credentials is refused before it is used.
 
 Invariant: redacted text holds no value of an environment variable that is named like a secret or of the
 credentials file of S3, no password of a URL, no signature of a signed one, no value that is assigned to
-the name of a secret, and no authorisation header, be they escaped for JSON, Python, HTML or a URL. What
-is not secret stays readable.
+the name of a secret, and no authorisation header, be they escaped for JSON, Python, HTML or a URL. Other text
+stays readable.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _VARIABLE = rf"{_NAME}|TOKEN(?!IZ|S(?:_|$))|(?:^|_)(?:(?:SSH)?PASS|PWD?|PAT|CRED
 _VARIABLE += r"|(?:^|_)(?:KEY|AUTH)(?:_?\d+)?$"
 _NOT_SECRET = r"_(?:FILE|PATH|DIR|SOCK)$|^(?:OLD)?PWD$|^GOOGLE_APPLICATION_CREDENTIALS$"
 
-# How their values end
+# Ends of their values
 
 _LAST_QUOTE = r"\\*[\"'][)\]},;:.>]*(?:\s|$)"
 _NEXT_PARAMETER = r"[&;](?:amp;)?[\w.%-]+=|\#[\w.%-]+="
@@ -49,7 +48,7 @@ _WORD = rf"(?!\s)(?:(?!{_LAST_QUOTE})(?![&;,](?:amp;)?\s?[\w.%-]+=)\S)+"
 _LINE = rf"(?!\s)(?:(?!{_LAST_QUOTE}).)+"
 _NOTHING = r"(?i:none|null|true|false)\b(?![\w-])"
 
-# Both: a pattern's last group is the secret, the group `shown` is what stands before it
+# Both: a pattern's last group is the secret, the group `shown` is the text before it
 
 _PARAMETER = re.compile(
     rf"(?P<shown>[?&\#;](?:{_PARAMETER_NAME})=)(?P<secret>\S(?:(?!{_LAST_QUOTE}|{_NEXT_PARAMETER})\S)*)",
@@ -83,18 +82,18 @@ _URL = re.compile(r"(?P<scheme>:(?:(?:\\*/){2}|\\*/(?=[^\s/?#:@]+:\S*@)))(?P<res
 
 
 class Redacted(RuntimeError):
-    """Stands for an error whose text, or that of one behind it, held a secret."""
+    """Replaces an error whose text, or that of its cause, holds a secret."""
 
 
 class SaysNoSecret(Exception):
-    """An error that may repeat what a library said, and says no secret wherever it is shown."""
+    """An error that may repeat a library's message; secrets in it are masked wherever it is shown."""
 
     def __str__(self) -> str:
         return redacted(super().__str__())
 
 
 class RedactedRecord(logging.LogRecord):
-    """A line of a log without secrets; `logging.setLogRecordFactory` makes all of a process such."""
+    """A log record without secrets, for `logging.setLogRecordFactory`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -106,8 +105,8 @@ class RedactedRecord(logging.LogRecord):
 
 
 def credentials(rest: str) -> list[tuple[int, int]]:
-    """Where credentials stand in a URL, of which this is what follows `://`: begins and ends, in order,
-    apart. Whatever checks, refuses or masks URLs asks here."""
+    """Spans (begin, end) of the credentials in the part of a URL after `://`, in order and disjoint. All
+    checks and masks of URLs use this."""
     spans = [(0, rest.rindex("@"))] if re.match(USERINFO, rest, re.DOTALL) else []
     for found in _PARAMETER.finditer(rest):
         begin, end = found.span("secret")
@@ -124,15 +123,15 @@ def without_credentials(url: str) -> str:
     if scheme and credentials("".join(rest.split())):
         raise ValueError(
             "a URL with credentials in it; leave them out, the storage client reads them from the environment"
-            " (an '@' behind a ':' counts as the end of a password, and 'key=' as one: where there is none, "
-            "write %40 for the '@', or name a copy elsewhere)"
+            " (an '@' after a ':' counts as the end of a password, and 'key=' as a secret: where there is "
+            "none, write %40 for the '@', or name a copy elsewhere)"
         )
     return url
 
 
 def mask_url(text: str) -> str:
-    """A value that is a URL, or states one, as a message may repeat it: without what follows the scheme,
-    if that has credentials. White space ends a URL for `redacted`; here a password may hold it."""
+    """A value that is or contains a URL, as a message may repeat it: without the text after the scheme if
+    that has credentials. White space ends a URL for `redacted`; here a password may hold it."""
     try:
         return without_credentials(text)
     except ValueError:
@@ -140,12 +139,12 @@ def mask_url(text: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an environment variable of that name holds a secret."""
+    """Whether an environment variable of this name holds a secret."""
     return bool(re.search(_VARIABLE, name, re.IGNORECASE)) and not re.search(_NOT_SECRET, name, re.IGNORECASE)
 
 
 def redacted(text: str) -> str:
-    """The text with `***` where secrets stood, and with `<NAME>` for values of the environment and of the
+    """The text with `***` in place of secrets, and `<NAME>` in place of values of the environment and of the
     credentials file."""
     names, spellings = _spellings((*os.environ.items(), *_in_file()))
     if names:
@@ -154,7 +153,7 @@ def redacted(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """The text with `***` where it has the form of a secret, whatever the environment holds."""
+    """The text with `***` where it has the form of a secret, regardless of the environment."""
     text = _URL.sub(_masked_url, text)
     for pattern in _PATTERNS:
         text = pattern.sub(r"\g<shown>***", text)
@@ -170,8 +169,8 @@ def _masked_url(found: re.Match[str]) -> str:
 
 @functools.lru_cache(1)
 def _spellings(variables: tuple[tuple[str, str], ...]) -> tuple[list[str], re.Pattern[str]]:
-    """Names of what is secret among them, and a pattern with a group for each. The longest comes first:
-    one may be part of another."""
+    """Names of the secrets among them, and a pattern with a group for each. The longest comes first: one may
+    be part of another."""
     secrets = {secret: name for name, value in variables for secret in _secrets_of(name, value)}
     ordered = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
     pattern = "|".join(f"({_spelled(secret)})" for secret in ordered)
@@ -179,8 +178,8 @@ def _spellings(variables: tuple[tuple[str, str], ...]) -> tuple[list[str], re.Pa
 
 
 def _secrets_of(name: str, value: str) -> Iterator[str]:
-    """The value of a variable that is named like a secret, whole and, since logs come in lines, by lines;
-    and what any value states as one: the password of a URL, a field of a connection string or of JSON
+    """The value of a variable that is named like a secret, whole and, since logs come in lines, by lines; and
+    the secrets inside any value: the password of a URL, a field of a connection string or of JSON
     (`FSSPEC_S3`)."""
     if is_secret(name):
         yield value
@@ -194,8 +193,7 @@ def _secrets_of(name: str, value: str) -> Iterator[str]:
 
 
 def _spelled(secret: str) -> str:
-    """A pattern of a secret as it is, and as JSON, Python, HTML and URLs escape it, one inside another
-    too."""
+    """A pattern of a secret as it is, and as JSON, Python, HTML and URLs escape it, also nested."""
     return "".join(map(_spelled_character, re.sub(r"\\+", r"\\", secret)))
 
 
@@ -228,14 +226,14 @@ def _in_file() -> tuple[tuple[str, str], ...]:
 
 @functools.lru_cache(1)
 def _settings(path: Path, changed: int) -> tuple[tuple[str, str], ...]:
-    """Read again when it has changed, not for every line of a log."""
+    """The settings of a file, cached by the time of its last change."""
     lines = (line.partition("=") for line in path.read_text(errors="replace").splitlines())
     return tuple((name.strip().upper(), value.strip()) for name, _, value in lines)
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error itself, when neither it nor an error behind it says anything secret; otherwise one that
-    can be shown, an OSError for an OSError, since what is worth another try is told by that."""
+    """The error itself when neither it nor its causes hold a secret; otherwise one that can be shown. An
+    OSError stays an OSError, which decides whether to retry."""
     told = "".join(traceback.format_exception(error))
     if redacted(told) == told:
         return error

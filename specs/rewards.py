@@ -1,6 +1,7 @@
-"""Rewards: what a completion is worth. A name and a version here; the functions are in `apertus_model.rewards`.
+"""Rewards of completions, by name and version; the functions are in `apertus_model.rewards`.
 
-Invariant: a reward bears identity by its name and version, or by the digest of its model. The version is raised when its values change.
+Invariant: a reward bears identity by its name and version, or by the digest of its model. The version is
+raised when its values change.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
 
 class RewardSpec(Spec):
-    """Either `function`, one of ours or `package.module:name` of an installed package, which states its `version`; or `model`, a
-    folder (any fsspec URL) with a Hugging Face sequence classifier of one output."""
+    """Either `function` or `model`."""
 
-    function: str | None = identity(None, neutral=None)
-    version: int | None = identity(None, neutral=None, ge=1, description="of the function; ours know theirs")
-    model: str | None = execution(None)
+    function: str | None = identity(
+        None,
+        neutral=None,
+        description=f"{', '.join(REWARDS)}, or `package.module:name` of an installed package",
+    )
+    version: int | None = identity(None, neutral=None, ge=1, description="of an installed function")
+    model: str | None = execution(
+        None,
+        description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
+    )
     max_tokens: int = identity(4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error")
 
     @model_validator(mode="before")

@@ -17,7 +17,7 @@ Decay = Literal["none", "1-sqrt", "linear", "cosine"]
 
 
 class ScheduleSpec(Spec):
-    """As written in the recipe; `Schedule` is what the planner makes of it."""
+    """The schedule as written in the recipe. The planner resolves it into a `Schedule`."""
 
     warmup: Budget | None = identity(None, description="linear warm-up from `warmup_from` x peak; none by default")
     warmup_from: float = identity(
@@ -29,7 +29,8 @@ class ScheduleSpec(Spec):
 
 
 class Schedule(Spec):
-    """The rate over consumed tokens of the stage. All positions in tokens; what lies outside a segment is neutral and not hashed."""
+    """The rate over consumed tokens of the stage. Positions are in tokens; those outside a segment are
+    neutral and not hashed."""
 
     offset: int = identity(
         0, neutral=0, ge=0, description="tokens of the schedule that lie before the stage, which goes on with the rest of its parent's"

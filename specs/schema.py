@@ -1,8 +1,9 @@
 """The JSON Schema of a pipeline file, made from the models; checked in as `specs/pipeline.schema.json` for editors.
 
-Invariant: a file that loads is valid, `kind: ${x}` and `filter: ${x}` apart: an editor chooses the fields by what stands there. A file
-that extends another and a stage with a matrix may leave out what is stated elsewhere, so for them each definition exists a second time,
-`Partial...`, in which nothing is required and null removes; items of lists, which are replaced as a whole, are complete in both.
+Invariant: a file that loads is valid, except `kind: ${x}` and `filter: ${x}`, by whose value an editor
+chooses the fields. A file that extends another, and a stage with a matrix, may leave out fields that are
+stated elsewhere. For them each definition has a second form, `Partial...`, in which nothing is required and
+null removes a field; items of lists, which are replaced as a whole, are complete in both.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
 
 
 def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
-    """The schema of what may stand in one place: the value, `${...}`, and null in a partial file."""
+    """The schema of one place: its value, `${...}`, and null in a partial file."""
     schema = _schema(node, partial)
     notes = {key: schema.pop(key) for key in _NOTES if key in schema}
     choices = next((schema[key] for key in ("anyOf", "oneOf") if set(schema) == {key}), [schema])
@@ -102,17 +103,18 @@ def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
 
 
 def _is_value(schema: dict[str, Any]) -> bool:
-    """Whether a variable may stand for it: anything but the whole of the stages, and of what else has names of its own."""
+    """Whether a variable may replace it: anything but a mapping of free names, such as the stages."""
     return "$ref" in schema or "additionalProperties" in schema or schema.get("type") not in (None, "object")
 
 
 def _of_stages(name: str, field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field; of a list of stages without the least length, and with `*`, since one name may stand for many."""
+    """The schema of a field. A list of stages has no minimum length and takes `*`, since a name may stand for
+    many."""
     if name not in LISTS_OF_STAGES or "items" not in field:
         return field
     return {key: value for key, value in field.items() if key != "minItems"} | {"items": {"anyOf": [field["items"], _SEVERAL]}}
 
 
 def _takes_variables(schema: dict[str, Any]) -> bool:
-    """Whether a text with a variable fits already."""
+    """Whether the schema already accepts a text with a variable."""
     return schema.get("type") == "string" and not {"pattern", "enum", "const"} & set(schema)

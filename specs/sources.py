@@ -1,6 +1,7 @@
-"""Documents from outside: where they lie and how they are read.
+"""Sources: the files of documents outside the store, and how they are read.
 
-Invariant: where the files lie (`url`, globs, licence) bears no identity; what they hold does, through digests that the store records.
+Invariant: the place of the files (`url`, globs, licence) bears no identity; their content does, through
+digests that the store records.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEFAULT_INCLUDE = {
     "warc": ["**/*.warc", "**/*.warc.*"],
     "megatron": ["**/*.bin", "**/*.idx"],
 }
-"""Globs of formats whose files lie among others: a folder of `save_to_disk` has JSON files too."""
+"""Globs of formats that share folders with other files: a folder of `save_to_disk` has JSON files too."""
 ONLY_FOR = {
     "text_column": TABLES,
     "id_column": TABLES,
@@ -47,74 +48,98 @@ ONLY_FOR = {
 
 
 class Declared(Spec):
-    """The size of a source that need not be available when a recipe is planned. The plan then counts with it and says so; running needs
-    the files. A declaration is compared with the files, and with the corpus, as soon as they are there."""
+    """The size of a source that may be unavailable when a recipe is planned. The plan then uses it and says
+    so; running needs the files. It is compared with the files, and with the corpus, as soon as they exist."""
 
-    tokens: Budget | None = execution(None, description="that a corpus makes of it, after its filters: `4815B tokens`")
-    documents: int | None = execution(None, ge=1, description="or conversations")
+    tokens: Budget | None = execution(
+        None,
+        description="of the corpus made from it, after its filters: `4815B tokens`",
+    )
+    documents: int | None = execution(None, ge=1, description="number of documents or conversations")
 
     @model_validator(mode="after")
     def _says_something(self) -> Declared:
         if self.tokens is None and self.documents is None:
             raise ValueError("nothing is declared; state tokens or documents")
         if self.tokens is not None and (self.tokens.unit != "tokens" or not self.tokens.amount):
-            raise ValueError(f"'{self.tokens}' is no size of a source; write for example 4815B tokens")
+            raise ValueError(f"'{self.tokens}' is not the size of a source; write for example 4815B tokens")
         return self
 
 
 class SourceSpec(Spec):
-    """Files under `url` (a folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`,
-    `installed:<package>`), read as `format`.
+    """Files of documents or conversations.
 
-    `text`, `code`: a file is a document. `jsonl`, `parquet`, `arrow` (files, streams, and the shards of a
-    Hugging Face dataset that `save_to_disk` wrote): a row is a document (`text_column`). `warc`: a page of a web archive is a document.
-    All but Parquet and Arrow may be compressed (.gz, .bz2, .xz, .zst).
-    `megatron`: pairs of `.bin` and `.idx`, tokenised already; taken as they are, so without filters.
-    For conversations: `chat`: a row of JSONL or Parquet with `messages`, with `prompt` and `completion`, or with `prompt`, `chosen` and
-    `rejected`.
-    `documents`, `conversations`: what `reader`, a function of an installed package, finds in a file.
+    Formats of documents: `text`, `code`: a file is a document. `jsonl`, `parquet`, `arrow` (files, streams,
+    and the shards of a Hugging Face dataset that `save_to_disk` wrote): a row is a document (`text_column`).
+    `warc`: a page of a web archive is a document. `megatron`: pairs of `.bin` and `.idx`, already tokenised
+    and used as they are, so without filters. `documents`: `reader` finds the documents in a file.
+
+    Formats of conversations: `chat`: a row of JSONL or Parquet with `messages`, with `prompt` and
+    `completion`, or with `prompt`, `chosen` and `rejected`. `conversations`: `reader` finds the conversations
+    in a file.
+
+    Text, code, JSONL and WARC files may be compressed (.gz, .bz2, .xz, .zst).
 
     A dataset of the Hugging Face hub is its files: `hf://datasets/<name>@<revision>/<folder>`, as `parquet`. No script of a dataset is run.
     """
 
-    url: str = execution(min_length=1)
+    url: str = execution(
+        min_length=1,
+        description="folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`, `installed:<package>`",
+    )
     format: Format = identity()
     include: list[str] = execution(
-        default_factory=lambda: ["**/*"], description="globs below the url; of parquet, arrow, warc and megatron, by default their suffixes"
+        default_factory=lambda: ["**/*"],
+        description="globs below the url; the suffixes of parquet, arrow, warc and megatron by default",
     )
     exclude: list[str] = execution(default_factory=list)
     text_column: str = identity("text", neutral="text", description="of jsonl, parquet, arrow")
-    id_column: str | None = identity(None, neutral=None, description="of jsonl, parquet, arrow: what names a document where it is shown")
+    id_column: str | None = identity(
+        None,
+        neutral=None,
+        description="of jsonl, parquet, arrow: name of a document",
+    )
     metadata: list[str] = identity(
         default_factory=list,
         neutral=[],
-        description="of jsonl, parquet, arrow: columns of single values that filters see (url, language, a score); warc has url and date",
+        description="of jsonl, parquet, arrow: columns of single values for filters (url, language, a score); warc has url and date",
     )
     html: Literal["trafilatura", "raw"] = identity(
-        "trafilatura", neutral="trafilatura", description="of warc: how the text of a page is found"
+        "trafilatura",
+        neutral="trafilatura",
+        description="of warc: how the text of a page is extracted",
     )
     tokenizer: str | None = execution(
         None,
-        description="of megatron, needed: what made the tokens, as sha256:<digest of its tokenizer.json, 12 digits or more>, compared with "
-        "the corpus's tokenizer; or `trusted`, the statement that it is that one",
+        description="of megatron, required: the tokenizer of the tokens, as sha256:<digest of its "
+        "tokenizer.json, 12 digits or more>, compared with the corpus's; or `trusted`, which states that "
+        "they are the same",
     )
     markers: Literal["both", "end", "none"] = identity(
         "both",
         neutral="both",
-        description="of megatron: which of begin- and end-of-document token every document has; checked, and what is missing is added",
+        description="of megatron: the begin- and end-of-document tokens that every document has; they are "
+        "checked, and a missing one is added",
     )
     reader: str | None = identity(
         None,
         neutral=None,
         pattern=rf"^{FUNCTION}$",
-        description="of documents and conversations, needed: `package.module:name`, a function of (file, source, path)",
+        description="of documents and conversations, required: `package.module:name`, a function of an "
+        "installed package that takes (file, source, path)",
     )
-    version: int | None = identity(None, neutral=None, ge=1, description="of the reader, needed: raise it when its results change")
-    limit: int | None = identity(None, neutral=None, ge=1, description="documents at most")
+    version: int | None = identity(
+        None,
+        neutral=None,
+        ge=1,
+        description="of the reader, required: raise it when its results change",
+    )
+    limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents")
     language: str = execution("", description="recorded for the audit")
     license: str = execution("", description="recorded for the audit")
     declared: Declared | None = execution(
-        None, description="its size: the recipe can then be planned where the files are not; `run` refuses until they are there"
+        None,
+        description="its size: the recipe can then be planned without the files, which `run` still needs",
     )
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""Where the metrics of training go beside the store: TensorBoard, Weights & Biases. Execution only."""
+"""Tracking of training metrics beside the store: TensorBoard, Weights & Biases. Execution only."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class WandbSpec(Spec):
     project: str = execution(min_length=1)
     entity: str | None = execution(None, description="user or team; that of the key by default")
     mode: Literal["online", "offline"] = execution("online", description="offline: rows are kept in a folder, for `wandb sync`")
-    folder: str = execution("wandb", description="local folder of its own files; nodes of a cluster have to see it")
+    folder: str = execution("wandb", description="local folder of its files, shared by all nodes")
 
 
 class Tracking(Spec):
-    """Every row of training goes to the store. It is shown elsewhere too, as it comes, where this says so."""
+    """Destinations of training metrics beside the store."""
 
     tensorboard: str | None = execution(None, description="local folder for TensorBoard: <folder>/<pipeline>/<part>")
     wandb: WandbSpec | None = execution(None)
 
     def located(self) -> dict[str, Any]:
-        """As a document, with absolute folders."""
+        """The JSON form, with absolute folders."""
         document = self.model_dump(mode="json")
         if self.tensorboard is not None:
             document["tensorboard"] = str(Path(self.tensorboard).absolute())

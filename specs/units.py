@@ -1,7 +1,7 @@
 """Quantities with their unit: budgets (tokens, samples, steps), durations, references to stages.
 
-Invariant: a quantity is exact. `7.038T tokens` is the integer 7,038,000,000,000; a value that is not a whole number of its unit is
-refused, and so is a number without a unit where more than one would make sense.
+Invariant: a quantity is exact. `7.038T tokens` is the integer 7,038,000,000,000; a value that is not a whole
+number of its unit is refused, and so is a number without a unit where the unit is ambiguous.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specs.foreign import shown
 Unit = Literal["tokens", "samples", "steps"]
 HUGGING_FACE = "hf:"
 MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
-LARGEST = 2**63 - 1  # of all integers of a recipe: they are indices, sizes and counts of 64 bits
+LARGEST = 2**63 - 1  # limit of all integers of a recipe: indices, sizes and counts of 64 bits
 LONGEST_DURATION = 3650 * 86_400  # seconds
 MOST_CHARACTERS = 40  # of an amount
 HELD_OUT = r"val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?"  # a held-out loss that checkpoints are compared by
@@ -42,7 +42,7 @@ def _amount(text: str) -> tuple[int, str, str]:
 
 
 class _FromText:
-    """Pydantic glue for a value class that is written as text in YAML: `parse` reads it, `str` writes it."""
+    """The Pydantic schema of a value class that is text in YAML: `parse` reads it, `str` writes it."""
 
     _pattern: str
 
@@ -162,17 +162,17 @@ class Reference(_FromText):
 
     @property
     def hugging_face(self) -> str | None:
-        """What stands behind `hf:`; None for a reference to a stage."""
+        """The text after `hf:`; None for a reference to a stage."""
         return self.stage.removeprefix(HUGGING_FACE) if self.stage.startswith(HUGGING_FACE) else None
 
     @property
     def target(self) -> str:
-        """What is named, without the step: `pretrain`, `long-context/1`."""
+        """The named stage or part, without the step: `pretrain`, `long-context/1`."""
         return self.stage + (f"/{self.part}" if self.part else "")
 
     @property
     def selector(self) -> str:
-        """What chooses the step: `step=1200`, `tokens=7000`, `best:val_loss`; "" for the last one."""
+        """The selector of the step: `step=1200`, `tokens=7000`, `best:val_loss`; "" for the last one."""
         if self.step is not None:
             return f"step={self.step}"
         if self.best is not None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from infra.liveness import FileSilence
 from specs.errors import StageError
 
 SPECIFICATION = "array.json"
@@ -79,15 +80,9 @@ def _tasks(kind: str, fields: dict[str, Any]) -> Any:
 
 
 def _leave_with_stage(alive: Path, lost_seconds: float) -> None:
-    last, changed = "", time.monotonic()
-    while time.monotonic() - changed < lost_seconds:
+    stage = FileSilence(alive)
+    while stage.seconds() < lost_seconds:
         time.sleep(min(5.0, lost_seconds / 10))
-        try:
-            sign = alive.read_text()
-        except OSError:
-            continue
-        if sign != last:
-            last, changed = sign, time.monotonic()
     print(f"no sign of life of the stage for {lost_seconds:g} s: this task ends", flush=True)
     os._exit(1)
 

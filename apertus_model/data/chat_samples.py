@@ -1,11 +1,12 @@
 """Training and held-out samples of conversations: packed sequences, as a function of the sample index.
 
 Invariants:
-- Sample i of (shards, repeats, sequence length, seed, prompt weight, how long ones are treated) is the same bytes in every process and
-  after every restart. Which conversations share a row is a function of the lengths and the sequence length alone; the seed decides in
-  which order the rows are seen.
+- Sample i of (shards, repeats, sequence length, seed, prompt weight, how long ones are treated) is the same
+  bytes in every process and after every restart. Which conversations share a row is a function of the lengths
+  and the sequence length alone; the seed decides in which order the rows are seen.
 - Every conversation that is not dropped is in exactly as many rows of an epoch as it is repeated.
-- Conversations of a row do not see each other: positions restart at each, and a label is always the next token of the same one.
+- Conversations of a row do not see each other: positions restart at each, and a label is always the next
+  token of the same one.
 - What a tool answered is never trained on, at any prompt weight.
 """
 
@@ -32,8 +33,9 @@ _permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
 class PackedSample(NamedTuple):
     """One row of `L = sequence_length` tokens.
 
-    input: (L,), int64; labels: (L,), int64, IGNORED where nothing is trained; positions: (L,), int64, from 0 in each conversation and in
-    the padding; weights: (L,), float32, of each label, or None where all labels that are not IGNORED count alike.
+    input: (L,), int64; labels: (L,), int64, IGNORE_INDEX where nothing is trained; positions: (L,), int64,
+    from 0 in each conversation and in the padding; weights: (L,), float32, of each label, or None where all
+    labels that are not IGNORE_INDEX count alike.
     """
 
     input: NDArray[np.int64]
@@ -51,11 +53,13 @@ class _Layout(NamedTuple):
 
 
 class ConversationSamples:
-    """The endless sample sequence of conversations: `samples[i]` for i = 0, 1, ... Built by `open`; picklable, without state.
+    """The endless sample sequence of conversations: `samples[i]` for i = 0, 1, ... Built by `open`;
+    picklable, without state.
 
     Attributes:
         rows: packed sequences of one epoch.
-        dropped: conversations that are too long for a sequence, or have nothing to train within it; each counted once.
+        dropped: conversations that are too long for a sequence, or have nothing to train within it; each
+            counted once.
     """
 
     def __init__(
@@ -127,7 +131,8 @@ class ConversationSamples:
         return _sample([(self._shards[source], index) for source, index in self.conversations(i)], self._layout)
 
     def conversations(self, i: int) -> list[tuple[int, int]]:
-        """(source, number in its split) of the conversations of sample i, in order. Raises IndexError like `samples[i]`."""
+        """(source, number in its split) of the conversations of sample i, in order. Raises IndexError like
+        `samples[i]`."""
         if i < 0:
             raise IndexError(f"sample {i}: samples are counted from 0")
         epoch, place = divmod(i, self.rows)
@@ -142,7 +147,8 @@ class ConversationSamples:
 def heldout(
     shards: Sequence[ConversationShards], *, sequence_length: int, prompt_weight: float = 0.0, longer: Longer, pad_id: int
 ) -> list[PackedSample]:
-    """Rows of the conversations of the given (held-out) splits, in stored order, source after source, each once.
+    """Rows of the conversations of the given (held-out) splits, in stored order, source after source, each
+    once.
 
     Arguments as for `ConversationSamples.open`.
     """

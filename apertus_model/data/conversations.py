@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.chat.messages import Message
-from apertus_model.data.corpora import Split
 from apertus_model.data.megatron import TokenFile
+from apertus_model.data.stream import Split
 from infra.store import Artifact
 from specs.errors import StageError
 
@@ -73,7 +73,7 @@ class ConversationShards:
     """
 
     def __init__(self, artifact: Artifact, split: Split) -> None:
-        facts = artifact.manifest["facts"]
+        facts = artifact.manifest.facts
         names = [[f"{shard}{suffix}" for suffix in SHARD_SUFFIXES] for shard in facts[split]]
         self._shards = [_Shard([artifact.local(name) for name in shard], facts["vocab_size"]) for shard in names]
         sizes = [np.asarray(shard.tokens.sizes, dtype=np.int64) for shard in self._shards]

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from apertus_model.data.slurm import run_array
+from apertus_model.data.job_array import run_array
 from apertus_model.data.workers import Tasks, run_tasks
 from apertus_model.progress import Progress, TaskProgress
 from apertus_model.stop import StopSignal

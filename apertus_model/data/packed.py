@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.packing import assign_rows, by_rows, fill_row
-from apertus_model.data.stream import IGNORED, Sample, TokenStream
+from apertus_model.data.stream import IGNORE_INDEX, Sample, TokenStream
 from infra.store import Artifact, StoreError
 from specs.stages.training import Goldfish
 
@@ -164,7 +164,7 @@ class PackedRows:
         row = fill_row([(piece, np.ones(piece.size, dtype=np.bool_)) for piece in tokens], self._length, self._eos_id)
         if self._goldfish is not None:
             following = np.append(row.input[1:], self._eos_id)
-            row.labels[goldfish_mask(following, self._goldfish.k, self._goldfish.h)] = IGNORED
+            row.labels[goldfish_mask(following, self._goldfish.k, self._goldfish.h)] = IGNORE_INDEX
         return Sample(row.input, row.labels, row.positions, source)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.stream import IGNORED
+from apertus_model.data.stream import IGNORE_INDEX
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
@@ -110,7 +110,7 @@ class _Rows:
 
 
 class PackedRow(NamedTuple):
-    """A row: input, labels (IGNORED where nothing is trained) and positions, (length,) int64 each; `starts` of its sequences."""
+    """A row: input, labels (IGNORE_INDEX where nothing is trained) and positions, (length,) int64 each; `starts` of its sequences."""
 
     input: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -127,14 +127,14 @@ def fill_row(sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], l
         pad_id: fills the row up.
     """
     inputs = np.full(length, pad_id, dtype=np.int64)
-    labels = np.full(length, IGNORED, dtype=np.int64)
+    labels = np.full(length, IGNORE_INDEX, dtype=np.int64)
     positions = np.empty(length, dtype=np.int64)
     starts: list[int] = []
     begin = 0
     for tokens, trained in sequences:
         end = begin + tokens.size
         inputs[begin:end] = tokens
-        labels[begin : end - 1] = np.where(trained[1:], tokens[1:], IGNORED)
+        labels[begin : end - 1] = np.where(trained[1:], tokens[1:], IGNORE_INDEX)
         positions[begin:end] = np.arange(tokens.size)
         starts.append(begin)
         begin = end

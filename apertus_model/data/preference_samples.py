@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.permutation import KeyedPermutation
-from apertus_model.data.stream import IGNORED
+from apertus_model.data.stream import IGNORE_INDEX
 from infra.store import Artifact, StoreError
 from specs.errors import StageError
 
@@ -33,9 +33,9 @@ class PreferenceSample:
 
     Attributes:
         input: (L,) int64; the rest of the row is filled up with the padding token.
-        labels: (L,) int64, next tokens within the same sequence where those are the completion's, else IGNORED.
+        labels: (L,) int64, next tokens within the same sequence where those are the completion's, else IGNORE_INDEX.
         positions: (L,) int64, from 0 in each sequence, and in the padding.
-        segments: (L,) int64, index within the row of the sequence that the label belongs to; -1 where the label is IGNORED.
+        segments: (L,) int64, index within the row of the sequence that the label belongs to; -1 where the label is IGNORE_INDEX.
         rewards: (S,) float32, quantile rewards; reference: (S,) float32, log-probabilities of the completions under the reference model.
         present: (S,) bool; sequences 2k and 2k + 1 are the chosen and the rejected one of a pair.
     """
@@ -133,7 +133,7 @@ class PreferenceSamples:
         segments = np.full(self._sequence_length, -1, np.int64)
         for segment, (start, (tokens, _)) in enumerate(zip(filled.starts, pieces, strict=True)):
             inside = slice(start, start + tokens.size)
-            segments[inside] = np.where(filled.labels[inside] != IGNORED, segment, -1)
+            segments[inside] = np.where(filled.labels[inside] != IGNORE_INDEX, segment, -1)
         rewards, reference = self._padded(self._rewards[ids]), self._padded(self._reference[ids])
         present = np.arange(self.width) < ids.size
         return PreferenceSample(filled.input, filled.labels, filled.positions, segments, rewards, reference, present)

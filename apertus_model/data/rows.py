@@ -26,7 +26,7 @@ class Rows(Sequence[Row]):
     """The rows of an artifact written by `write_rows`, read in order or by range; one file at a time is held in memory."""
 
     def __init__(self, artifact: Artifact) -> None:
-        facts = artifact.manifest["facts"]
+        facts = artifact.manifest.facts
         self.artifact = artifact
         self._shards: list[str] = facts["shards"]
         self._count = int(facts["rows"])

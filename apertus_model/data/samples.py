@@ -1,15 +1,19 @@
 """Training and validation samples: windows over token files, as a function of the sample index.
 
 Invariants:
-- Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in every process, on any number
-  of ranks, before and after a restart. There is no state but open files, and few of those.
-- Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a sample first lies in it.
-- The training split of a source is one stream of tokens, its shards one after the other. Window w covers tokens [w L, w L + L]: L + 1
-  tokens, the last of which is also the first of the next window, so that every token but the first is a label once per epoch. With best-fit
-  packing a window is a packed row instead (`apertus_model.data.packed`).
+- Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in
+  every process, on any number of ranks, before and after a restart. There is no state but open files, and few
+  of those.
+- Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a
+  sample first lies in it.
+- The training split of a source is one stream of tokens, its shards one after the other. Window w covers
+  tokens [w L, w L + L]: L + 1 tokens, the last of which is also the first of the next window, so that every
+  token but the first is a label once per epoch. With best-fit packing a window is a packed row instead
+  (`apertus_model.data.packed`).
 - Positions restart at 0 behind each end-of-document token, and at the start of a window.
-- Where the input is the end-of-document token, the label is IGNORED: predicting `</s>` is trained, predicting the `<s>` of an unrelated
-  document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees the true ids.
+- Where the input is the end-of-document token, the label is IGNORE_INDEX: predicting `</s>` is trained,
+  predicting the `<s>` of an unrelated document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees
+  the true ids.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from numpy.typing import NDArray
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.order import Draw, MixtureOrder
 from apertus_model.data.packed import PackedRows
-from apertus_model.data.stream import IGNORED, Sample, Sequences, TokenPaths, TokenStream
+from apertus_model.data.stream import IGNORE_INDEX, Sample, Sequences, TokenPaths, TokenStream
 from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
 
@@ -54,7 +58,8 @@ class Windows:
 class MixtureSamples:
     """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
 
-    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: reading may wait for a network.
+    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: reading may
+    wait for a network.
     """
 
     def __init__(self, sources: Sequence[Sequences], order: MixtureOrder, *, remote: bool = False) -> None:
@@ -78,13 +83,15 @@ class MixtureSamples:
 
         Args:
             recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
-            bins: for each source of the recipe, in its order, the token file of its training split, or the list of its shards
-                (`apertus_model.data.corpora.split_shards` gives it).
+            bins: for each source of the recipe, in its order, the token file of its training split, or the
+                list of its shards (`apertus_model.data.stream.split_shards` gives it).
             sequence_length: labels per sample.
             seed: of the order; the recipe's by default.
             goldfish: parameters of the Goldfish loss; None masks nothing.
-            packed: with best-fit packing, the tables of each source (`apertus_model.data.packed.packed_tables`).
-            excluded: recipes of the same seed, and how many samples of each were drawn before: their windows come last.
+            packed: with best-fit packing, the tables of each source
+                (`apertus_model.data.packed.packed_tables`).
+            excluded: recipes of the same seed, and how many samples of each were drawn before: their windows
+                come last.
 
         Raises:
             ValueError: when the numbers of sources, or the seeds, differ.
@@ -124,7 +131,8 @@ class MixtureSamples:
         return self._sources[draw.source].sample(draw.window, draw.source)
 
     def source_of(self, i: int) -> tuple[int, int]:
-        """(index of the source of sample i, how many of its samples come before this one in its own endless sequence)."""
+        """(index of the source of sample i, how many of its samples come before this one in its own endless
+        sequence)."""
         draw = self.draw(i)
         return draw.source, draw.draw
 
@@ -138,7 +146,8 @@ class MixtureSamples:
 
 
 def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -> dict[str, int]:
-    """Draws of each corpus, by fingerprint, in the first samples of some recipes; an upper bound of its draws where they overlap.
+    """Draws of each corpus, by fingerprint, in the first samples of some recipes; an upper bound of its draws
+    where they overlap.
 
     Raises ValueError for a recipe of another seed, whose windows come in another order."""
     drawn: dict[str, int] = {}
@@ -155,8 +164,8 @@ def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -
 class ValidationSamples(Sequence[Sample]):
     """Held-out sequences, source after source, in order, without Goldfish.
 
-    Every held-out token but the first of a source is a label exactly once (ends of documents as in training): the last window of a source
-    is filled up with end-of-document tokens whose labels are IGNORED.
+    Every held-out token but the first of a source is a label exactly once (ends of documents as in training):
+    the last window of a source is filled up with end-of-document tokens whose labels are IGNORE_INDEX.
     """
 
     def __init__(self, streams: Sequence[TokenStream], sequence_length: int, eos_id: int) -> None:
@@ -184,7 +193,7 @@ class ValidationSamples(Sequence[Sample]):
         tokens = stream.read(start, min(start + length + 1, len(stream)))
         known = tokens.size - 1
         sample = _sample(np.pad(tokens, (0, length - known), constant_values=self._eos_id), source, self._eos_id, None)
-        sample.labels[known:] = IGNORED
+        sample.labels[known:] = IGNORE_INDEX
         return sample
 
     def of_source(self, source: int) -> range:
@@ -206,13 +215,14 @@ def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldf
     positions = positions_within_documents(ends, inputs.size)
     if goldfish is not None:
         masked = goldfish_mask(labels, goldfish.k, goldfish.h, positions if goldfish.within_documents else None)
-        np.copyto(labels, IGNORED, where=masked)
-    labels[ends] = IGNORED
+        np.copyto(labels, IGNORE_INDEX, where=masked)
+    labels[ends] = IGNORE_INDEX
     return Sample(inputs, labels, positions, source)
 
 
 def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Distance of each token from the start of its document, int64 of shape (length,), by the places of the end-of-document tokens.
+    """Distance of each token from the start of its document, int64 of shape (length,), by the places of the
+    end-of-document tokens.
 
     Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0].
     """

@@ -27,7 +27,7 @@ from apertus_model.data.rows import Row, Rows, same_rows
 from apertus_model.data.stream import Sample
 from apertus_model.evaluation.paired import compare
 from apertus_model.progress import Progress
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact
 
 
@@ -46,7 +46,7 @@ class Answers:
         asked, answered = Rows(prompts), Rows(completions)
         rewarded = Rows(rewards) if rewards is not None else None
         same_rows(asked, answered, *([rewarded] if rewarded is not None else []))
-        pad_id = int(prompts.manifest["facts"]["pad_id"])
+        pad_id = int(prompts.manifest.facts["pad_id"])
         return cls(list(asked), list(answered), list(rewarded) if rewarded is not None else None, pad_id)
 
     @property

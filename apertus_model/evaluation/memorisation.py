@@ -18,7 +18,7 @@ import torch
 
 from apertus_model.evaluation.paired import interval
 from apertus_model.progress import Progress
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 
 
 def memorisation(

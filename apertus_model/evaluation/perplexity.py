@@ -13,18 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from apertus_model.data.corpora import split_shards
 from apertus_model.data.samples import validation_samples
-from apertus_model.data.stream import Sample
+from apertus_model.data.stream import Sample, split_shards
 from apertus_model.progress import Progress
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact
 from specs.stages.evaluate import ByPosition
 
 
 def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sample]:
     """The first held-out sequences of a corpus, at most `samples`."""
-    recipe = {"sources": [None], **{key: corpus.manifest["facts"][key] for key in ("vocab_size", "eos_id")}}
+    recipe = {"sources": [None], **{key: corpus.manifest.facts[key] for key in ("vocab_size", "eos_id")}}
     sequences = validation_samples(recipe, [split_shards(corpus, "validation")], sequence_length=sequence_length)
     return [sequences[i] for i in range(min(samples, len(sequences)))]
 

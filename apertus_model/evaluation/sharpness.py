@@ -36,7 +36,7 @@ from apertus_model.evaluation.paired import interval
 from apertus_model.hashing import hashed, signed
 from apertus_model.model.init import local_part, owned_region
 from apertus_model.progress import Progress
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import SampleLike
 
 STEP = 1e-3

@@ -1,27 +1,34 @@
-"""Cross-entropy and log-probabilities of labels, straight from hidden states: the output projection is a part of them.
+"""Fused linear cross-entropy: the loss, or the log-probabilities of labels, from hidden states and the weight
+of the output layer.
 
-The kept labels are taken `CHUNK_TOKENS` at a time; a chunk's logits are made, used and dropped, so that (tokens x vocabulary) values never
-exist at once, forward or backward. For N kept tokens, width D, V own words of the vocabulary, and parameters of b bytes (b = 4 for
-float32, 2 for bfloat16), the largest extra memory is, in bytes,
+Logits are made for `CHUNK_TOKENS` labelled tokens at a time, used and dropped, so that (tokens x vocabulary)
+values never exist at once, forward or backward. `apertus_model.model.output` calls this module. For N
+labelled tokens, width D, V local words of the vocabulary, and parameters of b bytes (b = 4 for float32, 2 for
+bfloat16), the largest extra memory is, in bytes,
 
-    C V (4 + b') + V D (4 + b) + 4 C D + N D b        with C = min(N, CHUNK_TOKENS), b' = 0 for float32 and b otherwise
+    C V (4 + b') + V D (4 + b) + 4 C D + N D b    with C = min(N, CHUNK_TOKENS), b' = 0 for float32, else b
 
-    a chunk's scores, the weight's gradient (summed in float32; then in the parameters' dtype), copies of a chunk, the states' gradient
+    (a chunk's scores) + (the weight's gradient, summed in float32; then in the dtype of the parameters)
+    + (copies of a chunk) + (the states' gradient)
 
-beside 12 N V (+ V D b) for cross-entropy of full logits. For the 8B model and 4,096 tokens in bfloat16: 0.8 + 3.2 GB beside 6.4 + 1.1 GB;
-for 16,384 tokens the same beside 25.8 + 1.1 GB.
+beside 12 N V (+ V D b) for cross-entropy of full logits. For the 8B model and 4,096 tokens in bfloat16: 0.8 +
+3.2 GB beside 6.4 + 1.1 GB; for 16,384 tokens the same beside 25.8 + 1.1 GB.
 
-`cross_entropy` knows the gradient of each token when it has its logits, and makes both gradients there: three matrix products per chunk,
-as with full logits. `log_probabilities` does not, since what comes after it may be any function: its backward pass makes the logits a
-second time, four products.
+`cross_entropy` knows the gradient of each token while it has the logits, and computes both gradients in the
+forward pass: three matrix products per chunk, as with full logits. `log_probabilities` does not know it,
+since any function may follow: its backward pass computes the logits a second time, which makes four products.
 
-Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V own part of the vocabulary.
+Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V local part of the
+vocabulary.
 
 Invariants:
-- Logits and the gradient of the states have the dtype of the parameters; softmax, logarithms, losses and the sum of the weight's gradient
-  over chunks are float32 (float64 for float64 parameters). Losses are summed in float64.
-- `CHUNK_TOKENS` is a constant, since the order of sums depends on it: no setting of a run changes bits through it.
-- `log_probabilities` mixes no rows in a chunk: those of a row have the same bits in any batch, with or without gradients.
+- Logits and the gradient of the states have the dtype of the parameters; softmax, logarithms, losses and the
+  sum of the weight's gradient over chunks are float32 (float64 for float64 parameters). Losses are summed in
+  float64.
+- `CHUNK_TOKENS` is a constant, since the order of sums depends on it: no setting of a run changes bits
+  through it.
+- `log_probabilities` mixes no rows in a chunk: those of a row have the same bits in any batch, with or
+  without gradients.
 """
 
 from __future__ import annotations
@@ -34,26 +41,27 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-IGNORED = -100
+IGNORE_INDEX = -100
 CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """Which words the rows of a weight stand for: those from `begin` on; `group` are the ranks that hold the others, None when there are
-    none. Each of those ranks has all tokens, and gets whole losses and its own part of the weight's gradient."""
+class VocabShard:
+    """The part of the vocabulary that this rank's rows of the output weight stand for.
 
-    begin: int = 0
-    group: dist.ProcessGroup | None = None
+    Every rank of the group has all tokens. Each gets the whole losses, and the gradient of its own rows."""
 
-    def reduced(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        """`values`, reduced over the ranks; in place."""
+    begin: int = 0  # the word of the first row
+    group: dist.ProcessGroup | None = None  # the ranks that share the vocabulary; None: this rank has all words
+
+    def reduce(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        """Reduces `values` over the group, in place."""
         if self.group is not None:
             dist.all_reduce(values, operation, group=self.group)
         return values
 
 
-WHOLE = Vocabulary()
+FULL_VOCAB = VocabShard()
 
 
 def cross_entropy(
@@ -62,11 +70,13 @@ def cross_entropy(
     labels_BL: torch.Tensor,
     denominator: torch.Tensor | float,
     weights_BL: torch.Tensor | None = None,
-    vocabulary: Vocabulary = WHOLE,
+    vocab: VocabShard = FULL_VOCAB,
 ) -> torch.Tensor:
-    """sum_i w_i (-ln p(label_i)) / denominator, a scalar in nats; p = softmax(weight hidden). float32 (float64 for float64 parameters).
+    """sum_i w_i (-ln p(label_i)) / denominator, a scalar in nats; p = softmax(weight hidden). float32
+    (float64 for float64 parameters).
 
-    Divided by the sum of the weights of a whole step (the number of its kept tokens), it is this micro-batch's share of the step's loss.
+    Divided by the sum of the weights of a whole step (the number of its kept tokens), it is this
+    micro-batch's share of the step's loss.
 
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
@@ -74,35 +84,37 @@ def cross_entropy(
         labels_BL: (batch, length) int64; ignored ones (-100) count nothing, whatever their weight.
         denominator: scalar.
         weights_BL: (batch, length); 1 by default.
-        vocabulary: where the words are only a part. The gradient of `hidden_BLD` is then this part's, to be added up by the caller.
+        vocab: the words that `weight_VD` has. With a part of them, the gradient of `hidden_BLD` is this
+            part's: the caller adds them up.
     """
     weights = torch.ones_like(labels_BL, dtype=torch.float32) if weights_BL is None else weights_BL
     states, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
-    loss: torch.Tensor = _CrossEntropy.apply(states, weight_VD, labels, weights.flatten(), denominator, vocabulary)
+    loss: torch.Tensor = _CrossEntropy.apply(states, weight_VD, labels, weights.flatten(), denominator, vocab)
     return loss
 
 
 def log_probabilities(
-    hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocabulary: Vocabulary = WHOLE
+    hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard = FULL_VOCAB
 ) -> torch.Tensor:
-    """ln p(label) at every place, 0 where the label is ignored: (batch, length), float32 (float64 for float64 parameters).
+    """ln p(label) at every place, 0 where the label is ignored: (batch, length), float32 (float64 for float64
+    parameters).
 
     Arguments as for `cross_entropy`.
     """
-    found: torch.Tensor = _LogProbabilities.apply(hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocabulary)
-    return found.view(labels_BL.shape)
+    result: torch.Tensor = _LogProbabilities.apply(hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocab)
+    return result.view(labels_BL.shape)
 
 
 def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Sum of the weights of the labels that count, a float64 scalar; their number without weights."""
-    kept = labels != IGNORED
+    kept = labels != IGNORE_INDEX
     return kept.sum().double() if weights is None else torch.where(kept, weights.double(), 0.0).sum()
 
 
 def _chunks(labels_BL: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(places in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a time. Waits for a GPU once, to
-    know how many there are."""
-    kept = labels_BL != IGNORED
+    """(places in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a
+    time. Waits for a GPU once, to know how many there are."""
+    kept = labels_BL != IGNORE_INDEX
     places = kept.flatten().nonzero().squeeze(1)
     labels = labels_BL.flatten()[places]
     per_row = kept.sum(1).tolist()
@@ -116,40 +128,43 @@ def _precision(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Softmax:
-    """The softmax of a chunk, before it is normalised.
+    """The softmax of a chunk, before it is normalised."""
 
-    log_probabilities_C: ln p(label); scores_CV: exp(logit - largest logit); total_C: their sums over the vocabulary.
-    """
+    log_probabilities_C: torch.Tensor  # ln p(label)
+    scores_CV: torch.Tensor  # exp(logit - largest logit)
+    total_C: torch.Tensor  # sums of the scores over the vocabulary
 
-    def __init__(self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocabulary: Vocabulary) -> None:
+    def __init__(self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard) -> None:
         self.scores_CV = F.linear(states_CD, weight_VD).to(_precision(weight_VD.dtype))
-        largest_C = vocabulary.reduced(self.scores_CV.amax(1), dist.ReduceOp.MAX)
+        largest_C = vocab.reduce(self.scores_CV.amax(1), dist.ReduceOp.MAX)
         self.scores_CV -= largest_C[:, None]
-        own_C = labels_C - vocabulary.begin
+        own_C = labels_C - vocab.begin
         self.inside_C = (own_C >= 0) & (own_C < len(weight_VD))
-        self.label_C1 = (own_C if vocabulary.group is None else own_C.clamp(0, len(weight_VD) - 1))[:, None]
+        self.label_C1 = (own_C if vocab.group is None else own_C.clamp(0, len(weight_VD) - 1))[:, None]
         at_label_C = torch.where(self.inside_C, self.scores_CV.gather(1, self.label_C1)[:, 0], 0.0)
         self.scores_CV.exp_()
-        sums_2C = vocabulary.reduced(torch.stack([self.scores_CV.sum(1), at_label_C]), dist.ReduceOp.SUM)
+        sums_2C = vocab.reduce(torch.stack([self.scores_CV.sum(1), at_label_C]), dist.ReduceOp.SUM)
         self.total_C, at_label_C = sums_2C.unbind()
         self.log_probabilities_C = at_label_C - self.total_C.log()
 
     def gradient(self, factors_C: torch.Tensor) -> torch.Tensor:
-        """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C, V), takes the scores' place."""
+        """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
+        V), overwrites the scores."""
         gradient_CV = self.scores_CV.mul_((factors_C / self.total_C)[:, None])
         at_label_C1 = gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, factors_C, 0.0)[:, None]
         return gradient_CV.scatter_(1, self.label_C1, at_label_C1)
 
 
 class _Gradients:
-    """Gradients with respect to states and weight, added up chunk by chunk; None for one that is not needed."""
+    """Gradients with respect to states and weight, summed chunk by chunk; None where autograd does not need
+    one."""
 
     def __init__(self, states_ND: torch.Tensor, weight_VD: torch.Tensor, needed: tuple[bool, ...]) -> None:
         self.states_ND = torch.zeros_like(states_ND) if needed[0] else None
         self.weight_VD = torch.zeros_like(weight_VD, dtype=_precision(weight_VD.dtype)) if needed[1] else None
 
     def add(self, places_C: torch.Tensor, states_CD: torch.Tensor, weight_VD: torch.Tensor, logits_CV: torch.Tensor) -> None:
-        """Take in the gradient with respect to a chunk's logits, in float32 (float64)."""
+        """Adds the gradient with respect to a chunk's logits, in float32 (float64)."""
         rounded_CV = logits_CV.to(weight_VD.dtype)
         if self.states_ND is not None:
             self.states_ND[places_C] = rounded_CV @ weight_VD
@@ -170,13 +185,13 @@ class _CrossEntropy(torch.autograd.Function):
         labels_BL: torch.Tensor,
         weights_N: torch.Tensor,
         denominator: torch.Tensor | float,
-        vocabulary: Vocabulary,
+        vocab: VocabShard,
     ) -> torch.Tensor:
         gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float64, device=states_ND.device)
         for places, labels in _chunks(labels_BL):
             states, weights = states_ND[places], weights_N[places]
-            softmax = _Softmax(states, weight_VD, labels, vocabulary)
+            softmax = _Softmax(states, weight_VD, labels, vocab)
             total -= (weights.double() * softmax.log_probabilities_C).sum()
             if any(ctx.needs_input_grad[:2]):
                 factors = (weights.double() / denominator).to(softmax.total_C.dtype)
@@ -197,15 +212,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 class _LogProbabilities(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocabulary: Vocabulary
-    ) -> torch.Tensor:
-        found = torch.zeros(len(states_ND), dtype=_precision(weight_VD.dtype), device=states_ND.device)
+    def forward(ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
+        result = torch.zeros(len(states_ND), dtype=_precision(weight_VD.dtype), device=states_ND.device)
         for places, labels in _chunks(labels_BL):
-            found[places] = _Softmax(states_ND[places], weight_VD, labels, vocabulary).log_probabilities_C
+            result[places] = _Softmax(states_ND[places], weight_VD, labels, vocab).log_probabilities_C
         ctx.save_for_backward(states_ND, weight_VD, labels_BL)
-        ctx.vocabulary = vocabulary
-        return found
+        ctx.vocab = vocab
+        return result
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -213,7 +226,7 @@ class _LogProbabilities(torch.autograd.Function):
         gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         for places, labels in _chunks(labels_BL):
             states = states_ND[places]
-            softmax = _Softmax(states, weight_VD, labels, ctx.vocabulary)
+            softmax = _Softmax(states, weight_VD, labels, ctx.vocab)
             gradients.add(places, states, weight_VD, softmax.gradient(-upstream[0][places]))
             del softmax
         weight = gradients.weight_VD

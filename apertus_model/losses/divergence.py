@@ -8,7 +8,8 @@ _CHUNK_ELEMENTS = 1 << 24  # bounds the float64 temporaries to a few of 128 MiB
 
 
 def kl_divergence(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
-    """sum_i KL(p_i || q_i) in nats, a float64 scalar; p = softmax(logits), q = softmax(other_logits), computed in float64.
+    """sum_i KL(p_i || q_i) in nats, a float64 scalar; p = softmax(logits), q = softmax(other_logits),
+    computed in float64.
 
     Args:
         logits: (places, vocabulary), any floating dtype.

@@ -1,13 +1,15 @@
 """Labels that a model draws from its own distribution, straight from hidden states.
 
-The largest of logit + Gumbel noise is a draw from their softmax, without knowing its sum. The noise of a (place, word) is a hash of their
-numbers and of a seed; a few places are drawn at a time, so that (tokens x vocabulary) values never exist at once: with V words, logits of b
-bytes and P = `PLACES`, the extra memory is at most P V (16 + b) bytes.
+The largest of logit + Gumbel noise is a draw from their softmax, without knowing its sum. The noise of a
+(place, word) is a hash of their numbers and of a seed; a few places are drawn at a time, so that (tokens x
+vocabulary) values never exist at once: with V words, logits of b bytes and P = `PLACES`, the extra memory is
+at most P V (16 + b) bytes.
 
-Invariant: a draw is a function of the distribution, the seed and the number of the place. It is the same after a restart, and on every
-layout but where the rounding of logits decides between two words.
+Invariant: a draw is a function of the distribution, the seed and the number of the place. It is the same
+after a restart, and on every layout but where the rounding of logits decides between two words.
 
-Shape suffixes as in `cross_entropy`: B batch, L local sequence, D width, V own part of the vocabulary, P places drawn together.
+Shape suffixes as in `cross_entropy`: B batch, L local sequence, D width, V local part of the vocabulary, P
+places drawn together.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from apertus_model.hashing import hashed
-from apertus_model.losses.cross_entropy import IGNORED, WHOLE, Vocabulary
+from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX, VocabShard
 
 PLACES = 128
 
@@ -29,37 +31,41 @@ def draw_labels(
     labels_BL: torch.Tensor,
     places_BL: torch.Tensor,
     seed: int,
-    vocabulary: Vocabulary = WHOLE,
+    vocab: VocabShard = FULL_VOCAB,
 ) -> torch.Tensor:
-    """A word from softmax(weight hidden) wherever there is a label: (batch, length) int64; -100 where it is ignored.
+    """A word from softmax(weight hidden) wherever there is a label: (batch, length) int64; -100 where it is
+    ignored.
 
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
         weight_VD: (words, width), same dtype.
         labels_BL: (batch, length) int64.
-        places_BL: (batch, length) int64, the number of each place; modulo 2^32, places of one number have the same noise.
+        places_BL: (batch, length) int64, the number of each place; modulo 2^32, places of one number have the
+            same noise.
         seed: signed 32-bit integer.
-        vocabulary: where the words are only a part. All its ranks get the same labels.
+        vocab: the words that `weight_VD` has. All ranks of its group get the same labels.
     """
     states, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
-    drawn_BL = torch.full_like(labels_BL, IGNORED)
-    own_V = torch.arange(len(weight_VD), dtype=torch.int32, device=weight_VD.device) + vocabulary.begin
+    drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX)
+    own_V = torch.arange(len(weight_VD), dtype=torch.int32, device=weight_VD.device) + vocab.begin
     noise_V = hashed(hashed(own_V, seed), seed)  # once more than places: a place and a word with equal numbers have no common hash
-    kept = (labels_BL != IGNORED).flatten().nonzero().squeeze(1)
+    kept = (labels_BL != IGNORE_INDEX).flatten().nonzero().squeeze(1)
     for at_P in kept.split(PLACES):
         logits_PV = F.linear(states[at_P], weight_VD).to(torch.promote_types(weight_VD.dtype, torch.float32))
         logits_PV += gumbel(hashed(places[at_P], seed)[:, None] ^ noise_V, logits_PV.dtype)
         best_P, index_P = logits_PV.max(1)
-        largest_P = vocabulary.reduced(best_P.clone(), dist.ReduceOp.MAX)
-        word_P = torch.where(best_P == largest_P, index_P + vocabulary.begin, torch.iinfo(torch.int64).max)
-        drawn_BL.view(-1)[at_P] = vocabulary.reduced(word_P, dist.ReduceOp.MIN)
+        largest_P = vocab.reduce(best_P.clone(), dist.ReduceOp.MAX)
+        word_P = torch.where(best_P == largest_P, index_P + vocab.begin, torch.iinfo(torch.int64).max)
+        drawn_BL.view(-1)[at_P] = vocab.reduce(word_P, dist.ReduceOp.MIN)
     return drawn_BL
 
 
 def gumbel(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Standard Gumbel noise, -ln E for an exponential E, a function of each number. `numbers`: int32, are consumed.
+    """Standard Gumbel noise, -ln E for an exponential E, a function of each number. `numbers`: int32, are
+    consumed.
 
-    E = -ln(1 - u) for u of 31 bits in (0, 1]: the small E, which are the large noise, are the exact ones. The largest noise is 22.2.
+    E = -ln(1 - u) for u of 31 bits in (0, 1]: the small E, which are the large noise, are the exact ones. The
+    largest noise is 22.2.
     """
     uniform = ((hashed(numbers, 0) & 0x7FFFFFFF).to(dtype) + 0.5) * 2.0**-31
     return uniform.neg_().log1p_().neg_().log_().neg_()

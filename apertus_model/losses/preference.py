@@ -1,7 +1,9 @@
-"""Losses on the log-ratios of completions to a reference model: QRPO (arXiv 2507.08068) and DPO (arXiv 2305.18290).
+"""Losses on the log-ratios of completions to a reference model: QRPO (arXiv 2507.08068) and DPO (arXiv
+2305.18290).
 
-r = ln pi(y|x) - ln pi_ref(y|x) is the log-ratio of a completion, |y| its tokens with the end-of-turn token. The length-normalised
-beta_i = beta / |y| replaces beta everywhere, also in the partition function (Apertus report, section 4.3).
+r = ln pi(y|x) - ln pi_ref(y|x) is the log-ratio of a completion, |y| its tokens with the end-of-turn token.
+The length-normalised beta_i = beta / |y| replaces beta everywhere, also in the partition function (Apertus
+report, section 4.3).
 
 Invariant: functions of elements; they keep shape and dtype, and sum nothing.
 """
@@ -33,10 +35,12 @@ _PARTITION_SERIES = (1 / 24, -1 / 2880, 1 / 181440, -1 / 9676800, 1 / 479001600,
 
 
 def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
-    """beta ln Z(beta), Z(beta) = beta (exp(1/beta) - 1), for every beta in (0, inf): float64, relative error below 1e-14.
+    """beta ln Z(beta), Z(beta) = beta (exp(1/beta) - 1), for every beta in (0, inf): float64, relative error
+    below 1e-14.
 
-    With x = 1/beta, ln(exp(x) - 1) = x + ln(1 - exp(-x)), which does not overflow for a small beta. For a large one, ln Z is close to 0 and
-    would lose its digits to the multiplication by beta: the series ln((exp(x) - 1) / x) = x/2 + sum_n B_2n x^2n / (2n (2n)!) has them all.
+    With x = 1/beta, ln(exp(x) - 1) = x + ln(1 - exp(-x)), which does not overflow for a small beta. For a
+    large one, ln Z is close to 0 and would lose its digits to the multiplication by beta: the series
+    ln((exp(x) - 1) / x) = x/2 + sum_n B_2n x^2n / (2n (2n)!) has them all.
     """
     beta = beta.double()
     x = 1 / beta
@@ -48,7 +52,8 @@ def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
 
 
 def qrpo_residual(log_ratio: torch.Tensor, quantiles: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """q - beta ln Z(beta) - beta r, of which the loss is the square (arXiv 2507.08068, the quantile reward's case).
+    """q - beta ln Z(beta) - beta r, of which the loss is the square (arXiv 2507.08068, the quantile reward's
+    case).
 
     Args:
         log_ratio: r.
@@ -60,6 +65,7 @@ def qrpo_residual(log_ratio: torch.Tensor, quantiles: torch.Tensor, beta: torch.
 
 
 def dpo(margin: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """-(1 - e) ln sigmoid(m) - e ln sigmoid(-m), of the margins m = beta_c r_c - beta_r r_r of chosen over rejected completions; e is the
-    share of the pairs that are taken to be the wrong way round (conservative DPO)."""
+    """-(1 - e) ln sigmoid(m) - e ln sigmoid(-m), of the margins m = beta_c r_c - beta_r r_r of chosen over
+    rejected completions; e is the share of the pairs that are taken to be the wrong way round (conservative
+    DPO)."""
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)

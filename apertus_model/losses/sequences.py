@@ -2,8 +2,8 @@
 
 Shape suffixes: B batch, L local sequence, S sequences per packed row.
 
-Invariant: what a sequence sums up to depends on its own row alone: the sum has the same bits in any place of the batch, and with or
-without a graph for gradients.
+Invariant: what a sequence sums up to depends on its own row alone: the sum has the same bits in any place of
+the batch, and with or without a graph for gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apertus_model.losses.cross_entropy import IGNORED
+from apertus_model.losses.cross_entropy import IGNORE_INDEX
 
 
 def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -35,16 +35,18 @@ def sequence_log_probabilities(
     sequences: int,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """ln p(y|x) of every sequence, and |y|: two tensors (batch, sequences), in the dtype of the log-probabilities, summed in float64.
+    """ln p(y|x) of every sequence, and |y|: two tensors (batch, sequences), in the dtype of the
+    log-probabilities, summed in float64.
 
     Args:
         log_probabilities_BL: (batch, length), 0 where there is no label (`cross_entropy.log_probabilities`).
         labels_BL: (batch, length) int64, of the sequences' completions, -100 where there is none.
         segments_BL: as above.
         sequences: number of sequences per row.
-        group: the processes that share each row, every one with its slice of it; None when a process has whole rows.
+        group: the processes that share each row, every one with its slice of it; None when a process has
+            whole rows.
     """
-    sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORED)])
+    sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORE_INDEX)])
     if group is not None:
         sums = shared_sum(sums, group)
     total, lengths = sums.to(log_probabilities_BL.dtype).unbind()
@@ -52,10 +54,11 @@ def sequence_log_probabilities(
 
 
 def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum of `values` over the processes of `group`, the same on each. Every process gets the gradient of its own part, once.
+    """The sum of `values` over the processes of `group`, the same on each. Every process gets the gradient of
+    its own part, once.
 
-    For a function of the sum that all processes compute alike: each has the whole gradient with respect to the sum already, so
-    nothing is reduced on the way back.
+    For a function of the sum that all processes compute alike: each has the whole gradient with respect to
+    the sum already, so nothing is reduced on the way back.
     """
     result: torch.Tensor = _SharedSum.apply(values, group)
     return result

@@ -1,13 +1,15 @@
 """Attention backends behind one interface: causal attention that never crosses a document border.
 
-A backend is an inner-attention module `forward(q, k, v, *, attention_masks, scale, enable_gqa)` plus the mask it wants,
-made once per forward pass from `positions` (`ApertusModel.get_attention_masks`). Positions restart at 0 where a document
-begins; that is the only description of documents there is. A row may begin inside of a document, at any position.
+A backend is an inner-attention module `forward(q, k, v, *, attention_masks, scale, enable_gqa)` plus the mask
+it wants, made once per forward pass from `positions` (`ApertusModel.get_attention_masks`). Positions restart
+at 0 where a document begins; that is the only description of documents there is. A row may begin inside of a
+document, at any position.
 
-Shape suffixes: B batch, L local sequence, S whole sequence, N heads, H head dimension, T packed tokens (B * L).
+Shape suffixes: B batch, L local sequence, S whole sequence, N heads, H head dimension, T packed tokens (B *
+L).
 
-Invariant: all backends compute the same function; a backend that cannot run here is refused with the reason, never replaced
-in silence.
+Invariant: all backends compute the same function; a backend that cannot run here is refused with the reason,
+never replaced in silence.
 """
 
 import importlib.util
@@ -38,7 +40,8 @@ class AttentionBackendError(ValueError):
 
 
 class SdpaAttention(Module):
-    """`torch.nn.functional.scaled_dot_product_attention` with a dense boolean document mask; runs everywhere."""
+    """`torch.nn.functional.scaled_dot_product_attention` with a dense boolean document mask; runs
+    everywhere."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -141,13 +144,15 @@ class FlashAttention(Module):
         return out_TNH.view(q_BLNH.shape).to(q_BLNH.dtype)
 
 
-# torch's own gather for context parallelism has two functional collectives in flight at a time, which now and then corrupts memory on
-# gloo (torch 2.13). These are opaque operators, so that layers can be compiled around them.
+# torch's own gather for context parallelism has two functional collectives in flight at a time, which now and
+# then corrupts memory on gloo (torch 2.13). These are opaque operators, so that layers can be compiled around
+# them.
 
 
 @torch.library.custom_op("apertus::gather_sequence", mutates_args=())
 def gather_sequence(local: torch.Tensor, group_name: str) -> torch.Tensor:
-    """(batch, local sequence, ...) of every rank of a group, in order: (batch, whole sequence, ...). Differentiable, collective."""
+    """(batch, local sequence, ...) of every rank of a group, in order: (batch, whole sequence, ...).
+    Differentiable, collective."""
     group = _resolve_process_group(group_name)
     slices = [torch.empty(local.shape, dtype=local.dtype, device=local.device) for _ in range(group.size())]
     dist.all_gather(slices, local.contiguous(), group=group)
@@ -191,7 +196,8 @@ def document_mask(positions: torch.Tensor, cp_mesh: DeviceMesh | None = None) ->
         cp_mesh: the context-parallel mesh if the sequence is split over its ranks in order.
 
     Returns:
-        bool (batch, 1, local sequence, whole sequence), True where the query (dim 2) may look at the key (dim 3).
+        bool (batch, 1, local sequence, whole sequence), True where the query (dim 2) may look at the key (dim
+        3).
     """
     local_length = positions.shape[1]
     offset = 0
@@ -212,13 +218,15 @@ def document_mask(positions: torch.Tensor, cp_mesh: DeviceMesh | None = None) ->
 def document_offsets(positions: torch.Tensor) -> VarlenMetadata:
     """Where documents begin in the packed tokens, for the variable-length kernels.
 
-    torchtitan's own function drops what lies before the first 0 of the first row, and joins it to the row before in all others.
+    torchtitan's own function drops what lies before the first 0 of the first row, and joins it to the row
+    before in all others.
 
     Args:
         positions: (batch, seq_len) int64, 0 at the first token of each document.
 
     Returns:
-        int32 offsets (documents + 1,) into T, from 0 to T, and the length of the longest document. Synchronises with the GPU.
+        int32 offsets (documents + 1,) into T, from 0 to T, and the length of the longest document.
+        Synchronises with the GPU.
     """
     begins = (begun_rows(positions) == 0).flatten().nonzero().flatten()
     offsets = torch.cat([begins, begins.new_tensor([positions.numel()])]).to(torch.int32)
@@ -227,8 +235,8 @@ def document_offsets(positions: torch.Tensor) -> VarlenMetadata:
 
 
 def begun_rows(positions: torch.Tensor) -> torch.Tensor:
-    """`positions` with a 0 at the head of every row: a document that began in an earlier row is one of its own here. torchtitan's block
-    masks have no entry for tokens before the first 0."""
+    """`positions` with a 0 at the head of every row: a document that began in an earlier row is one of its
+    own here. torchtitan's block masks have no entry for tokens before the first 0."""
     return torch.cat([torch.zeros_like(positions[:, :1]), positions[:, 1:]], dim=1)
 
 
@@ -259,6 +267,8 @@ def resolve_backend(requested: str, *, param_dtype: str, context_parallel: int, 
 
 
 class _Setting(NamedTuple):
+    """What decides which backends can run; see `resolve_backend`."""
+
     param_dtype: str
     context_parallel: int
     sequence_length: int | None

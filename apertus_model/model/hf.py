@@ -1,7 +1,8 @@
 """The Hugging Face face of a model: names of weights, as in transformers' `ApertusForCausalLM`.
 
-Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing else. The config is mapped
-by `specs.hugging_face`, files are read and written by `apertus_model.model.hf_folder`.
+Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing
+else. The config is mapped by `specs.hugging_face`, files are read and written by
+`apertus_model.model.hf_folder`.
 
 Invariant: `from_hugging_face(to_hugging_face(weights)) == weights`, name by name and bit by bit.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from apertus_model.model.xielu import BETA, EPS
+from apertus_model.model.feed_forward import BETA, EPS
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 
 __all__ = ["from_hugging_face", "hugging_face_config", "hugging_face_name", "our_name", "to_hugging_face"]
@@ -47,7 +48,8 @@ def hugging_face_name(name: str) -> str:
 
 
 def our_name(name: str) -> str | None:
-    """Name of one of their weights here; None for a constant of xIELU, which they store as a weight. KeyError for an unknown one."""
+    """Name of one of their weights here; None for a constant of xIELU, which they store as a weight. KeyError
+    for an unknown one."""
     layer = re.match(r"model\.layers\.(\d+)\.(.+)", name)
     if layer is None:
         return _TOP_NAMES_BACK[name]
@@ -55,12 +57,14 @@ def our_name(name: str) -> str | None:
 
 
 def constant(name: str, dtype: torch.dtype) -> torch.Tensor:
-    """The scalar that a constant of xIELU is stored as, under their name `...mlp.act_fn.beta` or `...mlp.act_fn.eps`."""
+    """The scalar that a constant of xIELU is stored as, under their name `...mlp.act_fn.beta` or
+    `...mlp.act_fn.eps`."""
     return torch.tensor(next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix)), dtype=dtype)
 
 
 def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under the names of `ApertusForCausalLM`, with the constant buffers of xIELU, which it stores as weights.
+    """Weights under the names of `ApertusForCausalLM`, with the constant buffers of xIELU, which it stores as
+    weights.
 
     Raises:
         KeyError: a weight that has no counterpart.
@@ -77,7 +81,8 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def from_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under our names; the constant buffers are dropped after a check that they are the constants of this model.
+    """Weights under our names; the constant buffers are dropped after a check that they are the constants of
+    this model.
 
     Raises:
         KeyError: a weight that has no counterpart.

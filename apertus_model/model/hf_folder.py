@@ -1,10 +1,12 @@
-"""Weights in a Hugging Face folder: safetensors, in shards with an index, written and read a piece at a time.
+"""Weights in a Hugging Face folder: safetensors, in shards with an index, written and read module by module.
 
-A *piece* is what the model computes with at once: the embedding, a layer, the last norm, the output matrix.
+A module here is one that the model computes with at once: the embedding, a layer, the last norm, the output
+layer.
 
 Invariants:
-- No more than one shard is in memory, and of what it is made from one piece in float32 beside it. While reading, one tensor.
-- Files, names and order are those that transformers' `save_pretrained` writes for the same model and `max_shard_size`.
+- At most one shard is in memory, and one module in float32 that it is made from. While reading, one tensor.
+- Files, names and order are those that transformers' `save_pretrained` writes for the same model and
+  `max_shard_size`.
 - Nothing but safetensors is read: no pickle, no code.
 """
 
@@ -40,15 +42,16 @@ def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-def piece_of(name: str) -> str:
-    """The piece that a weight of ours belongs to: `tok_embeddings`, `layers.3`, `norm`, `lm_head`."""
+def module_of(name: str) -> str:
+    """The module that one of our weights belongs to: `tok_embeddings`, `layers.3`, `norm`, `lm_head`."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
-def pieces(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
-    """The weights of every piece with their shapes, by our names, in the order in which the model computes."""
-    return {piece: dict(members) for piece, members in groupby(shapes(spec).items(), key=lambda item: piece_of(item[0]))}
+def modules(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
+    """The weights of every module with their shapes, by our names, in the order in which the model
+    computes."""
+    return {module: dict(members) for module, members in groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))}
 
 
 @torch.no_grad()
@@ -75,7 +78,7 @@ def write_shards(
     split = split_torch_state_dict_into_shards(planned, filename_pattern=PATTERN, max_shard_size=max_shard_size)
     for file, names in split.filename_to_tensors.items():
         shard: Tensors = {}
-        for _, members in groupby(names, key=lambda name: piece_of(our_name(name) or name)):
+        for _, members in groupby(names, key=lambda name: module_of(our_name(name) or name)):
             shard |= _in_dtype({name: planned[name].shape for name in members}, dtype, read)
         save_file({name: shard[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
@@ -95,7 +98,8 @@ def _in_dtype(wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callab
 
 
 class FolderWeights:
-    """The weights of a folder by our names, read one at a time. A file of a remote folder is copied to `scratch` while it is read.
+    """The weights of a folder by our names, read one at a time. A file of a remote folder is copied to
+    `scratch` while it is read.
 
     Raises:
         HuggingFaceError: a weight is missing, unknown or of another shape; or there are only pickles.
@@ -145,7 +149,8 @@ class FolderWeights:
         return tensor
 
     def _open(self, file: str) -> Any:
-        """The open file, one at a time. HuggingFaceError when the constants of xIELU in it are not those of this model."""
+        """The open file, one at a time. HuggingFaceError when the constants of xIELU in it are not those of
+        this model."""
         from safetensors import SafetensorError, safe_open
 
         if self._file is None or self._file[0] != file:

@@ -1,6 +1,8 @@
-"""The same tokens through this model and through transformers' `ApertusForCausalLM`, a piece at a time, in float32.
+"""Runs the same tokens through this model and through transformers' `ApertusForCausalLM`, module by module,
+in float32.
 
-So the logits of a model of any size can be compared: of its weights, one piece (`apertus_model.model.hf_folder`) is in memory.
+Only the weights of one module (`apertus_model.model.hf_folder`) are in memory, so that the logits of a model
+of any size can be compared.
 
 Invariant: each side computes with its own code and its own hidden states, from the embedding to the logits.
 """
@@ -20,14 +22,16 @@ from specs.model import ModelSpec
 
 
 class SideBySide:
-    """Hidden states of both sides, `ours` and `theirs`: tokens (batch, seq_len) at first, logits at the end."""
+    """Hidden states of both sides, `ours` and `theirs`: first the tokens (batch, seq_len), at the end the
+    logits."""
 
     def __init__(self, spec: ModelSpec, their_config: Any, tokens: torch.Tensor) -> None:
         """
         Args:
             spec: dimensions of our side.
             their_config: `ApertusConfig`, as transformers reads it.
-            tokens: (batch, seq_len) int64; or hidden states (batch, seq_len, dim) float32, to begin at a layer.
+            tokens: (batch, seq_len) int64; or hidden states (batch, seq_len, dim) float32, to begin at a
+                layer.
         """
         from transformers import ApertusForCausalLM
 
@@ -43,17 +47,17 @@ class SideBySide:
         self._angles = rotary(torch.empty(0), position_ids=self._positions[:1])
 
     @torch.no_grad()
-    def advance(self, piece: str, weights: Mapping[str, torch.Tensor]) -> float:
-        """Both sides through one piece; the largest absolute difference of what comes out.
+    def advance(self, name: str, weights: Mapping[str, torch.Tensor]) -> float:
+        """Runs both sides through one module. Returns the largest absolute difference of their outputs.
 
         Args:
-            piece: `tok_embeddings`, `layers.3`, `norm` or `lm_head`.
+            name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`.
             weights: its float32 weights, by our names; both sides read the same memory.
         """
-        layer = piece.startswith("layers.")
-        path = piece if piece == "lm_head" else f"model.{piece.replace('tok_embeddings', 'embed_tokens')}"
-        ours, theirs = self._model.get_submodule(piece), self._other.get_submodule(path)
-        _assign(ours, piece, weights)
+        layer = name.startswith("layers.")
+        path = name if name == "lm_head" else f"model.{name.replace('tok_embeddings', 'embed_tokens')}"
+        ours, theirs = self._model.get_submodule(name), self._other.get_submodule(path)
+        _assign(ours, name, weights)
         _assign(theirs, path, to_hugging_face(weights))
         if layer:
             ours.attention.rope, empty = self._rope, ours.attention.rope
@@ -68,5 +72,5 @@ class SideBySide:
 
 
 def _assign(module: nn.Module, path: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Gives a module of the meta device its weights, which stay where they are."""
+    """Gives a module on the meta device its weights, without copying them."""
     module.load_state_dict({name.removeprefix(f"{path}."): weight for name, weight in weights.items()}, strict=True, assign=True)

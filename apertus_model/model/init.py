@@ -1,8 +1,9 @@
 """Initial weights that do not depend on the parallel layout.
 
-Invariant: the value of every element is a pure function of (seed, parameter name, element index). A parameter is cut into
-fixed blocks of rows; each block has a generator of its own, seeded by a hash of (seed, name, block), and a rank draws only
-the blocks that it owns a part of. torch's own DTensor initialisation depends on the layout.
+Invariant: the value of every element is a pure function of (seed, parameter name, element index). A parameter
+is cut into fixed blocks of rows; each block has a generator of its own, seeded by a hash of (seed, name,
+block), and a rank draws only the blocks that it owns a part of. torch's own DTensor initialisation depends on
+the layout.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
-from apertus_model.model.xielu import INITIAL_ALPHA_N, INITIAL_ALPHA_P
+from apertus_model.model.feed_forward import INITIAL_ALPHA_N, INITIAL_ALPHA_P
 
 _BLOCK_ELEMENTS = 1 << 16
 _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
@@ -22,9 +23,10 @@ _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
 def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: int) -> None:
     """Fill every parameter in place, as in the Apertus recipe (section 1, initialisation).
 
-    Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2 n_layers)`;
-    norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). Of an adapter (LoRA), B is zero and A normal
-    with 1 / sqrt(3 in_features), the standard deviation of the uniform values in its authors' code.
+    Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2
+    n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). Of an
+    adapter (LoRA), B is zero and A normal with 1 / sqrt(3 in_features), the standard deviation of the uniform
+    values in its authors' code.
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.

@@ -1,12 +1,16 @@
-"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank; A and B are trained, everything else rests.
+"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank; A and B are trained,
+everything else rests.
 
-A model with adapters has, beside each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in), `X.lora_b.weight` (out, rank) and
-`X.lora_scale` (s, a float32 scalar), all of which are stored. Whoever reads such a checkpoint into a model without them gets W + s B A:
+A model with adapters has, beside each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in),
+`X.lora_b.weight` (out, rank) and `X.lora_scale` (s, a float32 scalar), all of which are stored. Whoever reads
+such a checkpoint into a model without them gets W + s B A:
 `merge_adapter`, called by `apertus_model.trainer.checkpoint.load_tensors`.
 
 Invariants:
-- A new adapter changes nothing: B is zero. A is a function of (seed, name, element), like all initial weights.
-- A merged weight has the same bits on every layout: each element is computed by itself in float64 and rounded once.
+- A new adapter changes nothing: B is zero. A is a function of (seed, name, element), like all initial
+  weights.
+- A merged weight has the same bits on every layout: each element is computed by itself in float64 and rounded
+  once.
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ class LoraLinear(Linear):
 
 
 def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | None, ShardingConfig | None]:
-    """Tensor-parallel layout of A and B: the one next to the split side of W is split like it, the other is replicated."""
+    """Tensor-parallel layout of A and B: the one next to the split side of W is split like it, the other is
+    replicated."""
     if base is None:
         return None, None
     replicated = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
@@ -70,7 +75,8 @@ def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | Non
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Give the layers that `lora.targets` names an adapter, in place, and let everything but the adapters rest."""
+    """Give the layers that `lora.targets` names an adapter, in place, and let everything but the adapters
+    rest."""
     for block in model.layers.values():
         for target in lora.targets:
             parent = block.get_submodule(_PARENTS[target])

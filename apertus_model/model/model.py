@@ -1,22 +1,24 @@
 """The Apertus decoder as a torchtitan model, built from a `ModelSpec`.
 
-    x = x + wo(attention(rope(norm(wq x)), rope(norm(wk x)), wv x))      grouped queries, QK-norm before RoPE
-    x = x + down_proj(xielu(up_proj x))  or SwiGLU                        both on pre-normed x, no biases, untied embeddings
+    x = x + wo(attention(rope(norm(wq x)), rope(norm(wk x)), wv x))    grouped queries, QK-norm before RoPE
+    x = x + down_proj(xielu(up_proj x)), or SwiGLU                      both on pre-normed x, without biases
 
-Invariant: the config is complete without a run: dimensions come from the spec, layout and length from the trainer's config
-(`update_from_config`), and initial weights only from `seed` (see `init`). Source: Apertus report (arXiv 2509.14233), section 2.1.
+Embeddings are not tied.
+
+Invariant: the config is complete without a run: dimensions come from the spec, layout and length from the
+trainer's config (`update_from_config`), and initial weights only from `seed` (see `init`). Source: Apertus
+report (arXiv 2509.14233), section 2.1.
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import AttentionMasksType, GQAttention, QKVLinear, VarlenAttention
 from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from torchtitan.models.common.param_init import skip_param_init
@@ -24,54 +26,51 @@ from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.protocols.module import Module
 
 from apertus_model.model.attention import SdpaAttention, begun_rows, document_mask, document_offsets, inner_attention
+from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFeedForward
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
-from apertus_model.model.output import OutputProjection, Reader
-from apertus_model.model.rope import Llama3RoPE
-from apertus_model.model.sharding import set_sharding
-from apertus_model.model.xielu import XIELU
+from apertus_model.model.output import LossFunction, OutputLayer
+from apertus_model.model.parallelize import set_sharding
 from specs.model import ModelSpec
 from specs.stages.sft import Lora
 
 
-class ApertusFeedForward(Module):
-    """Two matrices around xIELU, without a gate: (batch, seq_len, dim) -> (batch, seq_len, dim)."""
+def llama3_inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
+    """Inverse frequencies, float32 of shape (head_dim / 2,).
+
+    Wavelengths above `original_max_position / low_freq_factor` are stretched by `scaling_factor`, those below
+    `original_max_position / high_freq_factor` are kept, and those between are interpolated (Llama 3.1).
+    """
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
+    frequencies = 1.0 / (config.theta**exponents)
+    if config.scaling == "none":
+        return frequencies
+    turns = config.original_max_position_embeddings * frequencies / (2 * math.pi)
+    smooth = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    smooth = smooth.clamp(0.0, 1.0)
+    return (1 - smooth) * frequencies / config.scaling_factor + smooth * frequencies
+
+
+class Llama3RoPE(CosSinRoPE):
+    """Rotary embedding in the rotate-half layout, with Llama-3 frequency scaling: cosines and sines for
+    positions 0 .. max_seq_len - 1, computed in float32.
+
+    torchtitan's `ComplexRoPE` scales but interleaves the two halves of a head; its `CosSinRoPE` rotates
+    halves but refuses to scale. Here query and key weights have the layout of the Hugging Face checkpoint, so
+    that no permutation exists anywhere.
+    """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Module.Config):
-        up_proj: Linear.Config
-        down_proj: Linear.Config
-        act: XIELU.Config
+    class Config(CosSinRoPE.Config):
+        pass
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.up_proj = config.up_proj.build()
-        self.act = config.act.build()
-        self.down_proj = config.down_proj.build()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the feed-forward block position by position."""
-        return self.down_proj(self.act(self.up_proj(x)))
-
-
-class GatedFeedForward(Module):
-    """SwiGLU (arXiv 2002.05202): down_proj(silu(gate_proj x) * up_proj x), (batch, seq_len, dim) -> (batch, seq_len, dim)."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Module.Config):
-        gate_proj: Linear.Config
-        up_proj: Linear.Config
-        down_proj: Linear.Config
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.gate_proj = config.gate_proj.build()
-        self.up_proj = config.up_proj.build()
-        self.down_proj = config.down_proj.build()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the feed-forward block position by position."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def _precompute_cache(self) -> torch.Tensor:
+        """Cache of shape (max_seq_len, 2 * head_dim): cosines, then sines, each half repeated."""
+        frequencies = llama3_inverse_frequencies(self.config)
+        positions = torch.arange(self.config.max_seq_len, dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
+        angles = torch.cat([angles, angles], dim=-1)
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 class ApertusBlock(TransformerBlock):
@@ -95,14 +94,14 @@ class ApertusBlock(TransformerBlock):
         attention_masks: AttentionMasksType | torch.Tensor | None,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by `ApertusModel.get_attention_masks`."""
+        """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by
+        `ApertusModel.get_attention_masks`."""
         x = x + self.attention(self.attention_norm(x), attention_masks, positions)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class ApertusModel(Decoder):
-    """Decoder from tokens to logits. `cp_mesh` is set by `parallelize` where ranks share a sequence; `read_labels` by the trainer of a
-    pipeline."""
+    """Decoder from tokens to logits, or to a loss."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
@@ -111,7 +110,8 @@ class ApertusModel(Decoder):
         lora: Lora | None = None
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
-            """Take sequence length and layout from a trainer config (torchtitan calls this before building)."""
+            """Take sequence length and layout from a trainer config (torchtitan calls this before
+            building)."""
             Decoder.Config.update_from_config(self, config=config, **kwargs)
             set_sharding(self, sequence_parallel=config.parallelism.enable_sequence_parallel)
 
@@ -127,8 +127,7 @@ class ApertusModel(Decoder):
             )
 
     config: Config
-    cp_mesh: DeviceMesh | None = None
-    read_labels: Callable[[torch.Tensor], Reader] | None = None
+    cp_mesh: DeviceMesh | None = None  # set by `parallelize` where ranks share a sequence
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -140,21 +139,23 @@ class ApertusModel(Decoder):
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
         attention_masks: AttentionMasksType | torch.Tensor | None = None,
-        read: Reader | None = None,
         labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Logits of the next token, or what `read` makes of the last hidden states without having all logits. In a pipeline, what comes
-        after the layers of this stage.
+        loss_fn: LossFunction | None = None,
+    ) -> Any:
+        """Logits of the next token, or a loss that is computed without them (see `output`). In a pipeline, a
+        stage that is not the last returns hidden states.
 
         Args:
             tokens: (batch, seq_len) int64.
-            positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by default.
+            positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by
+                default.
             attention_masks: as made by `get_attention_masks`, which is called when they are not given.
-            read: see `output`.
-            labels: (batch, seq_len) int64, from which `read_labels` makes the reader: a pipeline passes tensors on, and cuts them by row.
+            labels: (batch, seq_len) int64, passed to `loss_fn`.
+            loss_fn: computes the loss in the output layer.
 
         Returns:
-            (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of `read` where it is given.
+            (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of
+            `loss_fn` where it is given.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
@@ -165,10 +166,7 @@ class ApertusModel(Decoder):
             hidden = layer(hidden, attention_masks, positions)
         if self.lm_head is None:  # not the last stage of a pipeline
             return hidden
-        if labels is not None:
-            assert self.read_labels is not None, "the trainer sets it"
-            read = self.read_labels(labels)
-        return self.lm_head(self.norm(hidden), read=read)
+        return self.lm_head(self.norm(hidden), labels, loss_fn)
 
     def get_attention_masks(self, positions: torch.Tensor) -> Any:
         """The document mask in the form that the attention backend wants; made once, shared by all layers."""
@@ -239,7 +237,7 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
         tok_embeddings=Embedding.Config(num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init),
         layers=[_copy(layer) for _ in range(spec.n_layers)],
         norm=norm(spec.dim),
-        lm_head=OutputProjection.Config(in_features=spec.dim, out_features=spec.vocab_size, param_init=no_init),
+        lm_head=OutputLayer.Config(in_features=spec.dim, out_features=spec.vocab_size, param_init=no_init),
     )
 
 

@@ -1,45 +1,60 @@
-"""The output projection: from hidden states to logits, or to what is read from them without ever having them all.
+"""The output layer: logits, or a loss that is computed in it, chunk by chunk.
 
-Invariant: whatever is read, it is read inside of the module's forward pass, so that FSDP gathers the weight once and reduces its gradient
-once, however often the reader uses it.
+With 131,072 words, the logits of a batch and their gradient are larger than the rest of the model. So no
+training step makes them: the loss is a fused linear cross-entropy. These are the calls, from the trainer
+down:
+
+    ApertusTrainer.forward_backward_step    loss_fn = partial(objective.loss, batch=...)
+      ApertusModel.forward                  model(tokens, ..., labels=labels, loss_fn=loss_fn)
+        OutputLayer.forward                 loss_fn(hidden, weight, labels, vocab)
+          Objective.loss                    the formula of the objective (`trainer.objectives`)
+            losses.cross_entropy            makes logits of 1,024 tokens, uses them, drops them; and the next
+
+The loss has to be computed inside of this module's forward pass, and not after it: FSDP gathers the weight
+for it once, and reduces its gradient once, however many chunks there are. torchtitan's `ChunkedLossWrapper`
+calls `lm_head` for each chunk instead, and runs a backward pass for each; it has no loss that needs the
+log-probabilities of whole sequences, as DPO does.
+
+A loss function may return anything: evaluation passes `log_probabilities`, which returns those of all labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common import Linear
 
-from apertus_model.losses.cross_entropy import WHOLE, Vocabulary, log_probabilities
+from apertus_model.losses.cross_entropy import FULL_VOCAB, VocabShard
 
-Reader = Callable[[torch.Tensor, torch.Tensor, Vocabulary], torch.Tensor]
-"""(hidden states (batch, seq_len, dim), own rows of the weight (words, dim), which words those are) -> a plain tensor, the same on every
-rank of a tensor-parallel group. Called with local tensors; the gradient that it gives the states is that of the own words."""
+LossFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VocabShard], Any]
+"""loss_fn(hidden, weight, labels, vocab), called with local tensors:
+
+- hidden (batch, seq_len, dim), weight (words, dim), labels (batch, seq_len);
+- vocab: which words the rows of the weight stand for. With tensor parallelism each rank has a part of them.
+
+It returns the same on all ranks that share the words. The gradient that it gives the hidden states is that of
+the rank's own words; the layer adds these up."""
 
 
-class OutputProjection(Linear):
-    """`lm_head`: (batch, seq_len, dim) -> logits (batch, seq_len, vocab_size), or whatever `read` makes of states and weight."""
+class OutputLayer(Linear):
+    """`lm_head`: (batch, seq_len, dim) -> logits (batch, seq_len, vocab_size), or what `loss_fn` returns."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
         pass
 
-    def forward(self, input: torch.Tensor, *, read: Reader | None = None) -> torch.Tensor:
-        """Logits without `read`; its result with it."""
-        if read is None:
+    def forward(self, input: torch.Tensor, labels: torch.Tensor | None = None, loss_fn: LossFunction | None = None) -> Any:
+        """Logits without `loss_fn`; with it, its result for `labels`."""
+        if loss_fn is None:
             return super().forward(input)
         if not isinstance(self.weight, DTensor):
-            return read(input, self.weight, WHOLE)
+            return loss_fn(input, self.weight, labels, FULL_VOCAB)
         mesh = self.weight.device_mesh
-        assert self.weight.placements == (Shard(0),) and isinstance(input, DTensor), "the words are divided among the ranks of one mesh"
+        assert self.weight.placements == (Shard(0),) and isinstance(input, DTensor), "tensor parallelism splits the words"
         words_per_rank = -(-self.weight.shape[0] // mesh.size())
-        vocabulary = Vocabulary(begin=words_per_rank * mesh.get_local_rank(), group=mesh.get_group())
-        return read(input.to_local(grad_placements=[Partial()]), self.weight.to_local(), vocabulary)
-
-
-def log_probability_reader(labels: torch.Tensor) -> Reader:
-    """Reads ln p(label) at every place, 0 without a label: (batch, seq_len), float32. `labels`: (batch, seq_len) int64."""
-    return lambda hidden, weight, vocabulary: log_probabilities(hidden, weight, labels, vocabulary)
+        vocab = VocabShard(begin=words_per_rank * mesh.get_local_rank(), group=mesh.get_group())
+        return loss_fn(input.to_local(grad_placements=[Partial()]), self.weight.to_local(), labels, vocab)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from apertus_model.model.init import local_part, owned_region
 from apertus_model.optimizers.rounding import round_stochastically, rounding_seed
-from apertus_model.optimizers.shards import local, region
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +145,9 @@ class AdEMAMix(Optimizer):
         beta3 = scheduled_beta3(step, beta1, beta3, group["beta3_warmup"])
         correction1, correction2 = 1 - beta1**step, 1 - beta2**step
 
-        weights = [local(parameter) for parameter in parameters]
-        gradients = [local(parameter.grad) for parameter in parameters]  # checked by step
-        moments = [[local(self.state[parameter][name]) for parameter in parameters] for name in MOMENTS]
+        weights = [local_part(parameter) for parameter in parameters]
+        gradients = [local_part(parameter.grad) for parameter in parameters]  # checked by step
+        moments = [[local_part(self.state[parameter][name]) for parameter in parameters] for name in MOMENTS]
         if group["fused"]:
             from apertus_model.optimizers.ademamix_triton import update
 
@@ -186,7 +186,7 @@ class AdEMAMix(Optimizer):
         """Seed of the rounding of each moment; place of this process's part: index of its first element, length of a whole row."""
         if self.state[parameter][MOMENTS[0]].dtype != torch.bfloat16:
             return [0] * len(MOMENTS), 0, 0
-        offsets, _ = region(parameter)
+        offsets, _ = owned_region(parameter)
         offset = sum(begin * stride for begin, stride in zip(offsets, _strides(parameter.shape), strict=True))
         return [rounding_seed(name, step, moment) for moment in range(len(MOMENTS))], offset, parameter.shape[-1] if parameter.ndim else 0
 
@@ -210,7 +210,7 @@ def _chunks(named: list[tuple[str, torch.Tensor]], *, foreach: bool) -> Iterator
     chunk: list[tuple[str, torch.Tensor]] = []
     elements = 0
     for name, parameter in named:
-        size = local(parameter).numel()
+        size = local_part(parameter).numel()
         if chunk and (not foreach or elements + size > _MAX_CHUNK_ELEMENTS):
             yield chunk
             chunk, elements = [], 0

@@ -1,7 +1,8 @@
-"""What an optimizer may want beside the gradients of a step: those of another loss of the same batch.
+"""Optimizers that need, beside the gradients of a step, those of another loss on the same batch.
 
-The trainer knows this class and no optimizer by name. Where `extra_pass_due` is true before a step, the trainer
-makes the gradients of `extra_loss` over the whole batch, calls `take_extra_gradients`, and drops them.
+The trainer knows this class and no optimizer by name. Where `extra_pass_due` is true before a step, the
+trainer computes the gradients of `extra_loss` over the whole batch, calls `take_extra_gradients`, and drops
+them.
 """
 
 from abc import abstractmethod
@@ -9,7 +10,7 @@ from abc import abstractmethod
 import torch
 from torch.optim import Optimizer
 
-from apertus_model.model.output import Reader
+from apertus_model.losses.cross_entropy import VocabShard
 
 
 class WithExtraPass(Optimizer):
@@ -21,12 +22,27 @@ class WithExtraPass(Optimizer):
         """Whether the pass belongs before the next step: the same on all ranks."""
 
     @abstractmethod
-    def extra_loss(self, step: int, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor, denominator: torch.Tensor) -> Reader:
-        """The part of the loss that a micro-batch is, as the output projection computes it.
+    def extra_loss(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        vocab: VocabShard,
+        *,
+        step: int,
+        weights: torch.Tensor,
+        places: torch.Tensor,
+        denominator: torch.Tensor,
+    ) -> torch.Tensor:
+        """A micro-batch's part of the loss, computed inside of the output layer
+        (`apertus_model.model.output`).
 
         Args:
+            hidden: (batch, local sequence, dim), the last hidden states.
+            weight: (words, dim), this rank's rows of the output weight.
+            labels: (batch, local sequence) int64; IGNORE_INDEX where a token counts for nothing.
+            vocab: which words the rows stand for.
             step: counted within the stage.
-            labels: (batch, local sequence) int64; IGNORED where a token counts for nothing.
             weights: of the labels, of the same shape; 1 where samples have none.
             places: of the labels in the step's whole batch.
             denominator: sum of the weights of the step; float64 scalar.
@@ -34,4 +50,4 @@ class WithExtraPass(Optimizer):
 
     @abstractmethod
     def take_extra_gradients(self) -> None:
-        """Takes the gradients as they stand: summed over the micro-batches and ranks of the step."""
+        """Reads the gradients of the parameters: sums over the micro-batches and ranks of the step."""

@@ -1,14 +1,17 @@
-"""The Gauss-Newton-Bartlett estimate of the Hessian's diagonal (arXiv 2305.14342, algorithm 2), as gradients of one more pass.
+"""The Gauss-Newton-Bartlett estimate of the Hessian's diagonal (arXiv 2305.14342, algorithm 2), as gradients
+of one more pass.
 
-For a loss sum_i w_i ce_i / W over tokens i, W the sum of the weights w_i of the step, the diagonal of the Gauss-Newton matrix is
-sum_i w_i E[(d ce_i)^2] / W, with labels from the model's own distribution. Draws are independent and a gradient d ce_i is 0 on average, so
-the square of
+For a loss sum_i w_i ce_i / W over tokens i, W the sum of the weights w_i of the step, the diagonal of the
+Gauss-Newton matrix is sum_i w_i E[(d ce_i)^2] / W, with labels from the model's own distribution. Draws are
+independent and a gradient d ce_i is 0 on average, so the square of
 
     u = d/dw sum_i sqrt(w_i) ce_i(drawn label) / sqrt(W)
 
-has that expectation. With w_i = 1 and W = B kept tokens it is the paper's B (d mean ce)^2. All kept tokens of the step are in it.
+has that expectation. With w_i = 1 and W = B kept tokens it is the paper's B (d mean ce)^2. All kept tokens of
+the step are in it.
 
-Invariant: what is drawn is a function of the step and of the token's place in the step's batch (`losses.drawn_labels`).
+Invariant: what is drawn is a function of the step and of the token's place in the step's batch
+(`losses.drawn_labels`).
 """
 
 from __future__ import annotations
@@ -18,17 +21,23 @@ import zlib
 import torch
 
 from apertus_model.hashing import signed
-from apertus_model.losses.cross_entropy import Vocabulary, cross_entropy
+from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
 from apertus_model.losses.drawn_labels import draw_labels
-from apertus_model.model.output import Reader
 
 
-def drawn_labels_loss(step: int, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor, denominator: torch.Tensor) -> Reader:
-    """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as of `WithExtraPass.extra_loss`."""
+def drawn_labels_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    vocab: VocabShard,
+    *,
+    step: int,
+    weights: torch.Tensor,
+    places: torch.Tensor,
+    denominator: torch.Tensor,
+) -> torch.Tensor:
+    """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as of
+    `WithExtraPass.extra_loss`."""
     seed = signed(zlib.crc32(f"labels/{step}".encode()))
-
-    def read(hidden: torch.Tensor, weight: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
-        drawn = draw_labels(hidden, weight, labels, places, seed, vocabulary)
-        return cross_entropy(hidden, weight, drawn, denominator.sqrt(), weights.sqrt(), vocabulary)
-
-    return read
+    drawn = draw_labels(hidden, weight, labels, places, seed, vocab)
+    return cross_entropy(hidden, weight, drawn, denominator.sqrt(), weights.sqrt(), vocab)

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
-from apertus_model.optimizers.shards import local, region
+from apertus_model.model.init import local_part, owned_region
 
 
 class Muon(torch.optim.Muon):
@@ -36,7 +36,7 @@ class Muon(torch.optim.Muon):
                 average.lerp_(matrix.grad, 1 - group["momentum"])
                 direction = _orthogonal(matrix.grad.lerp(average, group["momentum"]) if group["nesterov"] else average, group)
                 rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], matrix.shape)
-                local(matrix).mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
+                local_part(matrix).mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
         return loss
 
 
@@ -46,5 +46,5 @@ def _orthogonal(update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
     if isinstance(whole, DTensor):
         whole = whole.full_tensor()
     result = _zeropower_via_newtonschulz(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    (row, column), (rows, columns) = region(update)
+    (row, column), (rows, columns) = owned_region(update)
     return result[row : row + rows, column : column + columns]

@@ -71,6 +71,7 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
 
 
 def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -> ParamGroupConfig:
-    """Parameters that Muon leaves to AdamW, at a rate in a fixed ratio to the matrices' (`trainer.schedule` multiplies by `lr_ratio`)."""
+    """Parameters that Muon leaves to AdamW, at a rate in a fixed ratio to that of the matrices
+    (`trainer.lr_scheduler` multiplies by `lr_ratio`)."""
     settings = {"lr": spec.lr, "lr_ratio": spec.adamw_lr_ratio, "betas": spec.betas, "eps": spec.eps, "weight_decay": weight_decay}
     return ParamGroupConfig(pattern=pattern, optimizer_name="adamw", optimizer_kwargs=settings)

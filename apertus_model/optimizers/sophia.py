@@ -1,7 +1,9 @@
-"""Sophia-G (arXiv 2305.14342, algorithm 3): momentum over a moving estimate of the Hessian's diagonal, clipped.
+"""Sophia-G (arXiv 2305.14342, algorithm 3): momentum over a moving estimate of the Hessian's diagonal,
+clipped.
 
-Invariant: the update depends on the gradients seen, on the squared ones that went into the estimate, and on nothing else. Both averages
-and the counter that says when the next estimate is due are tensors of the state, so that they follow a checkpoint.
+Invariant: the update depends on the gradients seen, on the squared ones that went into the estimate, and on
+nothing else. Both averages and the counter that says when the next estimate is due are tensors of the state,
+so that they follow a checkpoint.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,10 +11,9 @@ from typing import Any
 
 import torch
 
-from apertus_model.model.output import Reader
+from apertus_model.model.init import local_part
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from apertus_model.optimizers.gauss_newton import drawn_labels_loss
-from apertus_model.optimizers.shards import local
 
 
 class Sophia(WithExtraPass):
@@ -21,13 +22,14 @@ class Sophia(WithExtraPass):
         m = b1 m + (1 - b1) g
         w = w (1 - lr weight_decay) - lr clip(m / max(rho h, eps), -1, 1)
 
-    and before it, in the steps 1, 1 + k, 1 + 2k, ..., h = b2 h + (1 - b2) u^2, for the gradient u of the extra
-    pass. u^2 is the Gauss-Newton-Bartlett estimate (algorithm 2) with its factor B in it, that of the batch that u
-    was made from; the authors' code (Liuhong99/Sophia) has one `bs`, in tokens, with rho instead. That code also
-    clips u like a gradient, and makes the first estimate after step k, from the next batch; here it is as in the
-    paper. Where h is 0, the step has the size of `lr`.
+    and before it, in the steps 1, 1 + k, 1 + 2k, ..., h = b2 h + (1 - b2) u^2, for the gradient u of the
+    extra pass. u^2 is the Gauss-Newton-Bartlett estimate (algorithm 2) with its factor B in it, that of the
+    batch that u was made from; the authors' code (Liuhong99/Sophia) has one `bs`, in tokens, with rho
+    instead. That code also clips u like a gradient, and makes the first estimate after step k, from the next
+    batch; here it is as in the paper. Where h is 0, the step has the size of `lr`.
 
-    State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m) and `hessian` (h), both of its shape, dtype and placement.
+    State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m) and `hessian` (h), both of its shape,
+    dtype and placement.
 
     Args:
         params: parameters or parameter groups.
@@ -69,9 +71,9 @@ class Sophia(WithExtraPass):
         state = self.state[group["params"][0]]
         return int(state["step"].item() if state else 0) % int(group["hessian_interval"]) == 0
 
-    def extra_loss(self, step: int, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor, denominator: torch.Tensor) -> Reader:
-        """That of labels which the model draws; its gradient is u."""
-        return drawn_labels_loss(step, labels, weights, places, denominator)
+    def extra_loss(self, *arguments: Any, **batch: Any) -> torch.Tensor:
+        """The loss of labels that the model draws; its gradient is u."""
+        return drawn_labels_loss(*arguments, **batch)
 
     @torch.no_grad()
     def take_extra_gradients(self) -> None:
@@ -79,13 +81,14 @@ class Sophia(WithExtraPass):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    gradient = local(parameter.grad)
-                    hessian = local(self._state(parameter)["hessian"])
+                    gradient = local_part(parameter.grad)
+                    hessian = local_part(self._state(parameter)["hessian"])
                     hessian.mul_(group["betas"][1]).addcmul_(gradient, gradient, value=1 - group["betas"][1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient, on the local part of each: the update is elementwise."""
+        """One update of every parameter that has a gradient, on the local part of each: the update is
+        elementwise."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -97,10 +100,10 @@ class Sophia(WithExtraPass):
                     continue
                 state = self._state(parameter)
                 state["step"] += 1
-                momentum = local(state["exp_avg"]).lerp_(local(parameter.grad), 1 - group["betas"][0])
-                scale = (local(state["hessian"]) * group["rho"]).clamp_(min=group["eps"])
+                momentum = local_part(state["exp_avg"]).lerp_(local_part(parameter.grad), 1 - group["betas"][0])
+                scale = (local_part(state["hessian"]) * group["rho"]).clamp_(min=group["eps"])
                 update = torch.div(momentum, scale, out=scale).clamp_(-1, 1)
-                local(parameter).mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
+                local_part(parameter).mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
         return loss
 
     def _state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part, launch = CompletionsPart.model_validate(job.spec), Launch.model_validate(job.launch)
     model = Artifact(attempt.store, job.inputs["model"].path or "")
     prompts = Rows(Artifact(attempt.store, job.inputs["prompts"].path or ""))
-    facts = prompts.artifact.manifest["facts"]
+    facts = prompts.artifact.manifest.facts
     size = part.sampling.batch_size
 
     @cache

@@ -33,7 +33,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. SourceError for a source that cannot be read or holds too little, ChatError for a tokenizer without chat tokens."""
     part = ConversationsPart.model_validate(job.spec)
     tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
-    facts = tokenizer.manifest["facts"]
+    facts = tokenizer.manifest.facts
     listing = part.listing or [file.path for file in list_source(part.source).files]
     # A source with a limit is one task: only that can count its conversations.
     step = len(listing) if part.source.limit else part.files_per_task
@@ -52,7 +52,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         unit = attempt.unit(key)
         if unit is None:
             raise StoreError(f"unit {key} of {job.path} was committed and is gone; run the stage again")
-        counts.update(unit["data"])
+        counts.update(unit.data)
         tasks.append(attempt.unit_files(key, unit))
     conversations = AllConversations(tasks, facts["vocab_size"])
     rejected = {name.removeprefix("rejected/"): counts[name] for name in sorted(counts) if name.startswith("rejected/")}

@@ -29,6 +29,7 @@ from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, StoreError
+from infra.store.documents import Unit
 from infra.store.inputs import SourceError, list_source
 from specs.filters import labels
 from specs.job import Job
@@ -40,7 +41,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. SourceError for a source that cannot be read, or holds too little."""
     part = CorpusPart.model_validate(job.spec)
     tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
-    facts = tokenizer.manifest["facts"]
+    facts = tokenizer.manifest.facts
     listing = part.listing or [file.path for file in list_source(part.source).files]
     spans = _spans(len(listing), len(listing) if part.source.limit else part.files_per_task)
     folder = attempt.workdir / "tasks"
@@ -118,7 +119,7 @@ def _write_splits(part: CorpusPart, attempt: Attempt, documents: Documents, fact
     return splits, probes
 
 
-def _committed(attempt: Attempt, key: str) -> dict[str, Any]:
+def _committed(attempt: Attempt, key: str) -> Unit:
     unit = attempt.unit(key)
     if unit is None:
         raise StoreError(f"unit {key} of {attempt.job.path} was committed and is gone; run the stage again")
@@ -134,7 +135,7 @@ class _Unit(NamedTuple):
 
 def _open_unit(attempt: Attempt, key: str) -> _Unit:
     unit = _committed(attempt, key)
-    return _Unit(attempt.unit_files(key, unit), unit["data"])
+    return _Unit(attempt.unit_files(key, unit), unit.data)
 
 
 def _kept_documents(units: list[_Unit], selected: Selected, found: Resolution, vocab_size: int) -> Documents:

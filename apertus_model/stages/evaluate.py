@@ -19,7 +19,7 @@ from apertus_model.evaluation.memorisation import memorisation
 from apertus_model.evaluation.perplexity import forgetting, loss_by_position, perplexity
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
@@ -74,9 +74,9 @@ class Measurement:
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
-            metrics |= forgetting(metrics, self._artifact("against").manifest["metrics"])
+            metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
         if "harness" in self.job.inputs:
-            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest["metrics"].items()}
+            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest.metrics.items()}
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from apertus_model.model.hf_folder import FolderWeights, pieces, write_shards
+from apertus_model.model.hf_folder import FolderWeights, modules, write_shards
 from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model_card import model_card
@@ -73,7 +73,7 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    facts = tokenizer.manifest["facts"]
+    facts = tokenizer.manifest.facts
     tokens: dict[str, Any] = {f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts}
     if part.chat:
         tokens["eos_token_id"] = end_of_turn(facts)
@@ -93,7 +93,7 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
     config.save_pretrained(folder)
     sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
     GenerationConfig(**tokens, **sampling).save_pretrained(folder)
-    for name in tokenizer.manifest["files"]:
+    for name in tokenizer.manifest.files:
         (folder / name).write_bytes(tokenizer.bytes(name))
 
 
@@ -166,15 +166,15 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
     stored = FolderWeights(str(folder), part.model, folder)
     sides = SideBySide(part.model, config, _probe(part, rows=1, longest=128))
     difference = 0.0
-    for piece, members in pieces(part.model).items():
+    for module, members in modules(part.model).items():
         weights = {name: torch.empty(shape) for name, shape in members.items()}
         load_tensors(weights, checkpoint)
         for name, trained in weights.items():
             if not torch.equal(stored[name], trained.to(getattr(torch, part.dtype))):
                 raise ExportError(f"'{name}' of the exported folder is not the trained weight; the folder was not committed")
             trained.copy_(stored[name])
-        difference = sides.advance(piece, weights)
-        del weights, trained  # before the next piece is read
+        difference = sides.advance(module, weights)
+        del weights, trained  # before the next module is read
     return difference
 
 

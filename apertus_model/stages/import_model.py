@@ -18,9 +18,9 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from apertus_model.model.hf_folder import FolderWeights, shapes
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.checkpoint import STEP, causes
+from apertus_model.trainer.checkpoint import STEP, raise_cause
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Attempt
 from specs.job import Job
 from specs.launch import Launch
@@ -56,7 +56,7 @@ def save_weights(stored: FolderWeights, part: ImportModelPart, writer: Checkpoin
         return stored[name].float()
 
     writer.single_file_per_rank = False  # torch keeps all tensors of a file until it is closed
-    with causes():
+    with raise_cause():
         dcp.save(state, storage_writer=writer, planner=_ReadWhenWritten(read), no_dist=True)
 
 

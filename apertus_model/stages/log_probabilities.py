@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, StoreError
@@ -35,7 +35,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
     part = LogProbabilitiesPart.model_validate(job.spec)
     pairs = Artifact(attempt.store, job.inputs["pairs"].path or "")
-    rows = PreferenceSamples.open(pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest["facts"]["pad_id"])
+    rows = PreferenceSamples.open(pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest.facts["pad_id"])
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(
@@ -78,8 +78,8 @@ def commit(attempt: Attempt, rows: PreferenceSamples, spans: list[range]) -> Non
         unit = attempt.unit(_key(span))
         if unit is None:
             raise StoreError(f"unit {_key(span)} of {attempt.job.path} was committed and is gone; run the stage again")
-        values[np.concatenate([rows.sequence_ids(row) for row in span])] = unit["data"]["values"]
-        tokens += unit["data"]["tokens"]
+        values[np.concatenate([rows.sequence_ids(row) for row in span])] = unit.data["values"]
+        tokens += unit.data["tokens"]
     np.save(attempt.workdir / "log_probabilities.npy", values)
     attempt.put(attempt.workdir / "log_probabilities.npy", "log_probabilities.npy")
     mean = float(values.sum(dtype=np.float64)) / tokens

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.averaging import average_checkpoints
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Attempt
 from specs.job import Job
 from specs.launch import Launch

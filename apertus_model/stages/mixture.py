@@ -72,6 +72,6 @@ def _sources(store: Store, ref: InputRef) -> tuple[dict[str, Any], list[dict[str
     if ref.kind == "mixture":
         recipe = artifact.json("recipe.json")
         return recipe, recipe["sources"]
-    counts = artifact.manifest["metrics"]["train"]
+    counts = artifact.manifest.metrics["train"]
     source = {"fingerprint": ref.fingerprint, "path": ref.path, "weight": 1, "tokens": counts["tokens"], "documents": counts["documents"]}
-    return artifact.manifest["facts"], [source]
+    return artifact.manifest.facts, [source]

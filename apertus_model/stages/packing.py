@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 
-from apertus_model.data.corpora import split_files
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.packed import TABLES, RowsWriter
+from apertus_model.data.stream import split_files
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt

@@ -66,7 +66,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         attempt.put(attempt.workdir / name, name)
     metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
     progress.log(", ".join([f"{writer.pairs} pairs of {total} prompts", *(f"{n} without: {reason}" for reason, n in without.items())]))
-    facts = prompts.artifact.manifest["facts"]
+    facts = prompts.artifact.manifest.facts
     attempt.commit(
         metrics={**metrics, "quantile_histogram": histogram.tolist()},
         facts={name: facts[name] for name in COPIED_FACTS} | {"pairs": writer.pairs, "sequences": 2 * writer.pairs},

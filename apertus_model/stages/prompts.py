@@ -73,7 +73,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             f"{part.max_new_tokens}, or other conversations"
         )
     progress.log(story)
-    copied = {name: artifacts[0].manifest["facts"][name] for name in COPIED_FACTS}
+    copied = {name: artifacts[0].manifest.facts[name] for name in COPIED_FACTS}
     if copied["pad_id"] is None:  # an imported tokenizer may have none; what fills rows up is masked everywhere
         copied["pad_id"] = copied["eos_id"]
     attempt.commit(metrics=dict(counts), facts=copied | facts)

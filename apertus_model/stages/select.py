@@ -50,7 +50,7 @@ def _value(job: Job, attempt: Attempt, part: SelectPart, index: int) -> float:
     """The metric of a candidate: of its evaluation where there is one, else of the training that made it, at that very step."""
     name = part.names[index]
     if f"evaluation:{index}" in job.inputs:
-        metrics: Mapping[str, float] = Artifact(attempt.store, job.inputs[f"evaluation:{index}"].path or "").manifest["metrics"]
+        metrics: Mapping[str, float] = Artifact(attempt.store, job.inputs[f"evaluation:{index}"].path or "").manifest.metrics
         if part.metric not in metrics:
             raise SelectError(f"the evaluation of '{name}' has no metric '{part.metric}'; it has {', '.join(sorted(metrics))}")
         return float(metrics[part.metric])

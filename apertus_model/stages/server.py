@@ -27,13 +27,14 @@ from typing import Any
 
 from setproctitle import setproctitle
 
+from infra.liveness import STOP_SIGNALS
+
 STAGES = "apertus_model.stages"
 PRELOADED = (  # one between two looks at the socket, so that a request waits for one import at most
     *(f"{STAGES}.{name}" for name in ("tokenizer", "corpus", "mixture", "conversations")),
     *("torch", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "datasets"),
     *("apertus_model.device", f"{STAGES}.train", f"{STAGES}.evaluate", f"{STAGES}.completions", f"{STAGES}.export"),
 )
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 LAUNCHER = 0  # the file descriptor of the launcher's socket
 
 

@@ -1,18 +1,21 @@
 """Training: one segment of a stage that trains, of any kind, on the torchtitan engine.
 
-Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's end.
+Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's
+end.
 
-Invariants: what to begin from is the launcher's choice, stated in the job: a checkpoint of this very trajectory (`resume_*`), a
-parent's, or new weights. Nothing is looked for in the attempt's own folder. A checkpoint states which data it was trained on, and is gone
-on from with the same data only. What is committed is not lost to what comes after it: old checkpoints that cannot be removed stay.
+Invariants:
+- The job states what to begin from: a checkpoint of this very trajectory (`resume_step`), a parent's, or new
+  weights. Nothing is looked for in the attempt's own folder.
+- A checkpoint states which data it was trained on, and is resumed with the same data only.
+- A failure after a commit does not undo the commit: old checkpoints that cannot be removed stay.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -22,16 +25,18 @@ from apertus_model.progress import Progress
 from apertus_model.stages.training_data import TrainingData, open_data, same_data
 from apertus_model.stop import StopSignal
 from apertus_model.tracking import Tracker
-from apertus_model.trainer.anomalies import Event
-from apertus_model.trainer.checkpoint import Saved, Source
-from apertus_model.trainer.config import RunHooks, trainer_config
-from apertus_model.trainer.hang import SLOW, HangWatch
-from apertus_model.trainer.heldout import HeldOutLoss
+from apertus_model.trainer.anomalies import AnomalyState, Event, StoredEvent
+from apertus_model.trainer.checkpoint import Commit, Saved, Source
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
+from apertus_model.trainer.config import trainer_config
+from apertus_model.trainer.evaluator import HeldOutLoss
+from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
+from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.trainer import Lifecycle
 from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
-from infra.store.lease import LeaseLost
-from infra.store.retention import prune
+from infra.store.writing.lease import LeaseLost
+from infra.store.writing.retention import prune
 from specs.job import Job
 from specs.launch import Launch
 from specs.stages.dpo import DpoSegment
@@ -41,20 +46,27 @@ from specs.stages.training import Segment
 
 logger = logging.getLogger(__name__)
 
-SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}  # the others train on a mixture
-STOP = "stop-"  # begins the keys of units that hold an event at which an attempt stopped: no checkpoint comes after it
-STATE_OF_A_ROW = ("step", "tokens", "tokens_per_second", "time")
-NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")  # facts of a checkpoint that the manifest states elsewhere, or not
+Facts = dict[str, Any]
+"""What the marker of a checkpoint states about it: `SegmentCheckpoints.prepare_commit` lists it."""
+
+# The other kinds train on a mixture.
+SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}
+STOP = "stop-"  # prefix of the units that store the event at which an attempt stopped: no checkpoint follows it
+NOT_A_FACT = ("step", "tokens", "tokens_per_second", "time")  # columns of a row that a checkpoint states otherwise, or not
+RESUMED_METRICS = ("loss", "grad_norm", "lr", "masked_share")  # facts that stand in for the row of a step before the first one
+NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")  # facts that the manifest states elsewhere, or not
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Trains the segment to its end, or until a stop is asked for, which leaves a checkpoint and no manifest."""
+    """Trains the segment to its end, or until a stop is requested, which leaves a checkpoint and no
+    manifest."""
     segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
     launch = Launch.model_validate(job.launch)
     if launch.stop_before_end is not None:
         stop.before_end(launch.stop_before_end.seconds)
+    hang_seconds = launch.hang_timeout.seconds if launch.hang_timeout else None
     with engine_process(threads=launch.threads or 2) as world_size:
-        watch = HangWatch(job.scratch, int(os.environ["RANK"]), launch.hang_timeout.seconds if launch.hang_timeout else None)
+        watch = HangWatch(job.scratch, int(os.environ["RANK"]), hang_seconds)
         try:
             _train(job, attempt, progress, stop, segment, watch, world_size)
         finally:
@@ -62,10 +74,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, segment: Segment, watch: HangWatch, world_size: int) -> None:
-    watch.alive(SLOW)
+    watch.heartbeat(SLOW_FACTOR)
+    first_rank = os.environ["RANK"] == "0"
     data = open_data(attempt.store, job.inputs, segment)
-    tracker = Tracker.open(job) if os.environ["RANK"] == "0" else Tracker({})
-    report = Report(attempt, progress, segment, data, tracker)
+    tracker = Tracker.open(job) if first_rank else Tracker({})
+    facts: Facts = {}
     if job.resume_step is not None:
         facts = attempt.artifact.checkpoint(job.resume_step).facts
         same_data(
@@ -73,112 +86,73 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
             {**facts["data"], "samples": facts["samples"]},
             job.resume_step,
         )
-        report.go_on(facts)
-    report.recall_stops()
-    report.passes_before = passes_of_parent(job, attempt)
-    uploads = Store(attempt.store.fs, attempt.store.root)  # its seconds are not those that training waits
-    hooks = RunHooks(
-        open_samples=lambda: data.samples,
-        heldout=data.heldout,
-        source=starting_point(job, segment, attempt),
+    anomalies: AnomalyState = facts.get("anomalies", {})
+    recorder = SegmentRecorder(attempt, progress, segment, tracker, resumed=facts)
+    if first_rank and (stops := [event for event in _stop_events(attempt) if event not in anomalies.get("events", [])]):
+        recorder.rows += map(recorder.row_of_event, stops)
+        anomalies = {**anomalies, "events": [*anomalies.get("events", []), *stops]}
+        facts = facts | {"anomalies": anomalies}
+    passes = attempt.input_checkpoint("parent").facts["passes"] if "parent" in job.inputs else {}
+    checkpoints = SegmentCheckpoints(attempt, progress, segment, data, recorder, resumed=facts, passes_before=passes)
+    lifecycle = Lifecycle(
         begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
-        checkpoint_writer=lambda step: CheckpointWriter(uploads, attempt.folder(attempt.checkpoint_folder(step))),
-        prepare_commit=report.prepare_commit,
-        committed=attempt.artifact.checkpoint,
-        record=report.add_step,
-        record_heldout=report.add_heldout,
-        record_anomaly=report.add_anomaly,
-        anomalies=report.facts.get("anomalies", {}),
+        source=starting_point(job, segment, attempt),
+        storage=checkpoints,
         stop_requested=lambda: stop.requested,
-        begun=stop.cooperate,
         scratch=job.scratch,
-        timed=attempt.store.timed,
+        anomalies=anomalies,
+        first_step_done=stop.cooperate,
         watch=watch,
     )
-    trainer = trainer_config(segment, hooks, world_size=world_size).build()
+    trainer = trainer_config(segment, data, recorder, lifecycle, world_size=world_size).build()
     try:
         finished = trainer.train()
     finally:
         trainer.close()
         tracker.close()
     if finished and dist.get_rank() == 0:
-        metrics = {name: fact for name, fact in report.facts.items() if name not in NOT_METRICS}
-        facts = {"checkpoints": report.facts["checkpoints"], "anomalies": report.facts.get("anomalies", {}).get("events", [])}
-        attempt.commit(step=segment.end_step, metrics=metrics, facts=facts)
+        last = checkpoints.facts
+        attempt.commit(
+            step=segment.end_step,
+            metrics={name: fact for name, fact in last.items() if name not in NOT_METRICS},
+            facts={"checkpoints": last["checkpoints"], "anomalies": last.get("anomalies", {}).get("events", [])},
+        )
 
 
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
     """The checkpoint to load; None for new weights.
 
-    A segment that goes on within its phase takes over everything; the first one of a phase the weights, with what adapters the parent has
-    added to them, and what else `carry` says.
+    A segment that continues its phase takes over everything; the first one of a phase takes the weights, with
+    the adapters that the parent has added to them, and whatever else `carry` names.
     """
     if job.resume_step is not None:
         return Source(attempt.artifact.checkpoint(job.resume_step), job.resume_step, optimizer=True)
     if "parent" not in job.inputs:
         return None
     parent = attempt.input_checkpoint("parent")
-    chained = segment.start_step > 0
-    return Source(
-        parent,
-        parent.step,
-        optimizer=chained or "optimizer" in segment.carry,
-        new_adapters=not chained,
-    )
+    continues = segment.start_step > 0
+    return Source(parent, parent.step, optimizer=continues or "optimizer" in segment.carry, new_adapters=not continues)
 
 
-def passes_of_parent(job: Job, attempt: Attempt) -> dict[str, float]:
-    """Passes over all that was trained on, by fingerprint, on the way to the checkpoint that the segment begins with."""
-    passes: dict[str, float] = attempt.input_checkpoint("parent").facts["passes"] if "parent" in job.inputs else {}
-    return passes
+class SegmentRecorder:
+    """Passes what the trainer reports on to the launcher and the tracker, and keeps it for the next
+    checkpoint.
 
+    Only rank 0 keeps anything. `resumed`: facts of the checkpoint that the attempt resumes from."""
 
-class Report:
-    """Turns what the engine reports into history, progress and facts. Only rank 0 is told of steps and checkpoints.
-
-    `facts` are those of the last checkpoint that was committed. Rows wait here for the checkpoint whose history they are: the attempt is
-    touched by one thread, the one that commits."""
-
-    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, data: TrainingData, tracker: Tracker) -> None:
+    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, tracker: Tracker, resumed: Facts) -> None:
         self._attempt = attempt
         self._tracker = tracker
         self._progress = progress
         self._segment = segment
-        self._data = data
-        self._rows: list[dict[str, Any]] = []
         self._speeds: list[float] = []
-        self._heldout: dict[str, Any] = {}
-        self._heldout_step: int | None = None
-        self._last: dict[str, Any] = {}
-        self.facts: dict[str, Any] = {}
-        self.passes_before: dict[str, float] = {}
-        self._best = Best(segment.checkpoint.best)
+        self._heldout: dict[str, float] = resumed.get("validation", {})
+        self._heldout_step: int | None = resumed.get("validation_step")
+        self._last: Row = {name: resumed[name] for name in resumed if name in RESUMED_METRICS}
+        self.rows: list[dict[str, Any]] = []  # of the history, until a checkpoint takes them
 
-    def go_on(self, facts: dict[str, Any]) -> None:
-        """The segment resumes from its own checkpoint with these facts."""
-        self.facts = facts
-        self._heldout, self._heldout_step = facts["validation"], facts.get("validation_step")
-
-    def recall_stops(self) -> None:
-        """Events at which earlier attempts stopped come into the history and the facts, unless the checkpoint has them."""
-        state: dict[str, Any] = self.facts.get("anomalies", {})
-        known = state.get("events", [])
-        stops = [event for event in _stops(self._attempt) if event not in known] if os.environ["RANK"] == "0" else []
-        self._rows += map(self._row_of, stops)
-        if stops:
-            self.facts = self.facts | {"anomalies": state | {"events": [*known, *stops]}}
-
-    def _row_of(self, event: dict[str, Any]) -> dict[str, Any]:
-        return {"step": event["step"], "tokens": self._segment.tokens_at(event["step"]), "anomaly": event}
-
-    def _note(self, row: dict[str, Any]) -> None:
-        """Keeps a row for the next checkpoint, and shows it."""
-        self._rows.append(row)
-        self._tracker.write(row)
-
-    def add_step(self, row: dict[str, Any]) -> None:
-        """A step is done."""
-        self._note(row)
+    def add_step(self, row: Row) -> None:
+        self._add(row)
         self._last = row
         self._speeds.append(row["tokens_per_second"])
         segment = self._segment
@@ -189,49 +163,107 @@ class Report:
             **{name: row[name] for name in ("step", "loss", "lr", "grad_norm", "tokens_per_second")},
         )
 
-    def add_anomaly(self, event: Event) -> None:
-        """A step was not taken. Where training stops, the event is committed by itself."""
-        if dist.get_rank() != 0:
-            return
-        self._note(self._row_of(asdict(event)))
-        self._progress.log(event.text)
-        if event.action == "stop":
-            with _told(f"the event of step {event.step} was not stored"):
-                self._attempt.commit_unit(f"{STOP}{event.step:08d}", data=asdict(event))
-
-    def add_heldout(self, step: int, losses: dict[str, HeldOutLoss]) -> None:
-        """Held-out losses were measured."""
+    def add_heldout(self, step: int, losses: Mapping[str, HeldOutLoss]) -> None:
         if dist.get_rank() != 0:
             return
         self._heldout = {name: round(loss.nats, 6) for name, loss in losses.items()}
         self._heldout_step = step
-        self._note({"step": step, "validation": self._heldout})
-        told = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
-        self._progress.log(f"step {step}: held-out loss {told}")
+        self._add({"step": step, "validation": self._heldout})
+        text = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
+        self._progress.log(f"step {step}: held-out loss {text}")
 
-    def prepare_commit(self, step: int, anomalies: dict[str, Any]) -> Callable[[Saved], None]:
-        """The state of `step` is copied: what is said of it is what is known now."""
-        segment = self._segment
-        samples = segment.sample_at(step)
-        last = self._last or {name: fact for name, fact in self.facts.items() if name in ("loss", "grad_norm", "lr", "masked_share")}
-        facts = {
-            "tokens": segment.tokens_at(step),
-            "samples": samples,
-            "data": self._data.identity,
-            "epochs": dict(zip(self._data.names, self._data.samples.epochs(samples), strict=True)),
-            "passes": self._passes(samples),
-            **{name: value for name, value in last.items() if name not in STATE_OF_A_ROW},
+    def add_anomaly(self, event: Event) -> None:
+        """As `Recorder.add_anomaly`. An event at which training stops is committed by itself."""
+        if dist.get_rank() != 0:
+            return
+        self._add(self.row_of_event(asdict(event)))
+        self._progress.log(event.text)
+        if event.action == "stop":
+            with _storage_errors_logged(f"the event of step {event.step} was not stored"):
+                self._attempt.commit_unit(f"{STOP}{event.step:08d}", data=asdict(event))
+
+    def row_of_event(self, event: StoredEvent) -> dict[str, Any]:
+        """The row of the history that an anomaly is."""
+        return {"step": event["step"], "tokens": self._segment.tokens_at(event["step"]), "anomaly": event}
+
+    def facts(self) -> Facts:
+        """What a checkpoint states of the last step and the last held-out losses."""
+        return {
+            **{name: value for name, value in self._last.items() if name not in NOT_A_FACT},
             "tokens_per_second": round(_median(self._speeds), 1) if self._speeds else 0.0,
             "validation": self._heldout,
             "validation_step": self._heldout_step,
         }
+
+    def take_rows(self) -> list[dict[str, Any]]:
+        """The rows since the last call."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._tracker.write(row)
+
+
+class SegmentCheckpoints:
+    """The storage of a segment's checkpoints: commits them with their facts, and removes those that are not
+    kept.
+
+    One thread, the one that uploads, writes to the attempt."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        progress: Progress,
+        segment: Segment,
+        data: TrainingData,
+        recorder: SegmentRecorder,
+        *,
+        resumed: Facts,
+        passes_before: Mapping[str, float],
+    ) -> None:
+        """
+        Args:
+            resumed: facts of the checkpoint that the attempt resumes from.
+            passes_before: passes over everything that the parent was trained on, by fingerprint.
+        """
+        self._attempt = attempt
+        self._progress = progress
+        self._segment = segment
+        self._data = data
+        self._recorder = recorder
+        self._passes_before = passes_before
+        self._uploads = Store(attempt.store.fs, attempt.store.root)  # training does not wait for its requests
+        self._best = BestCheckpoints(segment.checkpoint.best)
+        self.facts = resumed  # of the last committed checkpoint
+
+    def writer(self, step: int) -> CheckpointWriter:
+        return CheckpointWriter(self._uploads, self._attempt.folder(self._attempt.checkpoint_folder(step)))
+
+    def committed(self, step: int) -> Checkpoint:
+        return self._attempt.artifact.checkpoint(step)
+
+    def timed(self) -> AbstractContextManager[None]:
+        return self._attempt.store.timed()
+
+    def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
+        segment, data = self._segment, self._data
+        samples = segment.sample_at(step)
+        facts: Facts = {
+            "tokens": segment.tokens_at(step),
+            "samples": samples,
+            "data": data.identity,
+            "epochs": dict(zip(data.names, data.samples.epochs(samples), strict=True)),
+            "passes": self._passes(samples),
+            **self._recorder.facts(),
+        }
         if anomalies:
             facts["anomalies"] = anomalies
-        rows, self._rows = self._rows, []
+        rows = self._recorder.take_rows()
         return lambda saved: self._commit(saved, facts, rows)
 
-    def _commit(self, saved: Saved, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Every rank has written its part. In the thread of the upload."""
+    def _commit(self, saved: Saved, facts: Facts, rows: list[dict[str, Any]]) -> None:
+        """Every rank has written its part. Runs in the thread of the upload."""
         attempt, spec = self._attempt, self._segment.checkpoint
         cost = {"stall_seconds": saved.stall_seconds, "upload_seconds": saved.upload_seconds, "bytes": saved.bytes}
         for row in [*rows, {"step": saved.step, "checkpoint": {name: round(value, 4) for name, value in cost.items()}}]:
@@ -245,41 +277,43 @@ class Report:
             f"step {saved.step}: checkpoint committed{loss}; training stood still for {saved.stall_seconds:.2f} s, "
             f"{saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
         )
-        with _told(f"step {saved.step}: older checkpoints stay until the next commit"):
+        with _storage_errors_logged(f"step {saved.step}: older checkpoints stay until the next commit"):
             best = self._best.steps(attempt.artifact)
-            back = self._segment.anomalies.rollback_from(saved.step, self._segment.start_step)
+            rollback_from = self._segment.anomalies.rollback_from(saved.step, self._segment.start_step)
             prune(
                 attempt.artifact,
                 keep=spec.keep,
-                kept=lambda step: spec.kept(step) or step in best or back <= step,
+                kept=lambda step: spec.kept(step) or step in best or rollback_from <= step,
                 before=attempt.check_lease,
             )
 
     def _passes(self, samples: int) -> dict[str, float]:
-        """Passes over each source since the weights were new: what memorisation is compared with."""
-        data, passes = self._data, dict(self.passes_before)
+        """Passes over each source since the weights were new, which memorisation is compared with."""
+        data, passes = self._data, dict(self._passes_before)
         begin, end = data.samples.epochs(self._segment.sample_offset), data.samples.epochs(samples)
         for corpus, before, after in zip(data.fingerprints, begin, end, strict=True):
             passes[corpus] = passes.get(corpus, 0.0) + after - before
         return passes
 
 
-class Best:
-    """For each metric (`Checkpoint.validation_loss`), the committed checkpoint with the lowest value. A marker is read once, so that what a
-    commit costs does not grow with the steps that are kept; one that cannot be read has no value."""
+class BestCheckpoints:
+    """For each metric (`Checkpoint.validation_loss`), the committed checkpoint with the lowest value.
+
+    A marker is read once, so that the cost of a commit does not grow with the number of checkpoints; one that
+    cannot be read has no value."""
 
     def __init__(self, metrics: list[str]) -> None:
         self._metrics = metrics
         self._losses: dict[int, dict[str, float | None]] = {}
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Notes what a committed checkpoint has."""
+        """Notes the losses of a committed checkpoint."""
         self._losses[checkpoint.step] = {metric: checkpoint.validation_loss(metric) for metric in self._metrics}
 
     def steps(self, artifact: Artifact) -> set[int]:
-        """Steps of the best; of equals the first."""
-        there = sorted(artifact.checkpoint_steps()) if self._metrics else []
-        for step in there:
+        """Steps of the best checkpoints; of equal ones the first."""
+        committed = sorted(artifact.checkpoint_steps()) if self._metrics else []
+        for step in committed:
             if step in self._losses:
                 continue
             try:
@@ -289,22 +323,23 @@ class Best:
                 self._losses[step] = dict.fromkeys(self._metrics)
         best: set[int] = set()
         for metric in self._metrics:
-            losses = {step: loss for step in there if (loss := self._losses[step][metric]) is not None}
+            losses = {step: loss for step in committed if (loss := self._losses[step][metric]) is not None}
             best |= {min(losses, key=lambda step: losses[step])} if losses else set()
         return best
 
 
-def _stops(attempt: Attempt) -> Iterator[dict[str, Any]]:
-    """The events at which attempts at this part stopped, in the order of steps."""
-    with _told("events at which an earlier attempt stopped are left out"):
+def _stop_events(attempt: Attempt) -> Iterator[StoredEvent]:
+    """The events at which earlier attempts at this part stopped, in the order of steps."""
+    with _storage_errors_logged("events at which an earlier attempt stopped are left out"):
         for name in attempt.store.names(f"{attempt.job.path}/units"):
             if name.startswith(STOP) and (unit := attempt.unit(name.removesuffix(".json"))) is not None:
-                yield unit["data"]
+                yield unit.data
 
 
 @contextmanager
-def _told(consequence: str) -> Iterator[None]:
-    """For work that training does not depend on: storage that fails at it is told of in the log. Losing the lease is an error still."""
+def _storage_errors_logged(consequence: str) -> Iterator[None]:
+    """For work that training does not depend on: a failure of the storage is logged. A lost lease is still an
+    error."""
     try:
         yield
     except LeaseLost:

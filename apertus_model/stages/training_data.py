@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from apertus_model.data.corpora import split_shards
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
+from apertus_model.data.stream import split_shards
 from infra.store import Artifact, Store
-from infra.store.ranges import BlockCache
+from infra.store.reading.ranges import BlockCache
 from specs.base import canonical_json, flatten
 from specs.differences import changes
 from specs.errors import StageError
@@ -81,8 +81,8 @@ def _or_none(value: Any) -> Any:
 
 def _content(artifact: Artifact) -> str:
     """Digest of what the manifest states of an artifact's files."""
-    files = artifact.manifest["files"]
-    document = [[name, files[name]["size"], files[name]["sha256"]] for name in sorted(files)]
+    files = artifact.manifest.files
+    document = [[name, files[name].size, files[name].sha256] for name in sorted(files)]
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
 
 
@@ -149,7 +149,7 @@ class ConversationData:
 
         sources = [inputs[f"conversations:{index}"] for index in range(len(segment.repeats))]
         artifacts = [Artifact(store, source.path or "") for source in sources]
-        pad_id = artifacts[0].manifest["facts"]["pad_id"]
+        pad_id = artifacts[0].manifest.facts["pad_id"]
         self.fingerprints = [source.fingerprint for source in sources]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
         self.samples: CountedSamples = ConversationSamples.open(
@@ -199,7 +199,7 @@ class PreferenceData:
             reference,
             sequence_length=segment.sequence_length,
             seed=segment.data_seed,
-            pad_id=artifact.manifest["facts"]["pad_id"],
+            pad_id=artifact.manifest.facts["pad_id"],
         )
         self.identity: dict[str, Any] = {
             "sequence_length": segment.sequence_length,

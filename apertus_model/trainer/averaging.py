@@ -1,14 +1,13 @@
 """Weighted averages of checkpoints, tensor by tensor, each rank with its rows of each.
 
 Invariants:
-- The result has the same bits for any number of processes: every element is summed by itself, in float64, in the order of the
-  inputs, with weights that add up to one in float64, and rounded once to float32.
+- The result has the same bits for any number of processes: every element is summed by itself, in float64, in
+  the order of the inputs, with weights that add up to one in float64, and rounded once to float32.
 - A rank holds its part of the result, and of one tensor at a time of one parent beside it.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,9 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import STEP, causes, load_tensors
+from apertus_model.trainer.checkpoint import STEP, load_tensors, raise_cause
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Checkpoint
 from specs.model import ModelSpec
 
@@ -38,7 +37,8 @@ def average_checkpoints(
     scratch: str,
     on_tensor: Callable[[int, int], None],
 ) -> None:
-    """Writes the average of the weights of checkpoints, without optimizer states. Collective; starts the process group.
+    """Writes the average of the weights of checkpoints, without optimizer states. Collective; starts the
+    process group.
 
     Args:
         spec: dimensions of the model, which all checkpoints have.
@@ -47,7 +47,7 @@ def average_checkpoints(
         writer: of the result; it has the records of all files afterwards, on rank 0.
         step: that the new checkpoint is of.
         scratch: local folder for torch's traces of a collective that hangs.
-        on_tensor: told (done, total) after each tensor.
+        on_tensor: called with (done, total) after each tensor.
 
     Raises:
         CheckpointError: a checkpoint lacks a tensor, or has one of another shape.
@@ -58,11 +58,11 @@ def average_checkpoints(
     with torch.device("meta"):
         model = model_config(spec, sequence_length=1, attention="sdpa").build()
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    state: dict[str, Any] = {STEP: torch.tensor(step, dtype=torch.int64)}
+    state: dict[str, torch.Tensor] = {STEP: torch.tensor(step, dtype=torch.int64)}
     for number, (name, shape) in enumerate(shapes.items()):
         state[name] = average(name, shape, checkpoints, weights, mesh)
         on_tensor(number + 1, len(shapes))
-    with causes():
+    with raise_cause():
         dcp.save(state, storage_writer=writer)
 
 

@@ -1,18 +1,21 @@
-"""Saving and loading of training state, with the store in charge of what is a checkpoint.
+"""Saves and loads the training state. The store decides what is a checkpoint.
 
-torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to what was asked for,
-drops the optimizer from the last checkpoint and deletes old ones in a thread. This one implements torchtitan's contract
-(`BaseCheckpointManager`) and does none of that: it loads the one checkpoint it was given, saves everything each time, and
-hands a complete folder to the store, which commits and prunes.
+torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to
+what was asked for, drops the optimizer from the last checkpoint and deletes old ones in a thread. This one
+implements torchtitan's contract (`BaseCheckpointManager`) and does none of that: it loads the one checkpoint
+it was given, saves everything each time, and hands a complete folder to the store, which commits and prunes.
 
-A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with a process group of its own.
+A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with
+a process group of its own.
 
 Invariants:
-- A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay, betas and the
-  position in the data come from the spec and the step, never from a checkpoint.
-- A folder is committed only when every rank has written its part. One save at most is in flight: the next one waits for it.
-- A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one is committed.
-- Whoever reads weights reads them through `load_tensors`, so nobody sees the base of an adapted model in place of the model.
+- A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay,
+  betas and the position in the data come from the spec and the step, never from a checkpoint.
+- A folder is committed only when every rank has written its part. At most one save is in progress: the next one
+  waits for it.
+- A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one
+  is committed.
+- All readers of weights use `load_tensors`, so that none takes the base of an adapted model for the model.
 """
 
 import logging
@@ -22,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,69 +35,79 @@ from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
-from apertus_model.trainer.checkpoint_reader import CheckpointError, readable, reader
-from apertus_model.trainer.upload import CheckpointWriter, Records, StagedPlan, Staging
+from apertus_model.trainer.anomalies import AnomalyState
+from apertus_model.trainer.checkpoint_reader import CheckpointError, read_errors, reader
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter, Records, StagedPlan, Staging
 from infra.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 STEP = "progress.step"
-UPLOAD_TIMEOUT = timedelta(days=1)  # of the collectives of a save, in which ranks wait for the slowest; training is watched elsewhere
+# Of the collectives of a save, in which ranks wait for the slowest. `HangWatch` watches training.
+UPLOAD_TIMEOUT = timedelta(days=1)
 
 
 class UploadError(RuntimeError):
-    """A checkpoint that was not stored."""
+    """A checkpoint was not stored."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to load: a checkpoint (or the local folder of one that no marker names), the step it must be of, and whether to take the
-    optimizer's state.
+    """What to load."""
 
-    `new_adapters`: adapters of the checkpoint become part of the weights, and those of the model, if it has any, stay as they are;
-    otherwise the model goes on with the adapters that are stored."""
-
-    checkpoint: Checkpoint | str
-    step: int
-    optimizer: bool
+    checkpoint: Checkpoint | str  # a committed one, or the local folder of one that no marker names
+    step: int  # that the checkpoint must be of
+    optimizer: bool  # whether to load the optimizer's state too
+    # True: adapters of the checkpoint become part of the weights, and those of the model, if any, keep their
+    # initial values. False: the model continues with the stored adapters.
     new_adapters: bool = False
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Files that all ranks have written, and what they have cost: seconds that training stood still, on rank 0, and seconds of writing."""
+    """The files of a checkpoint, when all ranks have written theirs."""
 
     step: int
     files: Records
-    stall_seconds: float
-    upload_seconds: float
+    stall_seconds: float  # that training stood still, on rank 0
+    upload_seconds: float  # that writing took
 
     @property
     def bytes(self) -> int:
-        return sum(record["size"] for record in self.files.values())
+        return sum(record.size for record in self.files.values())
 
 
 Commit = Callable[[Saved], None]
 
 
-class StoreCheckpoints(BaseCheckpointManager):
-    """Loads from `Config.source`; saves at the steps that `Config.due` names, and when told to.
+class CheckpointStorage(Protocol):
+    """Where the checkpoints of a run go."""
 
-    writer: makes the writer of the files of a step.
-    prepare: called on rank 0 with the step and the engine's own facts when the state is copied; notes what is known then, and returns what
-        makes the files a checkpoint, which is called from a thread when all ranks have written.
-    timed: surrounds what training waits for.
-    """
+    def writer(self, step: int) -> CheckpointWriter:
+        """A writer of the files of the checkpoint of a step."""
+
+    def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
+        """Called on rank 0 when the state of a step is copied, with that of the anomaly detector. Notes
+        what is known then. What it returns makes the files a checkpoint, and is called from a thread when all
+        ranks have written."""
+
+    def committed(self, step: int) -> Checkpoint | str:
+        """The committed checkpoint of a step of this run."""
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Surrounds what training waits for."""
+
+
+class StoreCheckpoints(BaseCheckpointManager):
+    """Loads from `Config.source`; saves at the steps that are due, and on request."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
-        source: Source | None = None
-        due: Callable[[int], bool]
-        writer: Callable[[int], CheckpointWriter]
-        prepare: Callable[[int, dict[str, Any]], Commit]
-        timed: Callable[[], AbstractContextManager[None]]
+        storage: CheckpointStorage
+        source: Source | None = None  # to begin from; None: initial weights
+        due: Callable[[int], bool]  # whether a checkpoint of this step is due
 
-    facts: Callable[[], dict[str, Any]] = dict  # the engine's own facts about the current step; set by the trainer
+    anomalies: Callable[[], AnomalyState] = AnomalyState  # what a checkpoint stores of them; set by the trainer
 
     def __init__(
         self,
@@ -113,9 +126,9 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
-    def _state(self, *, step: int, optimizer: bool) -> dict[str, Any]:
-        """Every tensor under the name it is stored by; the tensors are those in use, so loading writes into them."""
-        state: dict[str, Any] = dict(self._states[MODEL].state_dict())
+    def _state(self, *, step: int, optimizer: bool) -> dict[str, torch.Tensor]:
+        """Every tensor by its stored name. They are the tensors in use: loading writes into them."""
+        state: dict[str, torch.Tensor] = dict(self._states[MODEL].state_dict())
         state[STEP] = torch.tensor(step, dtype=torch.int64)
         if optimizer:
             state |= {f"{OPTIMIZER}.{name}": value for name, value in self._states[OPTIMIZER].state_dict().items()}
@@ -133,14 +146,13 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._read(self._config.source)
         return True
 
-    def restore(self, checkpoint: Checkpoint | str, step: int) -> None:
-        """Weights and optimizer state become those of a checkpoint of this run. Collective; waits for the save in flight.
+    def restore(self, step: int) -> None:
+        """Weights and optimizer state become those of a committed checkpoint of this run. Collective.
 
         Raises:
             CheckpointError, DamagedCheckpoint: as when loading.
         """
-        self.maybe_wait_for_saving()
-        self._read(Source(checkpoint, step, optimizer=True))
+        self._read(Source(self._config.storage.committed(step), step, optimizer=True))
 
     @torch.no_grad()
     def _read(self, source: Source) -> None:
@@ -148,7 +160,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         state = self._state(step=-1, optimizer=source.optimizer)
         if source.new_adapters:
             state = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-        with self._config.timed():
+        with self._config.storage.timed():
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:
             raise CheckpointError(
@@ -165,22 +177,22 @@ class StoreCheckpoints(BaseCheckpointManager):
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Begins to save where a checkpoint is due, and with `last_step`; False when there was nothing to do.
+        """Begins to save when a checkpoint is due, or with `last_step`. Returns whether it does.
 
         Raises:
-            UploadError: the save before has failed.
+            UploadError: the previous save failed.
         """
         if curr_step == self.saved_step or not (last_step or self._config.due(curr_step)):
             return False
         begin = time.perf_counter()
-        with self._config.timed():
+        with self._config.storage.timed():
             self.maybe_wait_for_saving()
             with self._states[OPTIMIZER].averaged():  # Optimizers
                 state = self._state(step=curr_step, optimizer=True)
                 copies = self._staging.copy(state)
         chief = dist.get_rank() == 0
         plan = StagedPlan(state, copies, is_coordinator=chief)
-        commit = self._config.prepare(curr_step, self.facts()) if chief else None
+        commit = self._config.storage.prepare_commit(curr_step, self.anomalies()) if chief else None
         self.saved_step = curr_step
         self.save_future = self._thread.submit(self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin)
         return True
@@ -188,15 +200,15 @@ class StoreCheckpoints(BaseCheckpointManager):
     def _upload(self, step: int, copies: dict[str, torch.Tensor], plan: StagedPlan, commit: Commit | None, stall: float) -> None:
         """In a thread of every rank: collective over `_group`."""
         begin = time.perf_counter()
-        writer = self._config.writer(step)
-        with causes():
+        writer = self._config.storage.writer(step)
+        with raise_cause():
             dcp.save(copies, storage_writer=writer, planner=plan, process_group=self._group)
         if commit is not None:
             commit(Saved(step, writer.records, stall, time.perf_counter() - begin))
 
     @property
     def failed(self) -> bool:
-        """Whether the save in flight has failed on this rank."""
+        """Whether the save in progress has failed on this rank."""
         return self.save_future is not None and self.save_future.done() and self.save_future.exception() is not None
 
     def _wait_for_saving(self) -> None:
@@ -210,7 +222,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         """Staging is over when `_save` returns."""
 
     def _close(self) -> None:
-        """Waits for the save in flight, whatever else ends the run; its failure is logged, unless it was raised before."""
+        """Waits for the save in progress. Logs its failure, unless it was raised before."""
         self._thread.shutdown(wait=True)
         if self.failed:
             assert self.save_future is not None
@@ -219,16 +231,17 @@ class StoreCheckpoints(BaseCheckpointManager):
 
 
 @contextmanager
-def causes() -> Iterator[None]:
-    """What went wrong on some rank, in place of DCP's envelope, which is no `Exception`."""
+def raise_cause() -> Iterator[None]:
+    """Raises the first error of a rank instead of DCP's `CheckpointException`, which is no `Exception`."""
     try:
         yield
     except CheckpointException as error:
         raise next(cause for cause, _ in error.failures.values()) from error
 
 
-def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
-    """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process group exists.
+def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -> None:
+    """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
+    group exists.
 
     A weight whose adapter (LoRA) is in the checkpoint and not in `state` becomes the sum of both.
 
@@ -238,8 +251,8 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
 
     Raises:
         DamagedCheckpoint: what is read of a committed checkpoint is not what was committed.
-        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index holds something unexpected; a folder without
-            digests cannot be read.
+        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index holds something
+            unexpected; a folder without digests cannot be read.
     """
     storage = reader(checkpoint)
     folder = storage.folder
@@ -253,17 +266,18 @@ def load_tensors(state: dict[str, Any], checkpoint: Checkpoint | str) -> None:
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):
             raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has {tuple(tensor.shape)}")
-    with readable(folder), causes():
+    with read_errors(folder), raise_cause():
         dcp.load(state, storage_reader=storage)
     for name in state:
         parts = [_part(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
-            with readable(folder), causes():
+            with read_errors(folder), raise_cause():
                 dcp.load(adapter, storage_reader=storage, no_dist=True)  # stages of a pipeline have adapters of their own
             merge_adapter(state[name], *adapter.values())
 
 
 def _part(weight: str, part: str) -> str:
-    """Name of a part of the adapter of a weight, `X.weight` -> `X.lora_a.weight`; no tensor's name for what is not a weight."""
+    """Name of a part of the adapter of a weight, `X.weight` -> `X.lora_a.weight`; no tensor's name for what
+    is not a weight."""
     return f"{weight.removesuffix('weight')}{part}"

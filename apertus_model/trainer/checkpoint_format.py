@@ -4,11 +4,12 @@
     index.json                {"tensors": {NAME: {"dtype": "F32", "shape": [8, 4], "parts": [
                                   {"file": "rank-00000.safetensors", "offsets": [0, 0], "shape": [4, 4]}, ...]}}}
 
-A part is a block of a tensor that begins at `offsets`. The header of a file states in `__metadata__` the offsets of
-its parts as torch.distributed.checkpoint's Hugging Face storage does, so that storage reads these folders too.
+A part is a block of a tensor that begins at `offsets`. The header of a file states in `__metadata__` the
+offsets of its parts as torch.distributed.checkpoint's Hugging Face storage does, so that storage reads these
+folders too.
 
-Invariant: what is read is JSON within the bounds of `specs.foreign`, checked against the models here, and bytes of
-tensors at places that lie inside the file. Equal tensors make equal bytes.
+Invariant: what is read is JSON within the bounds of `specs.foreign`, checked against the models here, and
+bytes of tensors at places that lie inside the file. Equal tensors make equal bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
-from infra.store.reader import RangeFile
+from infra.store.files.reader import RangeFile
 from specs.foreign import Foreign, checked, parse_json
 
 INDEX = "index.json"

@@ -1,13 +1,13 @@
-"""Reading checkpoints (`checkpoint_format`) through DCP, the parts that a rank needs, in the order in which they lie,
-some of them ahead.
+"""Reading checkpoints (`checkpoint_format`) through DCP, the parts that a rank needs, in the order in which
+they lie, some of them ahead.
 
 Invariants:
 - Nothing stored in a checkpoint is executed while it is read: it is JSON and bytes of tensors.
-- Every byte of a committed checkpoint that is used was compared with its digest (`infra.store.reader`). What
+- Every byte of a committed checkpoint that is used was compared with its digest (`infra.store.files.reader`). What
   differs from what was committed is a `DamagedCheckpoint`; what is no checkpoint is a `CheckpointError`.
-- What is held in memory beside the tensors that are loaded does not grow with the files: the index, the blocks that
-  are read ahead, and a copy of the tensor in hand where it cannot be read into its place (another device or data
-  type, columns of a matrix).
+- What is held in memory beside the tensors that are loaded does not grow with the files: the index, the
+  blocks that are read ahead, and a copy of the tensor in hand where it cannot be read into its place (another
+  device or data type, columns of a matrix).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from torch.futures import Future
 
 from apertus_model.trainer.checkpoint_format import DTYPES, INDEX, Index, first_read, read_header, read_index
 from infra.store import Checkpoint, DamagedError
-from infra.store.ranges import LocalFile
-from infra.store.reader import FETCH_BYTES, RangeFile, cut, read_ahead
+from infra.store.files.reader import FETCH_BYTES, RangeFile, cut, read_ahead
+from infra.store.reading.ranges import LocalFile
 from infra.store.records import DamagedCheckpoint
 
 GAP = 2**20  # bytes between two parts that are read along with them
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that does not hold what it should; the message names the entry and what to do."""
+    """A checkpoint lacks an entry or has a wrong one. The message names the entry and the fix."""
 
 
 class Folder(Protocol):
@@ -70,8 +70,9 @@ class LocalFolder:
 
 
 @contextmanager
-def readable(folder: Folder) -> Iterator[None]:
-    """Whatever goes wrong in reading a checkpoint that is there, but for storage that fails, is its damage."""
+def read_errors(folder: Folder) -> Iterator[None]:
+    """Turns errors while reading a checkpoint into DamagedCheckpoint or CheckpointError; storage errors
+    pass."""
     try:
         yield
     except (CheckpointError, DamagedCheckpoint):
@@ -117,12 +118,12 @@ class CheckpointReader(StorageReader):
         return False
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index. DamagedCheckpoint or CheckpointError when it is not what was written."""
+        """The index. DamagedCheckpoint or CheckpointError when it differs from what was written."""
         return self._index
 
     @cached_property
     def _index(self) -> Metadata:
-        with readable(self.folder):
+        with read_errors(self.folder):
             file = self.folder.open(INDEX)
             return metadata_of(read_index(file.read(0, file.size)))
 
@@ -136,7 +137,7 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fills the tensors of the plan. The caller makes `readable` errors of whatever is raised."""
+        """Fills the tensors of the plan. The caller surrounds it with `read_errors`."""
         names = sorted({self._index.storage_data[item.storage_index] for item in plan.items})
         files = {name: self.folder.open(name) for name in names}
         waiting = {name: deque(sorted(parts, key=_Part.order)) for name, parts in self._parts(plan, planner, files).items()}
@@ -231,7 +232,8 @@ class _Part:
 
 
 def _blocks(parts: Iterable[_Part]) -> list[tuple[int, int]]:
-    """What is read of a file, in order: [begin, end) at a time, of at most `FETCH_BYTES`, ending where pieces end."""
+    """What is read of a file, in order: [begin, end) at a time, of at most `FETCH_BYTES`, ending where pieces
+    end."""
     merged: list[list[int]] = []
     for begin, end in sorted(part.order() for part in parts):
         if merged and begin <= merged[-1][1] + GAP:

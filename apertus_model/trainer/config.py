@@ -1,14 +1,9 @@
 """From a resolved segment to torchtitan's `Trainer.Config`.
 
-Invariant: every number comes from the segment, except what says where and how (layout, micro-batch, folders), which comes
-with it as its execution part. Combinations that cannot run are refused here, before anything is built.
+Invariant: every number comes from the segment, except what says where and how (layout, micro-batch, folders),
+which comes with it as its execution part. Combinations that cannot run are refused here, before anything is
+built.
 """
-
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
 
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -16,19 +11,15 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import refuse_unsupported, titan_model
-from apertus_model.trainer.anomalies import Event, Guard
-from apertus_model.trainer.checkpoint import Commit, Source, StoreCheckpoints
-from apertus_model.trainer.hang import HANG_SECONDS, SLOW, HangWatch
-from apertus_model.trainer.heldout import HeldOutLoss
-from apertus_model.trainer.loader import SampleLike, SampleLoader, Samples
-from apertus_model.trainer.metrics import Row, StepMetrics
+from apertus_model.trainer.anomalies import AnomalyDetector
+from apertus_model.trainer.checkpoint import StoreCheckpoints
+from apertus_model.trainer.hang import HANG_SECONDS, SLOW_FACTOR
+from apertus_model.trainer.loader import SampleLoader, TrainingData
+from apertus_model.trainer.lr_scheduler import LearningRate
+from apertus_model.trainer.metrics import Recorder, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
-from apertus_model.trainer.pipeline_parallel import LossThatWasRead
-from apertus_model.trainer.schedule import LearningRate
-from apertus_model.trainer.trainer import ApertusTrainer, NoTokenizer
-from apertus_model.trainer.upload import CheckpointWriter
-from infra.store import Checkpoint
+from apertus_model.trainer.trainer import ApertusTrainer, Lifecycle, NoTokenizer, OutputIsLoss
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
@@ -41,59 +32,22 @@ RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": 
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # where no training is watched
 
 
-@dataclass(frozen=True)
-class RunHooks:
-    """What connects a run to its surroundings.
-
-    open_samples: opens the training samples of the mixture.
-    heldout: held-out sequences by source name.
-    source: checkpoint to begin from; None begins with initial weights.
-    begin_step: steps of the stage that are done.
-    checkpoint_writer: makes the writer of the files of the checkpoint of a step.
-    prepare_commit: see `StoreCheckpoints`; rank 0.
-    committed: the committed checkpoint of a step, for rollbacks.
-    record: takes a row of metrics per step; rank 0.
-    record_heldout: takes the held-out losses of a step; all ranks.
-    stop_requested: whether this process was asked to stop.
-    begun: called when the first step is made: there is something to commit.
-    scratch: local folder for torchtitan's own files.
-    timed: surrounds what training waits for storage.
-    record_anomaly: told of every step that is not taken; all ranks.
-    anomalies: facts of the checkpoint that is resumed from, as `Guard.facts` gave them.
-    watch: ends the process when it hangs.
-    clock: seconds, for checkpoints by time.
-    """
-
-    open_samples: Callable[[], Samples]
-    source: Source | None
-    begin_step: int
-    checkpoint_writer: Callable[[int], CheckpointWriter]
-    prepare_commit: Callable[[int, dict[str, Any]], Commit]
-    committed: Callable[[int], Checkpoint | str]
-    record: Callable[[Row], None]
-    record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
-    stop_requested: Callable[[], bool]
-    scratch: str
-    heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
-    begun: Callable[[], None] = lambda: None
-    timed: Callable[[], AbstractContextManager[None]] = nullcontext
-    record_anomaly: Callable[[Event], None] = lambda event: None
-    anomalies: dict[str, Any] = field(default_factory=dict)
-    watch: HangWatch | None = None
-    clock: Callable[[], float] = time.monotonic
-
-
-def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> ApertusTrainer.Config:
+def trainer_config(
+    segment: Segment, data: TrainingData, recorder: Recorder, lifecycle: Lifecycle, *, world_size: int
+) -> ApertusTrainer.Config:
     """The complete configuration of one run.
 
     Args:
         segment: resolved part of a training stage.
-        hooks: connections to data, store and launcher.
+        data: what the run trains on, and what it is measured on.
+        recorder: receives its metrics.
+        lifecycle: where it begins, where its checkpoints go, and what ends it.
         world_size: number of processes.
 
     Raises:
         StageError: the optimizer cannot train in this layout, or minimise this objective.
-        ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run here.
+        ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run
+            here.
     """
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     name = segment.optimizer.name
@@ -112,16 +66,16 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
     if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
         raise ValueError(f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use another layout")
     # A rank that hangs is to say where, before the others give up waiting for it.
-    collective_timeout = int(2 * SLOW * (hooks.watch.seconds if hooks.watch is not None else HANG_SECONDS))
+    collective_timeout = int(2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS))
     lora = segment.lora if isinstance(segment, SftSegment) else None
     model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=initial_seed(segment), lora=lora)
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
     return ApertusTrainer.Config(
         model_spec=titan_model(model),
-        dump_folder=hooks.scratch,
+        dump_folder=lifecycle.scratch,
         tokenizer=NoTokenizer.Config(),
         dataloader=SampleLoader.Config(
-            open_samples=hooks.open_samples,
+            samples=data.samples,
             first_sample=segment.sample_at,
             global_batch_size=segment.global_batch_size,
             fields=objective.fields,
@@ -130,7 +84,7 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
         lr_scheduler=LearningRate.Config(
             rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))
         ),
-        loss=LossThatWasRead.Config(),
+        loss=OutputIsLoss.Config(),
         training=TrainingConfig(
             local_batch_size=share_of_rank(segment, world_size=world_size) if segment.parallel.pp > 1 else micro_batch,
             global_batch_size=segment.global_batch_size,
@@ -148,40 +102,33 @@ def trainer_config(segment: Segment, hooks: RunHooks, *, world_size: int) -> Ape
             keep_latest_k=0,
             initial_load_model_only=False,
             last_save_model_only=False,
-            source=hooks.source,
+            storage=lifecycle.storage,
+            source=lifecycle.source,
             due=segment.checkpoint_due,
-            writer=hooks.checkpoint_writer,
-            prepare=hooks.prepare_commit,
-            timed=hooks.timed,
         ),
         activation_checkpoint=RECOMPUTATION[segment.activation_checkpointing](),
         compile=CompileConfig(enable=segment.compile),
         comm=CommConfig(init_timeout_seconds=collective_timeout, train_timeout_seconds=collective_timeout),
         metrics=StepMetrics.Config(
             disable_color_printing=True,
-            record=hooks.record,
+            recorder=recorder,
             tokens_at=segment.tokens_at,
             tokens_per_step=segment.tokens_per_step,
         ),
         debug=debug_config(segment.seed or 0),
         objective=objective,
-        begin_step=hooks.begin_step,
-        stop_requested=hooks.stop_requested,
-        begun=hooks.begun,
-        heldout=hooks.heldout,
-        heldout_interval=segment.validation.interval if hooks.heldout else 0,
-        record_heldout=hooks.record_heldout,
-        guard=Guard(segment.anomalies, segment.start_step, hooks.anomalies),
-        record_anomaly=hooks.record_anomaly,
-        committed=hooks.committed,
+        data=data,
+        recorder=recorder,
+        lifecycle=lifecycle,
+        detector=AnomalyDetector(segment.anomalies, segment.start_step, lifecycle.anomalies),
+        heldout_interval=segment.validation.interval if data.heldout else 0,
         save_seconds=segment.checkpoint.seconds,
-        clock=hooks.clock,
-        watch=hooks.watch,
     )
 
 
 def initial_seed(segment: Segment) -> int:
-    """Seed of the weights that no checkpoint gives: all of a new model; the adapters of a fine-tuned one, by the seed of its data."""
+    """Seed of the weights that no checkpoint gives: all of a new model; the adapters of a fine-tuned one, by
+    the seed of its data."""
     if segment.seed is not None:
         return segment.seed
     return segment.data_seed if isinstance(segment, SftSegment) else 0
@@ -193,7 +140,8 @@ def debug_config(seed: int) -> DebugConfig:
 
 
 def parallelism_config(parallel: Parallel, *, micro_batch_size: int = 1) -> ParallelismConfig:
-    """torchtitan's description of a layout. `micro_batch_size`: sequences that go through a pipeline at a time."""
+    """torchtitan's description of a layout. `micro_batch_size`: sequences that go through a pipeline at a
+    time."""
     config = ParallelismConfig(
         data_parallel_replicate_degree=parallel.dp_replicate,
         data_parallel_shard_degree=parallel.dp_shard,

@@ -1,11 +1,12 @@
-"""A rank that hangs ends, and says where it hung.
+"""Ends a rank that hangs, and reports where it hung.
 
-Two timers are set again at every sign of life. The first writes the stacks of all threads to a file of this rank; the second, a few seconds
-later, ends the process, time for the other ranks to write theirs. Both work without the interpreter: faulthandler's thread takes no lock,
-and the kernel sends SIGALRM, whose default is to end the process, also to one that is stuck in a library.
+Every heartbeat sets two timers anew. The first writes the stacks of all threads to a file of this rank; the
+second, a few seconds later, ends the process, which leaves the other ranks time to write their stacks. Both
+work without the interpreter: faulthandler's thread takes no lock, and the kernel sends SIGALRM, whose default
+is to end the process, also to one that is stuck in a library.
 
-Invariant: a process that shows no sign of life for the stated time ends within `GRACE_SECONDS` more. The launcher adds the files to the
-log.
+Invariant: a process without a heartbeat for the stated time ends within `GRACE_SECONDS` more. The launcher
+adds the files to the log.
 """
 
 import faulthandler
@@ -17,22 +18,23 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 HANG_SECONDS = 1800.0
-SLOW = 3.0  # start-up and first step, validation and waiting for storage may take so many times as long
+SLOW_FACTOR = 3.0  # start-up, the first step, validation and waiting for storage may take so many times longer
 GRACE_SECONDS = 10.0
 
 
 class HangWatch:
-    """The timers of this process, which has to be in its main thread. Stacks go to `stacks-<rank>.txt` in `folder`."""
+    """The timers of this process, which has to be in its main thread. Stacks go to `stacks-<rank>.txt` in
+    `folder`."""
 
     def __init__(self, folder: str | Path, rank: int, seconds: float | None = None) -> None:
         self.seconds = seconds or HANG_SECONDS
         self._file = os.open(Path(folder) / f"stacks-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
-    def alive(self, factor: float = 1.0) -> None:
-        """A sign of life; the next one has to come within `factor` times the stated time."""
+    def heartbeat(self, factor: float = 1.0) -> None:
+        """Sets the timers: the next heartbeat must come within `factor` times the stated time."""
         if os.fstat(self._file).st_size:
-            logger.warning("no sign of life for %g s, and then one: the step was slow; see launch.hang_timeout", self.seconds)
+            logger.warning("no heartbeat for %g s, then one: the step was slow; see launch.hang_timeout", self.seconds)
             os.ftruncate(self._file, 0)
         faulthandler.dump_traceback_later(self.seconds * factor, exit=False, file=self._file)
         signal.setitimer(signal.ITIMER_REAL, self.seconds * factor + GRACE_SECONDS)

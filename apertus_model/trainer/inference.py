@@ -1,7 +1,7 @@
 """A trained model without an optimizer: same engine, same layouts.
 
-Invariant: weights come from the checkpoint alone. Computation is in float32 unless asked otherwise, so that metrics do not depend on
-how the model was trained.
+Invariant: weights come from the checkpoint alone. Computation is in float32 unless asked otherwise, so that
+metrics do not depend on how the model was trained.
 """
 
 from typing import Literal
@@ -14,11 +14,10 @@ from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.attention import resolve_backend
 from apertus_model.model.model import model_config
-from apertus_model.model.parallelize import parallelize
-from apertus_model.model.sharding import set_sharding
+from apertus_model.model.parallelize import parallelize, set_sharding
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS, debug_config, parallelism_config
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Checkpoint
 from specs.launch import Parallel
 from specs.model import ModelSpec
@@ -36,7 +35,8 @@ def load_evaluator(
     dtype: Literal["float32", "bfloat16"] = "float32",
     same_length: bool = False,
 ) -> Evaluator:
-    """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for another model.
+    """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for
+    another model.
 
     Args:
         spec: dimensions.

@@ -1,24 +1,26 @@
 """The data loader inside torchtitan: which sample goes to which rank, as a pure function of the step.
 
-Invariant: step s trains on the samples `first_sample(s) .. first_sample(s) + global_batch_size - 1`, whatever the number of
-ranks and of accumulation steps. The ranks take turns by micro-batch, so the union over ranks and accumulation steps is that
-block, in order. There is no state to save: batches that were computed ahead are forgotten.
+Invariant: step s trains on the samples `first_sample(s) .. first_sample(s) + global_batch_size - 1`, whatever
+the number of ranks and of accumulation steps. The ranks take turns by micro-batch, so the union over ranks
+and accumulation steps is that block, in order. There is no state to save: batches that were computed ahead
+are forgotten.
 """
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
-from apertus_model.trainer.prefetch import computed_ahead
-
 PREFETCH = 8
-"""Micro-batches read ahead. In as many threads where samples come over a network: eight answers of 20 ms at a time make 1.6 million tokens
-a second in sequences of 4,096. Otherwise in one, idle while there are enough: a sequence takes it a tenth of a millisecond."""
+"""Micro-batches read ahead. In as many threads where samples come over a network: eight answers of 20 ms at a
+time make 1.6 million tokens a second in sequences of 4,096. Otherwise in one, idle while there are enough: a
+sequence takes it a tenth of a millisecond."""
 
 
 class SampleLike(Protocol):
@@ -33,22 +35,63 @@ class SampleLike(Protocol):
 
 
 class Samples(Protocol):
-    """A sequence of samples; `samples[i]` is a pure function of i, and several threads may ask at once. With a true attribute `remote` they
-    come over a network."""
+    """A sequence of samples; `samples[i]` is a pure function of i, and several threads may ask at once. With
+    a true attribute `remote` they come over a network."""
 
     def __getitem__(self, index: int, /) -> SampleLike: ...
 
 
+class TrainingData(Protocol):
+    """What a run trains on, and what it is measured on. `apertus_model.stages.training_data` opens it for a
+    segment."""
+
+    @property
+    def samples(self) -> Samples: ...
+    @property
+    def heldout(self) -> Mapping[str, Sequence[SampleLike]]:
+        """Held-out sequences by the name of their source."""
+
+
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
+T = TypeVar("T")
 
 
 def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
-    """`({"input", "positions", *fields}, labels)`: input, positions and labels int64 of shape (batch, seq_len); the further `fields` of
-    the samples are stacked as they are."""
+    """`({"input", "positions", *fields}, labels)`: input, positions and labels int64 of shape (batch,
+    seq_len); the further `fields` of the samples are stacked as they are."""
     names = ("input", "positions", *fields, "labels")
     tensors = {name: torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in names}
     labels = tensors.pop("labels")
     return tensors, labels
+
+
+def computed_ahead(calls: Iterable[Callable[[], T]], ahead: int, threads: int = 1) -> Generator[T, None, None]:
+    """The results of `calls`, in order, while `threads` threads compute the next `ahead` ones.
+
+    One thread is the right number for calls that compute: more of them spend their time on taking turns.
+    Calls that wait for a network overlap in as many threads as there are. With `ahead` 0 the consumer's
+    thread makes every call when its result is due.
+
+    An exception of a call is raised where its result was due, with the traceback of the thread. At most
+    `ahead` results are held, and a call is submitted only when the consumer asks for a result, so that
+    nothing is busy while the consumer is. Closing the generator drops the calls that have not begun and waits
+    for none: the garbage collector may close it, in a thread that holds what the end of another thread needs.
+    """
+    if not ahead:
+        for call in calls:
+            yield call()
+        return
+    pending: deque[Future[T]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+    try:
+        for call in calls:
+            pending.append(pool.submit(call))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class SampleLoader(BaseDataLoader):
@@ -56,10 +99,10 @@ class SampleLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        open_samples: Callable[[], Samples]
-        first_sample: Callable[[int], int]
+        samples: Samples
+        first_sample: Callable[[int], int]  # of the step that follows so many steps
         global_batch_size: int
-        fields: tuple[str, ...] = ()
+        fields: tuple[str, ...] = ()  # of a sample, beside input, labels and positions
         prefetch: int = PREFETCH
 
     def __init__(
@@ -71,7 +114,7 @@ class SampleLoader(BaseDataLoader):
         local_batch_size: int,
         **unused: Any,
     ) -> None:
-        self._samples = config.open_samples()
+        self._samples = config.samples
         self._fields = config.fields
         self._first_sample = config.first_sample
         self._global_batch_size = config.global_batch_size
@@ -83,7 +126,8 @@ class SampleLoader(BaseDataLoader):
         self.seek(0)
 
     def seek(self, steps_done: int) -> None:
-        """Continue after `steps_done` steps of the stage. Ends the iterator in use, with what it has read ahead."""
+        """Continue after `steps_done` steps of the stage. Ends the iterator in use, with what it has read
+        ahead."""
         self.close()
         self._steps_done = steps_done
 

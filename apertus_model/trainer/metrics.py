@@ -1,31 +1,45 @@
-"""What a run reports while it trains: one row per step.
+"""What a run reports while it trains: a row of metrics per step, held-out losses, anomalies.
 
-A row is `{"step", "tokens", "loss", "grad_norm", "lr", "tokens_per_second", "masked_share", "time"}`: tokens consumed by the
-stage, loss in nats per trained token over the global batch, global gradient norm before clipping, tokens per second of the
-whole run, share of the labels that were not trained, unix time. An objective adds columns of its own, averaged over the step.
-
-Invariant: loss and norm are those of the whole run, not of a rank; rank 0 alone reports.
+Invariant: loss and norm are those of the whole run, not of a rank; rank 0 alone has rows.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torchtitan.components.metrics import MetricsProcessor
 
-Row = dict[str, Any]
+from apertus_model.trainer.anomalies import Event
+from apertus_model.trainer.evaluator import HeldOutLoss
+
+Row = dict[str, float]
+"""The metrics of a step: those that `StepMetrics.log` lists, and the columns of the objective, averaged over
+the step."""
+
+
+class Recorder(Protocol):
+    """Receives what a run reports."""
+
+    def add_step(self, row: Row) -> None:
+        """A step is done. On rank 0 only."""
+
+    def add_heldout(self, step: int, losses: Mapping[str, HeldOutLoss]) -> None:
+        """Losses on held-out sequences, by source, after a step. On all ranks."""
+
+    def add_anomaly(self, event: Event) -> None:
+        """A step was not taken. On all ranks."""
 
 
 class StepMetrics(MetricsProcessor):
-    """Turns torchtitan's call after each step into a row for `Config.record`."""
+    """Turns torchtitan's call after each step into a row for the recorder."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        record: Callable[[Row], None]
-        tokens_at: Callable[[int], int]
+        recorder: Recorder
+        tokens_at: Callable[[int], int]  # tokens consumed by the stage after so many steps
         tokens_per_step: int
 
     config: Config
@@ -43,7 +57,7 @@ class StepMetrics(MetricsProcessor):
         global_avg_loss: float,
         global_max_loss: float,
         grad_norm: float,
-        extra_metrics: dict[str, Any] | None = None,
+        extra_metrics: dict[str, float] | None = None,
     ) -> None:
         """Called by torchtitan's Trainer on every rank when a step is done."""
         now = time.perf_counter()
@@ -54,16 +68,16 @@ class StepMetrics(MetricsProcessor):
         if dist.get_rank() != 0:
             return
         tokens_per_step = self.config.tokens_per_step
-        self.config.record(
+        self.config.recorder.add_step(
             {
                 "step": step,
-                "tokens": self.config.tokens_at(step),
-                "loss": global_avg_loss,
-                "grad_norm": grad_norm,
+                "tokens": self.config.tokens_at(step),  # consumed by the stage
+                "loss": global_avg_loss,  # nats per trained token of the global batch
+                "grad_norm": grad_norm,  # of the whole gradient, before clipping
                 "lr": (extra_metrics or {})["lr"],
-                "tokens_per_second": round(tokens_per_step / seconds, 1),
-                "masked_share": round(1 - int(self.trained_tokens) / tokens_per_step, 6),
-                "time": round(time.time(), 3),
+                "tokens_per_second": round(tokens_per_step / seconds, 1),  # of the whole run
+                "masked_share": round(1 - int(self.trained_tokens) / tokens_per_step, 6),  # of the labels
+                "time": round(time.time(), 3),  # unix time
                 **columns,
             }
         )

@@ -1,96 +1,87 @@
-"""What a step minimises: the objectives by name, each with what it reads of a sample and what its mean is taken over.
+"""What a step minimises: cross-entropy, weighted cross-entropy, QRPO, DPO.
 
-An objective's loss is a sum over a micro-batch divided by a denominator of the whole step: the sum of `count` over all micro-batches and
-data-parallel ranks. So the step's loss is the sum of the losses of all micro-batches, and its gradient is the sum of their gradients.
+The loss of a micro-batch is a sum divided by a denominator of the whole step: the sum of `Objective.count`
+over all micro-batches and data-parallel ranks. So the loss of the step is the sum of the losses of its
+micro-batches, and its gradient the sum of their gradients. `Objective.loss` runs inside of the model's output
+layer; `apertus_model.model.output` says why, and who calls whom.
 
-Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and micro-batches.
+Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and
+micro-batches.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from apertus_model.losses.cross_entropy import Vocabulary, cross_entropy, total_weight
+from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, log_probabilities, total_weight
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
 from apertus_model.losses.sequences import sequence_log_probabilities
-from apertus_model.model.output import Reader, log_probability_reader
+from apertus_model.optimizers.extra_pass import WithExtraPass
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 
-Extras = Mapping[str, torch.Tensor]
+Extras = Mapping[str, Tensor]
 
 
-class Term(NamedTuple):
-    """The part of a step's loss that a micro-batch is on this rank.
+class MicroBatch(NamedTuple):
+    """What the loss of a micro-batch needs beside its labels."""
 
-    loss: scalar; its gradient with respect to the hidden states of this rank is theirs in the step's loss.
-    copies: number of ranks that compute this same term.
-    columns: name -> (sum, number of summands), float64 of shape (2,), of what is averaged over the step for the metrics.
-    """
+    extras: Extras  # the tensors of `Objective.fields`; those of `per_token` are (batch, local sequence)
+    denominator: Tensor  # of the whole step: float64 scalar
+    group: dist.ProcessGroup | None = None  # the ranks that share each row; None: a rank has whole rows
 
-    loss: torch.Tensor
+
+class MicroBatchLoss(NamedTuple):
+    """What a micro-batch adds to the step on this rank."""
+
+    # The part of the step's loss. Its gradient with respect to this rank's hidden states is theirs in the
+    # step's loss.
+    loss: Tensor
+    # Number of ranks that compute this same part.
     copies: int = 1
-    columns: dict[str, torch.Tensor] = {}  # noqa: RUF012  # never changed
+    # name -> (sum, number of summands), float64 of shape (2,), of what the metrics average over the step.
+    columns: Mapping[str, Tensor] = {}  # never changed
 
 
 class Objective(ABC):
-    """`fields`: tensors of a sample beside input, labels and positions; `per_token`: those of them that have the length of the sequence.
+    """The loss of a kind of training, and the tensors of a sample that it needs."""
 
-    A micro-batch takes two steps: the model's output projection calls `reader(...)`, and `term` makes the loss of what it has read.
-    """
-
-    fields: ClassVar[tuple[str, ...]] = ()
-    per_token: ClassVar[tuple[str, ...]] = ()
+    fields: ClassVar[tuple[str, ...]] = ()  # tensors of a sample beside input, labels and positions
+    per_token: ClassVar[tuple[str, ...]] = ()  # those of them that have the length of the sequence
 
     @abstractmethod
-    def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
         """What a micro-batch of whole rows adds to the denominator: float64 scalar."""
 
     @abstractmethod
-    def reader(self, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor) -> Reader:
-        """What is read from the hidden states of a micro-batch.
+    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+        """The loss of a micro-batch. The output layer calls it, with a `batch` that the trainer has bound.
 
         Args:
+            hidden: (batch, local sequence, dim), the last hidden states.
+            weight: (words, dim), this rank's rows of the output weight.
             labels: (batch, local sequence) int64.
-            extras: the tensors of `fields`; those per token are (batch, local sequence).
-            denominator: float64 scalar.
-        """
-
-    @abstractmethod
-    def term(
-        self, read: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
-    ) -> Term:
-        """The term of a micro-batch.
-
-        Args:
-            read: what the reader has returned.
-            labels, extras, denominator: as above.
-            group: the ranks that share each row, None when a rank has whole rows.
+            vocab: the words that the rows stand for.
+            batch: what else the loss needs.
         """
 
 
 class CrossEntropy(Objective):
-    """sum(w_i ce_i) / sum(w_i) over the labels that are kept; plain cross-entropy, with weights of 1, where samples have none."""
+    """sum(w_i ce_i) / sum(w_i) over the labels that are kept; plain cross-entropy, with weights of 1, where
+    samples have none."""
 
-    def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return total_weight(labels, extras.get("weights"))
 
-    def reader(self, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor) -> Reader:
-        def read(hidden: torch.Tensor, weight: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
-            return cross_entropy(hidden, weight, labels, denominator, extras.get("weights"), vocabulary)
-
-        return read
-
-    def term(
-        self, read: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
-    ) -> Term:
-        return Term(read)
+    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+        return MicroBatchLoss(cross_entropy(hidden, weight, labels, batch.denominator, batch.extras.get("weights"), vocab))
 
 
 class WeightedCrossEntropy(CrossEntropy):
@@ -101,19 +92,17 @@ class WeightedCrossEntropy(CrossEntropy):
 
 
 class PreferenceObjective(Objective):
-    """A loss on the log-ratios to the reference; see `apertus_model.data.preference_samples` for the fields."""
+    """A loss on the log-ratios to the reference; see `apertus_model.data.preference_samples` for the
+    fields."""
 
     fields = ("segments", "rewards", "reference", "present")
     per_token = ("segments",)
 
-    def reader(self, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor) -> Reader:
-        return log_probability_reader(labels)
-
-    def term(
-        self, read: torch.Tensor, labels: torch.Tensor, extras: Extras, denominator: torch.Tensor, group: dist.ProcessGroup | None
-    ) -> Term:
+    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+        extras, group = batch.extras, batch.group
         present, reference = extras["present"], extras["reference"]
-        total, lengths = sequence_log_probabilities(read, labels, extras["segments"], present.shape[1], group)
+        token_log_probabilities = log_probabilities(hidden, weight, labels, vocab)
+        total, lengths = sequence_log_probabilities(token_log_probabilities, labels, extras["segments"], present.shape[1], group)
         log_ratio = torch.where(present, total - reference, 0.0)
         losses, beta, columns = self.losses(log_ratio, lengths, extras)
         copies = dist.get_world_size(group) if group is not None else 1
@@ -127,30 +116,27 @@ class PreferenceObjective(Objective):
                 "accuracy": _sum(implicit[:, 0::2] > implicit[:, 1::2], pairs),
                 **columns,
             }
-        return Term(losses.sum() / denominator.to(losses.dtype), copies, columns)
+        return MicroBatchLoss(losses.sum() / batch.denominator.to(losses.dtype), copies, columns)
 
     @abstractmethod
-    def losses(
-        self, log_ratio: torch.Tensor, lengths: torch.Tensor, extras: Extras
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Losses, 0 where nothing is present; beta_i of each sequence; further columns."""
 
 
 @dataclass(frozen=True)
 class Qrpo(PreferenceObjective):
-    """Mean, over all sequences, of (q - beta_i ln Z(beta_i) - beta_i r)^2; chosen and rejected ones count alike."""
+    """Mean, over all sequences, of (q - beta_i ln Z(beta_i) - beta_i r)^2; chosen and rejected ones count
+    alike."""
 
-    loss: QrpoLoss
+    settings: QrpoLoss
 
-    def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return extras["present"].double().sum()
 
-    def losses(
-        self, log_ratio: torch.Tensor, lengths: torch.Tensor, extras: Extras
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        loss = self.loss
+    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        settings = self.settings
         present, quantiles = extras["present"], extras["rewards"]
-        beta = sequence_beta(lengths, beta=loss.beta, length_normalised=loss.length_normalised, beta_max=loss.beta_max)
+        beta = sequence_beta(lengths, beta=settings.beta, length_normalised=settings.length_normalised, beta_max=settings.beta_max)
         residual = torch.where(present, qrpo_residual(log_ratio, quantiles, beta), 0.0)
         target = quantiles.double() - beta_log_partition(beta)
         return residual.square(), beta, {"target": _sum(target, present), "residual": _sum(residual.detach(), present)}
@@ -160,25 +146,62 @@ class Qrpo(PreferenceObjective):
 class Dpo(PreferenceObjective):
     """Mean, over all pairs, of -ln sigmoid(beta_c r_c - beta_r r_r)."""
 
-    loss: DpoLoss
+    settings: DpoLoss
 
-    def count(self, labels: torch.Tensor, extras: Extras) -> torch.Tensor:
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
         present = extras["present"]
         return (present[:, 0::2] & present[:, 1::2]).double().sum()
 
-    def losses(
-        self, log_ratio: torch.Tensor, lengths: torch.Tensor, extras: Extras
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         present = extras["present"]
         pairs = present[:, 0::2] & present[:, 1::2]
-        beta = sequence_beta(lengths, beta=self.loss.beta, length_normalised=self.loss.length_normalised)
+        beta = sequence_beta(lengths, beta=self.settings.beta, length_normalised=self.settings.length_normalised)
         implicit = beta.to(log_ratio.dtype) * log_ratio
         margin = implicit[:, 0::2] - implicit[:, 1::2]
-        losses = torch.where(pairs, dpo(margin, self.loss.label_smoothing), 0.0)
+        losses = torch.where(pairs, dpo(margin, self.settings.label_smoothing), 0.0)
         return losses, beta, {"margin": _sum(margin.detach(), pairs)}
 
 
-def _sum(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+class ExtraPass(CrossEntropy):
+    """The loss of the extra pass over a step's batch that an optimizer asks for (`optimizers.extra_pass`).
+    Its denominator is that of the step's own objective."""
+
+    fields = ("weights", "places")
+    per_token = ("weights", "places")
+
+    def __init__(self, optimizer: WithExtraPass, step: int) -> None:
+        self._optimizer, self._step = optimizer, step
+
+    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+        return MicroBatchLoss(
+            self._optimizer.extra_loss(
+                hidden,
+                weight,
+                labels,
+                vocab,
+                step=self._step,
+                weights=batch.extras["weights"],
+                places=batch.extras["places"],
+                denominator=batch.denominator,
+            )
+        )
+
+
+def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str, Tensor]:
+    """Adds the fields of `ExtraPass` to the inputs of a micro-batch: weights, 1 where samples have none, and
+    places.
+
+    Args:
+        inputs: name -> tensor; not changed.
+        labels: (batch, sequence), whole rows.
+        rows: the number of each row in the step's batch.
+    """
+    length = labels.shape[1]
+    places = torch.tensor(rows)[:, None] * length + torch.arange(length)
+    return {"weights": torch.ones(labels.shape), **inputs, "places": places}
+
+
+def _sum(values: Tensor, where: Tensor) -> Tensor:
     return torch.stack([torch.where(where, values.double(), 0.0).sum(), where.double().sum()])
 
 

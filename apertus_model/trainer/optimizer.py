@@ -1,17 +1,18 @@
 """The optimizer of a run inside torchtitan, and what of its state is stored.
 
 Invariants:
-- Hyperparameters are those of the spec, also after loading a checkpoint: they are never stored, so they cannot come back.
-- The state is tensors, `state.<parameter>.<name>`; numbers that an optimizer keeps for all parameters stand under each of them.
-- State exists from the start, all zeros, with counters as before the first step. torchtitan makes missing state with a step on zero
-  gradients, which would advance counters and warm-ups.
+- Hyperparameters are those of the spec, also after loading a checkpoint: they are never stored, so they
+  cannot come back.
+- The state is tensors, `state.<parameter>.<name>`; numbers that an optimizer keeps for all parameters stand
+  under each of them.
+- State exists from the start, all zeros, with counters as before the first step. torchtitan makes missing
+  state with a step on zero gradients, which would advance counters and warm-ups.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torchtitan.components.optimizer import OptimizersContainer
@@ -60,9 +61,9 @@ class Optimizers(OptimizersContainer):
         return state
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the tensors; the hyperparameters stay what they are. A schedule-free optimizer sets the weights of the model to those
-        that it trains.
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Take over the tensors; the hyperparameters stay what they are. A schedule-free optimizer sets the
+        weights of the model to those that it trains.
 
         Raises:
             KeyError: a tensor is missing.
@@ -82,8 +83,8 @@ class Optimizers(OptimizersContainer):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model has the weights that are the result of training: for a schedule-free optimizer the averaged ones, for the others those
-        it has anyway. Afterwards it has the same bits as before."""
+        """The model has the weights that are the result of training: for a schedule-free optimizer the
+        averaged ones, for the others those it has anyway. Afterwards it has the same bits as before."""
         averaging = [optimizer for optimizer in self.optimizers if isinstance(optimizer, library.Averaging)]
         for optimizer in averaging:
             self._aside |= optimizer.to_average()
@@ -112,5 +113,6 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 
 def optimizer_config(spec: OptimizerSpec, *, adapters_only: bool = False) -> Optimizers.Config:
-    """torchtitan config of a resolved optimizer spec. With `adapters_only` only matrices are trained, which is one group."""
+    """torchtitan config of a resolved optimizer spec. With `adapters_only` only matrices are trained, which
+    is one group."""
     return Optimizers.Config(implementation="foreach", param_groups=parameter_groups(spec, adapters_only=adapters_only))

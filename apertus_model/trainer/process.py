@@ -40,8 +40,8 @@ def engine_process(threads: int) -> Iterator[int]:
 
 
 def _keep_freed_memory() -> None:
-    """Lets glibc reuse large blocks instead of returning each to the kernel, whose page faults cost a CPU step a quarter
-    of its time."""
+    """Lets glibc reuse large blocks instead of returning each to the kernel, whose page faults cost a CPU
+    step a quarter of its time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -49,7 +49,8 @@ def _keep_freed_memory() -> None:
 
 
 def _quieten_libraries(rank: int) -> None:
-    """Our own lines on rank 0, errors everywhere; torchtitan logs to the root logger and warns about every CPU."""
+    """Our own lines on rank 0, errors everywhere; torchtitan logs to the root logger and warns about every
+    CPU."""
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s: %(message)s")
     logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("apertus_model").setLevel(logging.INFO if rank == 0 else logging.ERROR)

@@ -1,13 +1,13 @@
-"""torchtitan's Trainer with a loop of our own: it stops when asked, validates per source, and ends where the spec says.
+"""torchtitan's Trainer with its own loop: it stops on request, validates per source, skips anomalous steps.
 
 Invariants:
 - All ranks stop after the same step, with a checkpoint of it.
-- The state after step s is a function of the state after step s - 1, of the spec and of s. Interrupting and resuming from a
-  checkpoint gives the same bits as never having stopped (same machine, same layout, same number of threads).
-- A step that is not taken (`trainer.anomalies`) leaves weights and optimizer state as they were, or as they are in an earlier checkpoint;
-  step and data go on. All ranks decide alike, by the numbers of rank 0.
-- A loss is divided by what the whole step has of kept labels (weights, completions, pairs) before any gradient is made, so that neither
-  ranks nor micro-batches change it.
+- The state after step s is a function of the state after step s - 1, of the spec and of s. A run that was
+  interrupted and resumed has the same bits as one that was not (same machine, layout and number of threads).
+- A step that is not taken (`trainer.anomalies`) leaves weights and optimizer state as they were, or resets them to
+  an earlier checkpoint; step and data continue. Rank 0 decides for all ranks.
+- The denominator of the loss is counted over the whole step before any gradient is computed, so that the loss
+  depends neither on ranks nor on micro-batches.
 """
 
 import logging
@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.attention.flex_attention import BlockMask
-from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.components.loss import IGNORE_INDEX, BaseLoss
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
@@ -28,22 +29,19 @@ from torchtitan.trainer import Trainer
 
 from apertus_model.device import set_collective_timeout
 from apertus_model.optimizers.extra_pass import WithExtraPass
-from apertus_model.trainer.anomalies import Event, Guard
-from apertus_model.trainer.checkpoint import UploadError
-from apertus_model.trainer.extra_pass import ExtraPass, with_places
-from apertus_model.trainer.hang import SLOW, HangWatch
-from apertus_model.trainer.heldout import Evaluator, HeldOutLoss
-from apertus_model.trainer.loader import Batch, SampleLike
-from apertus_model.trainer.metrics import Row
-from apertus_model.trainer.objectives import Objective
-from apertus_model.trainer.pipeline_parallel import PipelineEvaluator
-from infra.store import Checkpoint
+from apertus_model.trainer.anomalies import AnomalyDetector, AnomalyState
+from apertus_model.trainer.checkpoint import CheckpointStorage, Source, UploadError
+from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEvaluator
+from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
+from apertus_model.trainer.loader import Batch, TrainingData
+from apertus_model.trainer.metrics import Recorder, Row
+from apertus_model.trainer.objectives import ExtraPass, MicroBatch, MicroBatchLoss, Objective, with_places
 
 logger = logging.getLogger(__name__)
 
 
 class NoTokenizer(BaseTokenizer):
-    """torchtitan builds a tokenizer; the engine trains on token ids and has no use for one."""
+    """torchtitan builds a tokenizer; this trainer reads token ids and needs none."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -65,24 +63,48 @@ class NoTokenizer(BaseTokenizer):
         raise TypeError("the training engine does not tokenise")
 
 
+class OutputIsLoss(BaseLoss):
+    """torchtitan's loss function of a pipeline: the output of the last stage is the loss."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseLoss.Config):
+        pass
+
+    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
+        self.fn = lambda loss, labels: loss
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Where a run begins, where its checkpoints go, and what ends it."""
+
+    begin_step: int  # steps of the stage that are done
+    source: Source | None  # checkpoint to begin from; None: initial weights
+    storage: CheckpointStorage
+    stop_requested: Callable[[], bool]  # whether this process was asked to stop
+    scratch: str  # local folder for torchtitan's own files
+    anomalies: AnomalyState = field(default_factory=AnomalyState)  # of the checkpoint that is resumed
+    first_step_done: Callable[[], None] = lambda: None  # called then: from now on there is something to commit
+    watch: HangWatch | None = None  # ends the process when it hangs
+    clock: Callable[[], float] = time.monotonic  # for checkpoints by time
+
+
 class ApertusTrainer(Trainer):
-    """One segment: `Config.begin_step` to `Config.training.steps`, both counted within the stage."""
+    """One segment: `Lifecycle.begin_step` to `Config.training.steps`, both counted within the stage."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         objective: Objective
-        begin_step: int
-        stop_requested: Callable[[], bool]
-        begun: Callable[[], None] = lambda: None
-        heldout: dict[str, Sequence[SampleLike]] = field(default_factory=dict)
-        heldout_interval: int = 0
-        record_heldout: Callable[[int, dict[str, HeldOutLoss]], None]
-        guard: Guard
-        record_anomaly: Callable[[Event], None]
-        committed: Callable[[int], Checkpoint | str]  # the checkpoint of a step of this segment
-        save_seconds: float | None = None
-        clock: Callable[[], float] = time.monotonic
-        watch: HangWatch | None = None
+        data: TrainingData
+        recorder: Recorder
+        lifecycle: Lifecycle
+        detector: AnomalyDetector
+        heldout_interval: int = 0  # steps from one measurement of the held-out losses to the next; 0: none
+        save_seconds: float | None = None  # from one checkpoint to the next, at most
+
+        def to_dict(self) -> dict[str, Any]:
+            """Nothing: torchtitan would copy all fields, for loggers that are not used here."""
+            return {}
 
     config: Config
     _objective: Objective  # of the pass that runs
@@ -90,67 +112,67 @@ class ApertusTrainer(Trainer):
     _columns: dict[str, torch.Tensor]  # name -> (sum, number) of the current step, this rank
 
     def train(self) -> bool:
-        """Train until the last step, or until a rank is asked to stop. The last checkpoint is committed when it returns.
+        """Trains until the last step, or until a rank is asked to stop, and commits a checkpoint of that step.
 
         Returns:
-            Whether the last step was reached. If not, and if a step was made, there is a checkpoint of the step it stopped at.
+            Whether the last step was reached.
 
         Raises:
             UploadError: a checkpoint was not stored.
             AnomalyError: a step at which the policy says to stop.
         """
-        config = self.config
-        self._alive(SLOW)
+        config, lifecycle = self.config, self.config.lifecycle
+        self._heartbeat(SLOW_FACTOR)
         self._control = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self.checkpointer.load()
-        self.checkpointer.facts = config.guard.facts  # StoreCheckpoints
-        self.step = config.begin_step
+        self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
+        self.step = lifecycle.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
-        self.metrics_processor.columns = self._averaged_columns  # StepMetrics
+        self.metrics_processor.columns = self._mean_columns  # StepMetrics
         batches = self.batch_generator(self.dataloader)
-        saved = config.clock()
+        saved = lifecycle.clock()
         while self.step < config.training.steps:
-            overdue = config.save_seconds is not None and config.clock() - saved >= config.save_seconds
-            stop, overdue = self._agree(overdue)
+            overdue = config.save_seconds is not None and lifecycle.clock() - saved >= config.save_seconds
+            stop, overdue = self._sync_requests(overdue)
             if stop:
                 break
             self.step += 1
             self.gc_handler.run(self.step)
             self.train_step(batches)
-            if self.step == config.begin_step + 1:
-                config.begun()
+            if self.step == lifecycle.begin_step + 1:
+                lifecycle.first_step_done()
                 timeout = timedelta(seconds=config.comm.train_timeout_seconds)
                 set_collective_timeout(timeout, self.parallel_dims)
             last = self.step == config.training.steps
-            self._alive(SLOW)
+            self._heartbeat(SLOW_FACTOR)
             if config.heldout_interval and (last or self.step % config.heldout_interval == 0):
-                config.record_heldout(self.step, self.heldout_losses())
-                self._alive(SLOW)
+                config.recorder.add_heldout(self.step, self.heldout_losses())
+                self._heartbeat(SLOW_FACTOR)
             if self.checkpointer.save(self.step, last_step=last or overdue):
-                saved = config.clock()
-            self._alive()
-        self._alive(SLOW)
+                saved = lifecycle.clock()
+            self._heartbeat()
+        self._heartbeat(SLOW_FACTOR)
         finished = self.step == config.training.steps
         if not finished:
             logger.info("stopping after step %d of %d, as requested", self.step, config.training.steps)
-            if self.step > config.begin_step:
+            if self.step > lifecycle.begin_step:
                 self.checkpointer.save(self.step, last_step=True)
         self.checkpointer.maybe_wait_for_saving()
         return finished
 
-    def _alive(self, factor: float = 1.0) -> None:
-        if self.config.watch is not None:
-            self.config.watch.alive(factor)
+    def _heartbeat(self, factor: float = 1.0) -> None:
+        if self.config.lifecycle.watch is not None:
+            self.config.lifecycle.watch.heartbeat(factor)
 
-    def _agree(self, overdue: bool) -> tuple[bool, bool]:
-        """Whether any rank was asked to stop, and whether rank 0's clock wants a checkpoint; the same answers on all ranks.
+    def _sync_requests(self, overdue: bool) -> tuple[bool, bool]:
+        """Whether any rank was asked to stop, and whether a checkpoint is overdue by rank 0's clock. Collective.
 
         Raises:
-            UploadError: a checkpoint was not stored, on whichever rank.
+            UploadError: a rank did not store its part of a checkpoint.
         """
         overdue = overdue and dist.get_rank() == 0
-        flags = torch.tensor([self.config.stop_requested(), overdue, self.checkpointer.failed], dtype=torch.int32)
+        flags = torch.tensor([self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed], dtype=torch.int32)
         if self._control is not None:
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control)
         stop, overdue, failed = flags.tolist()
@@ -160,7 +182,7 @@ class ApertusTrainer(Trainer):
         return bool(stop), bool(overdue)
 
     def close(self) -> None:
-        """Ends the threads that read ahead, and what torchtitan has open."""
+        """Ends the threads that read ahead, and torchtitan's components."""
         self.dataloader.close()  # SampleLoader
         super().close()
 
@@ -172,15 +194,14 @@ class ApertusTrainer(Trainer):
             evaluator: Evaluator = PipelineEvaluator(part, self.pipelined_loss, dims, device, batch_size=batch_size)
         else:
             evaluator = Evaluator(part, dims, device, batch_size=batch_size)
-        # Layers compiled under tensor parallelism do not take the inputs they are given without gradients (torch 2.13).
+        # Layers that were compiled under tensor parallelism fail on inputs without gradients (torch 2.13).
         with torch.compiler.set_stance("force_eager" if dims.tp_enabled else "default"), self.optimizers.averaged():  # Optimizers
-            return {name: evaluator.loss(samples) for name, samples in self.config.heldout.items()}
+            return {name: evaluator.loss(samples) for name, samples in self.config.data.heldout.items()}
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
-        """Gradients of one global batch, and an optimizer step if they are what they should be.
+        """Computes the gradients of one global batch, and takes an optimizer step unless they are anomalous.
 
-        In the order of torchtitan's own, which updates before it looks at the loss. What the objective's mean is taken over is known before
-        the first micro-batch runs.
+        As torchtitan's, which looks at the loss after the update; here the loss comes first.
         """
         dims = self.parallel_dims
         self._columns = {}
@@ -191,7 +212,7 @@ class ApertusTrainer(Trainer):
         if dims.dp_enabled:
             trained = dist_utils.dist_sum_tensor(trained, dims.get_mesh("batch"))
         if not dims.pp_enabled:
-            self._begin_objective([batch for group in groups for batch in group])
+            self._prepare_objective([batch for group in groups for batch in group])
         self.optimizers.zero_grad(set_to_none=True)
         losses = []
         for group in groups:
@@ -211,7 +232,7 @@ class ApertusTrainer(Trainer):
             ep_enabled=dims.ep_enabled,
         )
         loss = dist_utils.dist_sum(total, dims.get_optional_mesh("loss")) if dims.dp_cp_enabled else float(total.item())
-        if self._take(loss, float(norm.item())):
+        if self._accept_step(loss, float(norm.item())):
             self.optimizers.step()
             self.lr_schedulers.step()
             self.metrics_processor.log(self.step, loss, loss, float(norm.item()), extra_metrics=rate)
@@ -219,35 +240,37 @@ class ApertusTrainer(Trainer):
             self.lr_schedulers.step()
             self.metrics_processor.time_last_log = time.perf_counter()
 
-    def _take(self, loss: float, grad_norm: float) -> bool:
-        """Whether the step is taken; what is done instead is done. The same on all ranks.
+    def _accept_step(self, loss: float, grad_norm: float) -> bool:
+        """Whether the step is taken. If not, the anomaly is recorded, and rolled back if the policy says so. Collective.
 
         Raises:
             AnomalyError: the policy says to stop.
         """
         if self._control is not None:
-            found = torch.tensor([loss, grad_norm], dtype=torch.float64)
-            dist.broadcast(found, src=0, group=self._control)
-            loss, grad_norm = found.tolist()
-        event = self.config.guard.judge(self.step, loss, grad_norm)
+            measured = torch.tensor([loss, grad_norm], dtype=torch.float64)
+            dist.broadcast(measured, src=0, group=self._control)
+            loss, grad_norm = measured.tolist()
+        event = self.config.detector.check(self.step, loss, grad_norm)
         if event is None:
             return True
         logger.warning("%s", event.text)
         if event.action != "skip":
-            self._alive(SLOW)  # storage comes next
-        self.config.record_anomaly(event)
+            self._heartbeat(SLOW_FACTOR)  # storage comes next
+        self.config.recorder.add_anomaly(event)
         if event.action == "stop":
             if self._control is not None:
-                dist.barrier(group=self._control)  # rank 0 has stored the event; the first process that ends takes the others with it
-            raise self.config.guard.stop(event)
+                # Rank 0 has stored the event: the first process that ends takes the others with it.
+                dist.barrier(group=self._control)
+            raise self.config.detector.error(event)
         if event.to is not None:
             self.checkpointer.maybe_wait_for_saving()
             if self._control is not None:
                 dist.barrier(group=self._control)  # rank 0 has committed
-            self.checkpointer.restore(self.config.committed(event.to), event.to)
+            self.checkpointer.restore(event.to)
         return False
 
-    def _begin_objective(self, batches: Sequence[Batch]) -> None:
+    def _prepare_objective(self, batches: Sequence[Batch]) -> None:
+        """Counts the denominator of the step's loss, and runs the extra passes of optimizers. Collective."""
         objective = self.config.objective
         self._denominator = torch.stack([objective.count(labels, inputs) for inputs, labels in batches]).sum().to(self.device)
         if self.parallel_dims.dp_enabled:
@@ -257,19 +280,19 @@ class ApertusTrainer(Trainer):
         self._objective = objective
 
     def _extra_pass(self, optimizer: WithExtraPass, batches: Sequence[Batch]) -> None:
-        """A pass over the step's batch with a loss of the optimizer's own, whose gradients it takes."""
+        """A pass over the step's batch with the optimizer's own loss, whose gradients it reads."""
         self._objective = ExtraPass(optimizer, self.step)
         self.optimizers.zero_grad()
         for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
             tensors = {name: tensor.to(self.device) for name, tensor in with_places(inputs, labels, rows).items()}
             self.forward_backward_step(input_dict=tensors, labels=labels.to(self.device), global_valid_tokens=self._denominator)
-        optimizer.take_extra_gradients()  # train_step drops them
+        optimizer.take_extra_gradients()  # train_step drops the gradients
 
     def forward_backward_step(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """One micro-batch: gradients are added up, the part of the step's loss is returned. Notes for the metrics how many tokens the
-        whole step trains on."""
+        """Runs forward and backward pass of one micro-batch. Returns its part of the step's loss, which the objective
+        computes inside of the model's output layer: `apertus_model.model.output` shows the calls."""
         self.metrics_processor.trained_tokens = global_valid_tokens  # StepMetrics
         if self.parallel_dims.pp_enabled:
             return super().forward_backward_step(input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens)
@@ -284,37 +307,39 @@ class ApertusTrainer(Trainer):
                 slices, _ = cp_shard(mesh, tuple(extras[name] for name in objective.per_token), None, None)
                 extras |= dict(zip(objective.per_token, slices, strict=True))
         with self.train_context():
-            reader = objective.reader(labels, extras, self._denominator)
-            read = self.model_parts[0](inputs, **arguments, read=reader)
-            term = objective.term(read, labels, extras, self._denominator, group)
-            term.loss.backward()
-        for name, column in term.columns.items():
+            loss_fn = partial(objective.loss, batch=MicroBatch(extras, self._denominator, group))
+            micro_batch: MicroBatchLoss = self.model_parts[0](inputs, **arguments, labels=labels, loss_fn=loss_fn)
+            micro_batch.loss.backward()
+        for name, column in micro_batch.columns.items():
             self._columns[name] = self._columns.get(name, 0) + column
-        return term.loss / term.copies
+        return micro_batch.loss / micro_batch.copies
 
     def pp_forward_backward_step(
         self, *, input_dict_mbs: list[dict[str, torch.Tensor]], label_mbs: list[torch.Tensor], global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """All micro-batches of a step through the pipeline: gradients are added up, the loss is returned on every stage."""
+        """Runs all micro-batches of a step through the pipeline. Returns the loss on every stage."""
         batch = {name: torch.cat([inputs[name] for inputs in input_dict_mbs]) for name in input_dict_mbs[0]}
         return self.pipelined_loss(batch, torch.cat(label_mbs), global_valid_tokens)
 
     def pipelined_loss(self, batch: dict[str, torch.Tensor], labels: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-        """The loss of whole rows, which the schedule cuts into its micro-batches, on every stage; with gradients where they are enabled.
+        """The loss of whole rows, which the schedule cuts into micro-batches; the same on every stage. Computes
+        gradients where they are enabled.
 
         torchtitan 0.3.0 passes lists of micro-batches, which the schedules of torch 2.13 do not take.
 
         Args:
-            batch: input and positions, int64 of shape (batch, seq_len), as many rows as `training.local_batch_size`.
+            batch: input and positions, int64 of shape (batch, seq_len), as many rows as
+                `training.local_batch_size`.
             labels: like the input.
-            denominator: scalar that the sum over the labels is divided by.
+            denominator: scalar that divides the sum over the labels.
         """
         inputs, labels, arguments = self.post_dataloading_process(batch, labels)
-        if not isinstance(arguments.get("attention_masks"), BlockMask):  # others cannot be cut: each stage makes them from the positions
+        # Of masks, the schedule can cut block masks alone: each stage makes the others from the positions.
+        if not isinstance(arguments.get("attention_masks"), BlockMask):
             arguments.pop("attention_masks", None)
         if self.pp_has_last_stage:
-            arguments["labels"] = labels
-            self.model_parts[-1].read_labels = lambda some: self.config.objective.reader(some, {}, denominator)
+            loss = partial(self.config.objective.loss, batch=MicroBatch({}, denominator))
+            arguments |= {"labels": labels, "loss_fn": lambda *output: loss(*output).loss}
         losses: list[torch.Tensor] | None = [] if self.pp_has_last_stage else None
         run = self.pp_schedule.step if torch.is_grad_enabled() else self.pp_schedule.eval
         with self.train_context():
@@ -325,12 +350,12 @@ class ApertusTrainer(Trainer):
                 return_outputs=False,
                 **arguments,
             )
-        loss = torch.stack(losses).detach().sum().to(self.device) if losses else torch.zeros((), device=self.device)
-        dist.all_reduce(loss, group=self.parallel_dims.get_mesh("pp").get_group())
-        return loss
+        total = torch.stack(losses).detach().sum().to(self.device) if losses else torch.zeros((), device=self.device)
+        dist.all_reduce(total, group=self.parallel_dims.get_mesh("pp").get_group())
+        return total
 
-    def _averaged_columns(self) -> Row:
-        """The columns that the objective adds to the row of this step. Collective."""
+    def _mean_columns(self) -> Row:
+        """The metrics of the objective, averaged over this step. Collective."""
         if not self._columns:
             return {}
         totals = torch.stack(list(self._columns.values()))

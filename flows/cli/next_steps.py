@@ -28,7 +28,7 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
         except (StoreError, KeyError):
             continue
         console.print(f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True)
-    program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).exists() else "apertus"
+    program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).name == "apertus" else "python -m flows.cli"
     last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
     training = [
         phase

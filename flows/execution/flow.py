@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -31,11 +32,11 @@ from flows.execution.prefect_pages import ProgressBar, only_shown, publish_resul
 from flows.execution.runner import Observer, Runner, StageFailed
 from flows.execution.watchdog import guard
 from flows.format import describe
-from flows.planning.plan import Plan, Step, make
+from flows.planning.plan import Plan, Step, decide, make
 from flows.planning.selection import select
 from flows.report import render
 from infra.store import Store
-from specs.profile import load_profile
+from specs.profile import Profile, load_profile
 from specs.recipe import load
 from specs.redaction import RedactedRecord, redacted, without_secrets
 
@@ -69,7 +70,16 @@ class _Silent:
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
 
 
-_observer: ContextVar[Observer] = ContextVar("observer")  # the terminal of `apertus run`; not set: nobody watches
+@dataclass
+class Run:
+    """A plan that is run, who watches it, and the cluster that it runs on."""
+
+    plan: Plan
+    observer: Observer
+    profile: Profile
+
+
+_run: ContextVar[Run] = ContextVar("run")  # of `apertus run`, which has planned and watches; not set in a deployed run
 
 
 class _Logged:
@@ -106,11 +116,11 @@ class _Logged:
 class Session:
     """One run of a plan: what the tasks share. A plain class, so that Prefect does not look into it."""
 
-    def __init__(self, plan: Plan, observer: Observer, chosen: set[str]) -> None:
-        self.plan = plan
+    def __init__(self, run: Run, chosen: set[str]) -> None:
+        self.plan = run.plan
         self.chosen = chosen
-        self.observer = _Logged(observer)
-        self.runner = Runner(plan, self.observer, profile=load_profile(os.environ.get("APERTUS_PROFILE")))
+        self.observer = _Logged(run.observer)
+        self.runner = Runner(run.plan, self.observer, profile=run.profile)
         self.worker = os.getppid() if runtime.deployment.id is not None else None
 
     def needs(self, name: str) -> set[str]:
@@ -194,7 +204,7 @@ def walk(session: Session) -> None:
             state = future.state
             if state.is_completed():
                 finished.add(name)
-                _check_again(session, name)
+                _settle(session, name)
             else:
                 failed[name] = _reason(state)
     except BaseException as error:
@@ -209,13 +219,18 @@ def walk(session: Session) -> None:
         raise PipelineFailed(failed)
 
 
-def _check_again(session: Session, finished: str) -> None:
-    """Plans again after every part: a corpus that turned out too small is refused before anything trains on it, and what `@best:` means is
-    known when its stage has finished. A storage that is away is waited for as one that a part needs; others go on meanwhile."""
-    retries = session.plan.pipeline.retries
+def _settle(session: Session, finished: str) -> None:
+    """Plans again after a part that others depend on: a corpus that turned out too small is refused before anything trains on it, and what
+    `@best:` means is known when its stage has finished. A storage that is away is waited for as one that a part needs; others go on
+    meanwhile."""
+    pipeline, retries = session.plan.pipeline, session.plan.pipeline.retries
+    node = session.plan.graph.nodes[finished]
     for before in itertools.count():
         try:
-            plan = make(session.plan.pipeline, session.plan.store)
+            if not session.plan.graph.plan_depends_on(node, pipeline):
+                session.plan.steps[finished] = decide(node, session.plan)
+                return
+            plan = make(pipeline, session.plan.store)
             session.runner.adopt(plan)
             session.plan = plan
             return
@@ -235,24 +250,25 @@ def _reason(state: Any) -> str:
     return str(state.message)
 
 
-def run_plan(plan: Plan, observer: Observer, until: str | None, only: str | None) -> None:
-    """Runs what a plan asks for, inside a flow run."""
-    session = Session(plan, observer, select(plan, until, only))
+def run_plan(run: Run, until: str | None, only: str | None) -> None:
+    """Runs what a plan asks for, inside a flow run. `run.plan` is then what there is."""
+    session = Session(run, select(run.plan, until, only))
     session.runner.prepare()
     try:
         walk(session)
     except PipelineFailed as error:
-        _show(plan, error.reasons)
+        _publish(session.plan, error.reasons)
         raise
-    _show(plan, {})
+    finally:
+        run.plan = session.plan
+    _publish(session.plan, {})
 
 
-def _show(plan: Plan, failed: dict[str, str]) -> None:
+def _publish(plan: Plan, failed: dict[str, str]) -> None:
     """For a deployed run, whose people look at Prefect's pages: stores the report as it is now, and says where."""
     if runtime.deployment.id is None:
         return
     with only_shown("the report"):
-        plan = make(plan.pipeline, plan.store)
         path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
         plan.store.write_bytes(path, render(plan).encode())
         publish_run(plan, plan.store.location(path), failed)
@@ -280,19 +296,25 @@ def pipeline(
         guard(str(runtime.flow_run.id))
     interrupts.listen_again()  # Prefect has taken SIGTERM; its own exception may come twice
     with _secrets_kept():
-        recipe = load(spec, overrides or [])
-        plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+        run = _run.get(None)
+        if run is None:
+            recipe = load(spec, overrides or [])
+            made = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+            run = Run(made, _Silent(), load_profile(os.environ.get("APERTUS_PROFILE")))
         try:
-            run_plan(plan, _observer.get(_Silent()), until, only)
+            run_plan(run, until, only)
         except WorkerLost as error:
             return Cancelled(message=str(error))
         return None
 
 
-def run_here(observer: Observer, **parameters: Any) -> None:
-    """Calls the flow in this process, watched by `observer`. PipelineFailed when a stage did not finish."""
-    token = _observer.set(observer)
+def run_here(plan: Plan, observer: Observer, profile: Profile, **parameters: Any) -> Plan:
+    """Runs a plan by the flow in this process, watched by `observer`; the plan as it is then. `parameters`: those of the flow that the plan
+    was made from, which Prefect shows. PipelineFailed when a stage did not finish."""
+    run = Run(plan, observer, profile)
+    token = _run.set(run)
     try:
         pipeline(**parameters)
     finally:
-        _observer.reset(token)
+        _run.reset(token)
+    return run.plan

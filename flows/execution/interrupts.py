@@ -17,21 +17,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from infra.liveness import STOP_SIGNALS, stop_signals_blocked
+
 _heard: list[str] = []
 _deferring = False
 
 
 def listen() -> None:
     """Begins to listen, in the main thread. What was ignored from the start, by nohup say, stays so."""
-    for number in NUMBERS:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _hear)
 
 
 def listen_again() -> None:
     """Takes back what a library has taken since `listen`. Does nothing where nobody listened."""
-    if any(signal.getsignal(number) is _hear for number in NUMBERS):
+    if any(signal.getsignal(number) is _hear for number in STOP_SIGNALS):
         listen()
 
 
@@ -43,7 +44,7 @@ def check() -> None:
 
 def ignore() -> None:
     """Until the process has ended: Python gives up a handler while it exits, and restores the default."""
-    for number in NUMBERS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -52,12 +53,11 @@ def blocked() -> Iterator[None]:
     """Processes that are started meanwhile inherit this mask, so none of these signals ends them. What comes
     meanwhile is raised afterwards: other threads may hear it, which the mask is not for."""
     global _deferring
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     _deferring = True
     try:
-        yield
+        with stop_signals_blocked():
+            yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _deferring = False
     check()
 

@@ -73,7 +73,7 @@ def publish_results(step: Step, plan: Plan) -> None:
     """The results of a part as a table."""
     with only_shown(f"the table of {step.node.name}"):
         manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
-        values = flatten({**manifest["metrics"], "seconds": manifest.get("seconds", {})})
+        values = flatten({**manifest.metrics, "seconds": manifest.seconds.model_dump() if manifest.seconds else {}})
         rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
         create_table_artifact(key=key(plan.pipeline.name, step.node.name), table=rows, description=f"{step.node.name}: {step.node.path}")
 

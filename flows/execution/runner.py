@@ -22,8 +22,8 @@ from flows.planning.run_records import Records
 from infra.launchers import REFUSED, Ended, Launched, launch_job, make_scratch
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
-from infra.store.lease import Lease, LeaseLost, Leases, Timing
-from infra.store.retention import hold, refer
+from infra.store.writing.lease import Lease, LeaseLost, Leases, Timing
+from infra.store.writing.retention import hold, refer
 from specs.base import Spec
 from specs.job import InputRef, Job
 from specs.profile import Profile
@@ -149,7 +149,7 @@ class Runner:
         step = decide(node, self.plan)
         if step.action == "reuse" and self.plan.pipeline.stages[node.stage].protect:
             Records(self.plan.store, self.plan.pipeline.name).protect(node)
-        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest["metrics"] if step.action == "reuse" else None
+        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest.metrics if step.action == "reuse" else None
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
             raise GateFailed("; ".join(step.gate_failures))

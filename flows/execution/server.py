@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.execution import interrupts
+from infra.liveness import STOP_SIGNALS, start_guard
 
-_GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -76,10 +76,10 @@ def _reach_this_machine_directly() -> None:
 def _guard(pid: int) -> None:
     """Kills that server when this process is gone; not another process that has its number since. What is
     blocked is ignored too: the shell unblocks it when a command has ended."""
-    numbers = " ".join(str(int(number)) for number in interrupts.NUMBERS)
+    numbers = " ".join(str(int(number)) for number in STOP_SIGNALS)
     program = f"trap '' {numbers}; read _; " + 'grep -q prefect.server "/proc/$0/cmdline" && kill -9 "$0"'
     kill = ["/bin/sh", "-c", program, str(pid)]
-    _GUARDS.append(subprocess.Popen(kill, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True))
+    start_guard(kill)
 
 
 @contextmanager

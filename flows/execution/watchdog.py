@@ -8,37 +8,24 @@ Invariant: only a run that is shown as running is touched; of any other, somebod
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from uuid import UUID
 
 from flows.execution import interrupts
+from infra.liveness import start_guard, wait_for_end
 
-_GUARDS: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 KILLED = "the process of this run was killed, as by a worker that stops; what was committed is kept, the next run resumes from there"
 
 
 def guard(run: str) -> None:
     """Has somebody watch over this process, which works at the flow run with that id."""
     with interrupts.blocked():  # they may go to all processes at once
-        _GUARDS.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "flows.execution.watchdog", run],
-                cwd=Path(__file__).parents[2],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # the worker reads that of the run until nobody holds it any more
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        )
+        start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
 
 
 def main(run: str) -> None:
     """Waits for the end of standard input, and tells Prefect."""
-    while os.read(0, 4096):
-        continue
+    wait_for_end()
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 

@@ -55,7 +55,7 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     begin, count = segment.sample_at(step - 1), segment.global_batch_size
     if options.sample is not None:
         begin, count = options.sample, 1
-    pad = {tokenizer_artifact.manifest["facts"].get("pad_id"), tokenizer_artifact.manifest["facts"].get("eos_id")}
+    pad = {tokenizer_artifact.manifest.facts.get("pad_id"), tokenizer_artifact.manifest.facts.get("eos_id")}
     samples = [sample_of(data, tokenizer, index, pad) for index in range(begin, begin + min(count, options.limit))]
     first, end = segment.sample_at(segment.start_step), segment.sample_at(segment.end_step)
     drawn = first <= begin < end

@@ -39,13 +39,13 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
     Raises:
         SpecError: for a reason that the corpus does not know.
     """
-    metrics = corpus.manifest["metrics"]
+    metrics = corpus.manifest.metrics
     reasons = [*metrics["filters"], "kept", "replaced"]
     if reason is not None and reason not in reasons:
         raise SpecError([Problem((), f"there is no reason '{reason}' in this corpus", did_you_mean(reason, reasons), "inspect")])
     rows = from_jsonl(corpus.bytes(EXAMPLES))
     return {
-        "name": corpus.identity["name"],
+        "name": corpus.identity.name,
         "kind": "corpus",
         "account": [{"what": what, "documents": documents, "characters": characters} for what, documents, characters in account(metrics)],
         "kept": {"train": metrics["train"], "validation": metrics["validation"], "probes": metrics["probes"]},

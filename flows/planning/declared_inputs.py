@@ -56,7 +56,7 @@ def notes(graph: Graph, store: Store, available: Callable[[Graph, Store, Node], 
             if declared.tokens is not None and bound < declared.tokens.amount:
                 found.append(f"source {name} declares {declared.tokens.amount:,} tokens; its files can hold {bound:,} at most")
         else:
-            metrics = artifact.manifest["metrics"]
+            metrics = artifact.manifest.metrics
             sizes = {"tokens": declared.tokens.amount if declared.tokens else None, "documents": declared.documents}
             for what, stated in sizes.items():
                 if stated is not None and abs(metrics.get(what, stated) - stated) > TOLERANCE * stated:

@@ -131,6 +131,13 @@ class Graph:
             if name not in provisional and read.node is not None and read.step is not None
         ]
 
+    def plan_depends_on(self, node: Node, pipeline: Pipeline) -> bool:
+        """Whether a plan made after a part has finished may say something else about others."""
+        if node.part.PLAN_DEPENDS:
+            return True
+        references = (use.reference for name, stage in pipeline.stages.items() for use in uses(name, stage))
+        return any(ref.best is not None and ref.stage == node.stage for ref in references)
+
     def of(self, stage: str) -> list[Node]:
         """The parts of a stage, in order."""
         return [node for node in self.nodes.values() if node.stage == stage]

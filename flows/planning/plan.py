@@ -22,7 +22,7 @@ from flows.planning.source_usage import SourceUsage, available, usages
 from flows.planning.source_usage import problems as usage_problems
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
-from infra.store.lease import holder_of
+from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
 from specs.errors import FieldPath, Problem, SpecError
 from specs.pipeline import Pipeline
@@ -218,7 +218,7 @@ def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ..
     stage = pipeline.stages[node.stage]
     if not isinstance(stage, EvaluateStage) or node.kind != stage.kind or not stage.gates:
         return ()
-    stored = Artifact(store, node.path).manifest["metrics"]
+    stored = Artifact(store, node.path).manifest.metrics
     metrics = {name: value for name, value in stored.items() if isinstance(value, (int, float))}
     return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
 

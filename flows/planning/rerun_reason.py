@@ -6,11 +6,10 @@ fewest differing fields.
 
 from __future__ import annotations
 
-from typing import Any
-
 from flows.planning.graph import Node
 from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
+from infra.store.documents import Identity
 from specs.base import flatten
 from specs.differences import Change, ReadInput, changes
 
@@ -23,7 +22,7 @@ def difference(node: Node, records: Records) -> str:
     candidates = [identity for path in _candidates(node, records) if (identity := _identity(records.store, path)) is not None]
     best = min(((_reasons(node, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
     last = records.last(node.name)
-    if last is not None and (identity := _identity(records.store, last.path)) is not None and identity["kind"] == node.kind:
+    if last is not None and (identity := _identity(records.store, last.path)) is not None and identity.kind == node.kind:
         best = (_reasons(node, identity), identity)
     if best is None:
         return "new"
@@ -31,33 +30,31 @@ def difference(node: Node, records: Records) -> str:
     shown = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else "")
     if not reasons:
         return "its files are gone from the store"
-    return shown if identity["name"] == node.name else f"{shown} (against {identity['name']} {identity['fingerprint'][:8]})"
+    return shown if identity.name == node.name else f"{shown} (against {identity.name} {identity.fingerprint[:8]})"
 
 
 def _candidates(node: Node, records: Records) -> list[str]:
     return [f"{node.kind}/{name}" for name in records.store.names(node.kind)[-LOOKED_AT:]]
 
 
-def _identity(store: Store, path: str) -> dict[str, Any] | None:
+def _identity(store: Store, path: str) -> Identity | None:
     try:
         return Artifact(store, path).identity
     except StoreError:
         return None
 
 
-def _reasons(node: Node, identity: dict[str, Any]) -> list[str]:
+def _reasons(node: Node, identity: Identity) -> list[str]:
     """What the part has other than a stored artifact."""
     reasons = []
-    if identity["version"] != node.version:
-        reasons.append(f"version of {node.kind}: {identity['version']} -> {node.version}")
-    for change in changes(flatten(node.identity), flatten(identity["spec"])):
+    if identity.version != node.version:
+        reasons.append(f"version of {node.kind}: {identity.version} -> {node.version}")
+    for change in changes(flatten(node.identity), flatten(identity.spec)):
         old = "not set" if change.only_in == "a" else repr(change.b)
         new = "not set" if change.only_in == "b" else repr(change.a)
         reasons.append(f"{change.name}: {old} -> {new}")
     reads = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
-    read_then = {
-        role: ReadInput(read["fingerprint"], read.get("step"), read.get("name") or role) for role, read in identity["inputs"].items()
-    }
+    read_then = {role: ReadInput(read.fingerprint, read.step, read.name or role) for role, read in identity.inputs.items()}
     documents = {role for role, read in node.inputs.items() if read.node is None}
     return reasons + [_input_reason(change, change.name in documents) for change in changes(reads, read_then)]
 

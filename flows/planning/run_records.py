@@ -11,8 +11,7 @@ from typing import Any
 
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.contents import protected_mark
-from infra.store.store import to_json
+from infra.store.documents import Protected, to_json
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class Records:
     def __init__(self, store: Store, pipeline: str) -> None:
         self.store = store
         self.pipeline = pipeline
-        self.folder = f"runs/{pipeline}"
 
     @cached_property
     def _last(self) -> dict[str, tuple[str, int | None]]:
@@ -51,18 +49,16 @@ class Records:
 
     def protect(self, node: Node) -> None:
         """Notes, outside the artifact, that a part of a protected stage has finished, so that its loss is noticed."""
-        document = {"name": node.name, "path": node.path, "step": node.end_step}
-        self.store.write_once(protected_mark(node.path, node.end_step), to_json(document))
+        document = Protected(name=node.name, path=node.path, step=node.end_step)
+        self.store.write_once(runs.protected_mark(node.path, node.end_step), to_json(document))
 
     def had_finished(self, path: str, step: int | None) -> bool:
         """Whether `protect` was told of an artifact."""
-        return self.store.exists(protected_mark(path, step))
+        return self.store.exists(runs.protected_mark(path, step))
 
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
         """Records that a run refers to these parts; `spec` is the recipe as resolved."""
-        parts = {name: {"path": path, "step": step} for name, (path, step) in _parts(graph).items()}
-        document = {"parts": parts, "spec": spec}
-        self.store.write_once(f"{self.folder}/{runs.next_stamp(self.store, self.pipeline)}.json", to_json(document))
+        runs.write(self.store, self.pipeline, _parts(graph), spec)
 
     def keep(self, graph: Graph, spec: dict[str, Any]) -> None:
         """The same, unless the last record refers to the same parts."""

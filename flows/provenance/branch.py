@@ -24,7 +24,7 @@ from flows.planning.graph import Node
 from flows.planning.plan import Plan, kept_steps, make
 from flows.provenance.branch_file import Draft, written
 from infra.store import Store, StoreError
-from infra.store.retention import hold, refer
+from infra.store.writing.retention import hold, refer
 from specs.compose import expand, extended
 from specs.dependencies import CHECKPOINT, uses
 from specs.differences import changes

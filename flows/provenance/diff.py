@@ -19,8 +19,7 @@ from rich.table import Table
 from flows.planning.plan import Plan, make
 from flows.provenance.lookup import Found, find
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.contents import input_path
-from infra.store.lineage import tokens_before
+from infra.store.reading.lineage import tokens_before
 from specs.base import flatten
 from specs.differences import Change, ReadInput, changes
 from specs.errors import Problem, SpecError, did_you_mean
@@ -136,21 +135,19 @@ def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
 
 def _stored(store: Store, found: Found, name: str = "") -> Part:
     artifact = Artifact(store, found.path, found.step)
-    identity, hashed = artifact.identity, flatten(artifact.identity["spec"])
+    identity, hashed = artifact.identity, flatten(artifact.identity.spec)
     fields = dict(hashed)
     metrics: dict[str, Any] = {}
     loss: dict[int, dict[str, float]] = {}
     if artifact.complete:
-        execution = artifact.manifest.get("execution") or {}
-        fields = {**flatten({**(execution.get("spec") or {}), "launch": execution.get("launch") or {}}), **fields}
+        execution = artifact.manifest.execution
+        fields = {**flatten({**execution.spec, "launch": execution.launch}), **fields}
         fields = _without_more(fields)
         metrics, loss = _results(artifact)
     inputs = {
-        role: ReadInput(read["fingerprint"], read.get("step"), read.get("name") or input_path(read) or "documents")
-        for role, read in identity["inputs"].items()
+        role: ReadInput(read.fingerprint, read.step, read.name or read.place or "documents") for role, read in identity.inputs.items()
     }
-    name = name or str(identity["name"])
-    return Part(name, str(identity["kind"]), str(identity["fingerprint"]), fields, frozenset(hashed), inputs, metrics, loss)
+    return Part(name or identity.name, identity.kind, identity.fingerprint, fields, frozenset(hashed), inputs, metrics, loss)
 
 
 def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
@@ -160,12 +157,12 @@ def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
 def _results(artifact: Artifact) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
     """Metrics of a finished part, and the rows of its history by the tokens that its lineage had consumed."""
     manifest = artifact.manifest
-    metrics = {name: value for name, value in flatten(manifest["metrics"]).items() if _is_number(value)}
+    metrics = {name: value for name, value in flatten(manifest.metrics).items() if _is_number(value)}
     rows: dict[int, dict[str, Any]] = {}
     tokens_at: dict[int, int] = {}
     try:
-        begin = tokens_before(artifact.store, artifact.path) - int(artifact.identity["spec"].get("start_tokens", 0))
-        for row in artifact.history() if manifest.get("history") else ():
+        begin = tokens_before(artifact.store, artifact.path) - int(artifact.identity.spec.get("start_tokens", 0))
+        for row in artifact.history():
             if _is_number(row.get("tokens")):
                 tokens = tokens_at[row["step"]] = begin + int(row["tokens"])
                 rows.setdefault(tokens, {})["loss"] = row.get("loss")

@@ -19,8 +19,9 @@ from rich.tree import Tree
 from flows.format import COLOURS, amount
 from flows.planning.plan import Plan
 from infra.store import Artifact, Store, StoreError
+from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
-from infra.store.lineage import lineage
+from infra.store.reading.lineage import lineage
 from specs.stages import TRAINING
 
 
@@ -56,13 +57,12 @@ class Item:
     steps: int
     tokens: int
     spec: dict[str, Any]
-    manifest: dict[str, Any]
+    manifest: Manifest | None
     inputs: dict[str, Link]
 
     @property
     def metrics(self) -> dict[str, Any]:
-        found = self.manifest.get("metrics")
-        return found if isinstance(found, dict) else {}
+        return self.manifest.metrics if self.manifest else {}
 
 
 @dataclass
@@ -126,7 +126,7 @@ def of_plan(plan: Plan, names: list[str]) -> Lineage:
             found.documents.setdefault(read.fingerprint, Documents(read.name, read.fingerprint, dict(facts), *size))
             inputs[role] = Link(read.fingerprint)
         artifact = Artifact(plan.store, node.path, node.end_step)
-        manifest = artifact.manifest if step.action == "reuse" else {}
+        manifest = artifact.manifest if step.action == "reuse" else None
         steps = (at - (node.start_step or 0)) if at is not None else node.steps
         tokens = node.tokens * steps // node.steps if node.steps else 0
         action = step.action if step.stored or step.action != "reuse" else "run"
@@ -145,21 +145,21 @@ def of_store(store: Store, path: str, step: int | None) -> Lineage:
         key = _key(ancestor.path, ancestor.step)
         inputs: dict[str, Link] = {}
         for role, read in ancestor.inputs.items():
-            if (place := ancestor.place(role)) is not None:
-                inputs[role] = Link(_key(place, read.get("step")), read.get("step"))
+            if read.place is not None:
+                inputs[role] = Link(_key(read.place, read.step), read.step)
                 continue
-            digest = str(read["fingerprint"])
+            digest = read.fingerprint
             inputs[role] = Link(digest)
             facts, rows = ancestor.source(role), recorded_files(store, digest)
-            size = (len(rows), sum(int(row["size"]) for row in rows)) if rows is not None else (0, 0)
+            size = (len(rows), sum(row.size for row in rows)) if rows is not None else (0, 0)
             before = found.documents.get(digest)
             known = {name: value for name, value in (before.facts if before else {}).items() if value}
-            found.documents[digest] = Documents(str(read.get("name") or digest[:8]), digest, {**facts, **known}, *size)
+            found.documents[digest] = Documents(read.name or digest[:8], digest, {**facts, **known}, *size)
         action = "stored" if ancestor.manifest or ancestor.step is not None else "gone"
         identity = ancestor.identity
         found.items[key] = Item(
-            *(key, ancestor.name, ancestor.kind, str(identity["fingerprint"]), ancestor.path, action),
-            *(ancestor.steps, ancestor.tokens, identity["spec"], ancestor.manifest, inputs),
+            *(key, ancestor.name, ancestor.kind, identity.fingerprint, ancestor.path, action),
+            *(ancestor.steps, ancestor.tokens, identity.spec, ancestor.manifest, inputs),
         )
     found.roots.append(_key(path, step))
     return found
@@ -274,9 +274,13 @@ def source_rows(found: Lineage) -> list[dict[str, Any]]:
 def file_rows(found: Lineage) -> list[dict[str, Any]]:
     """Every source file with its size and SHA-256, by source; `files` is None where they were not recorded."""
     return [
-        {"name": documents.name, "digest": digest, "files": recorded_files(found.store, digest)}
-        for digest, documents in found.documents.items()
+        {"name": documents.name, "digest": digest, "files": _files(found.store, digest)} for digest, documents in found.documents.items()
     ]
+
+
+def _files(store: Store, digest: str) -> list[dict[str, Any]] | None:
+    rows = recorded_files(store, digest)
+    return None if rows is None else [row.model_dump() for row in rows]
 
 
 def to_json(found: Lineage, root: str, *, files: bool = False) -> dict[str, Any]:
@@ -290,14 +294,14 @@ def to_json(found: Lineage, root: str, *, files: bool = False) -> dict[str, Any]
             continue
         inputs[role] = {"name": documents.name, "kind": "external", "fingerprint": documents.digest, "source": documents.facts}
         if files:
-            inputs[role]["files"] = recorded_files(found.store, documents.digest)
+            inputs[role]["files"] = _files(found.store, documents.digest)
     return {
         "name": item.name,
         "kind": item.kind,
         "fingerprint": item.fingerprint,
         "path": item.path if item.manifest or item.action in ("reuse", "resume", "stored") else None,
         "action": item.action,
-        "created": item.manifest.get("created"),
+        "created": item.manifest.created if item.manifest else None,
         "spec": item.spec,
         "metrics": item.metrics or None,
         "inputs": inputs,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.contents import ARTIFACT
+from infra.store.reading.walk import ARTIFACT
 from infra.store.store import CHUNK
 
 LEAST = 6  # hex digits of a shortened fingerprint
@@ -102,8 +102,8 @@ def find_export(store: Store, folder: Path) -> Found:
         artifact = Artifact(store, f"export/{fingerprint}")
         if not artifact.complete:
             continue
-        files = artifact.manifest["files"]
-        alike = all(name in files and files[name]["size"] == size for name, size in sizes.items())
-        if alike and all(files[name]["sha256"] == digest(name) for name in names):
+        files = artifact.manifest.files
+        alike = all(name in files and files[name].size == size for name, size in sizes.items())
+        if alike and all(files[name].sha256 == digest(name) for name in names):
             return Found(artifact.path, None)
     raise StoreError(f"no export in the store {store.url} has the weights of '{folder}'; was it changed, or made with another store?")

@@ -17,9 +17,8 @@ from flows.format import quantity
 from flows.planning.plan import make
 from flows.planning.selection import select
 from infra.store import Store, StoreError, runs
-from infra.store.contents import Contents
-from infra.store.copy import Amount, closure, copy, markers_of
-from infra.store.store import to_json
+from infra.store.maintenance.transfer import Amount, closure, copy_artifacts, markers_of
+from infra.store.reading.walk import Contents
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
 
@@ -67,12 +66,12 @@ def _chosen(record: runs.Record, stages: list[str]) -> Parts:
 def _with_progress(console: Console, source: Store, target: Store, artifacts: list[tuple[Contents, int | None]]) -> Amount:
     total = 0
     for contents, step in artifacts:
-        named = {name: record for marker in markers_of(contents, step) for name, record in marker.files.items()}
-        total += sum(int(record.get("size", contents.files[name].size if name in contents.files else 0)) for name, record in named.items())
+        named = {name: record for marker in markers_of(contents, step) for name, record in marker.all_files.items()}
+        total += sum(record.size for record in named.values())
     columns = (TextColumn("copying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
-        return copy(source, target, artifacts, lambda name, size: progress.update(task, advance=size))
+        return copy_artifacts(source, target, artifacts, lambda name, size: progress.update(task, advance=size))
 
 
 def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some: bool) -> None:
@@ -85,8 +84,7 @@ def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some
             parts = last.parts | {part: at for part, at in parts.items() if part not in behind}
         if parts == last.parts and (some or spec == last.spec):
             return
-    document = {"parts": {part: {"path": path, "step": step} for part, (path, step) in parts.items()}, "spec": spec}
-    store.write_once(f"runs/{name}/{runs.next_stamp(store, name)}.json", to_json(document))
+    runs.write(store, name, parts, spec)
 
 
 def _behind(one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:

@@ -16,6 +16,7 @@ from flows.report.experiments import Experiment, experiment
 from flows.report.history import Curve, curve
 from flows.report.results import Evaluation, Gate, Prompt, is_evaluation, number, numbers, read_rewards, read_samples, side_by_side
 from infra.store import Artifact, StoreError
+from infra.store.documents import CheckpointMarker, Manifest
 from specs.stages.mixture import MixturePart
 
 State = Literal["finished", "gate failed", "partial", "not run"]
@@ -188,14 +189,16 @@ def _in_order(plan: Plan) -> list[str]:
 
 
 def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
-    node, document = step.node, dict[str, Any]()
+    node, metrics = step.node, dict[str, Any]()
+    document: Manifest | CheckpointMarker | None = None
     artifact = Artifact(plan.store, node.path, node.end_step)
     try:
         if step.action == "reuse":
             document = artifact.manifest
+            metrics = document.metrics
         elif step.resume_step is not None:
-            marker = artifact.checkpoint(step.resume_step).marker
-            document = marker | {"metrics": {name: fact for name, fact in marker["facts"].items() if name != "passes"}}
+            document = artifact.checkpoint(step.resume_step).marker
+            metrics = {name: fact for name, fact in document.facts.items() if name != "passes"}
     except StoreError as error:
         notes.append(str(error))
     state: State = "finished" if step.action == "reuse" else ("partial" if step.stored else "not run")
@@ -216,12 +219,12 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
         flops=node.flops,
         inputs=node.inputs,
         settings={"part": _shortened(node.part.model_dump(mode="json", by_alias=True)), "launch": node.launch.model_dump(mode="json")},
-        metrics=document.get("metrics", {}),
+        metrics=metrics,
         passes=_passes(artifact, done),
-        seconds=numbers(document.get("seconds")),
-        files={name: record["size"] for name, record in document.get("files", {}).items()},
-        versions=document.get("versions", {}),
-        created=document.get("created", ""),
+        seconds=document.seconds.model_dump() if document and document.seconds else {},
+        files={name: record.size for name, record in document.files.items()} if document else {},
+        versions=document.versions if isinstance(document, Manifest) else {},
+        created=document.created if document else "",
     )
 
 

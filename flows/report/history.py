@@ -78,13 +78,10 @@ def _consumed(node: Node, step: int) -> int:
 def rows(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
     """The history of a part: up to its end, or up to the last checkpoint of one that is not finished."""
     artifact = Artifact(plan.store, step.node.path, step.node.end_step)
-    marker = None
-    if step.action != "reuse":
-        if step.resume_step is None:
-            return
-        marker = artifact.checkpoint(step.resume_step).marker
-    if "history" in (artifact.manifest if marker is None else marker):
-        yield from artifact.history(marker)
+    if step.action == "reuse":
+        yield from artifact.history()
+    elif step.resume_step is not None:
+        yield from artifact.history(artifact.checkpoint(step.resume_step).marker)
 
 
 def curve(plan: Plan, stage: str) -> Curve | None:

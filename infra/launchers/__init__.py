@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from infra.launchers.kubernetes import KubernetesError, KubernetesJob
 from infra.launchers.local import Ended, Process, make_scratch
-from infra.launchers.slurm import SlurmJob
+from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from specs.job import Job
 from specs.launch import Launch

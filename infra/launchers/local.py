@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
+from infra.liveness import STOP_SIGNALS
 from specs.job import Job
 from specs.launch import Launch
 from specs.redaction import redacted
@@ -35,7 +36,6 @@ STOP_SECONDS = 90.0  # that a stage has for its last checkpoint when it is told 
 END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
-TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TORCHRUN_SAID = "torchrun.json"
 HUNG = "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -225,7 +225,7 @@ def error_of(scratch: Path, code: int = 0) -> dict[str, Any] | None:
     stop: where they had no time to say so, torchrun does (`TORCHRUN_SAID`), or the exit code."""
     file = scratch / "error.json"
     error: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
-    number = -code if -code in TOLD else _signal_to_torchrun(scratch / TORCHRUN_SAID)
+    number = -code if -code in STOP_SIGNALS else _signal_to_torchrun(scratch / TORCHRUN_SAID)
     if number and (error is None or error["again"]):
         return {"message": signal.Signals(number).name, "again": False, "interrupted": True}
     return error

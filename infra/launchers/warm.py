@@ -24,8 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from infra.liveness import stop_signals_blocked
+
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # CUDA and ROCm do not survive a fork
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # may go to every process of a run
 TITLE = "-" * 512  # an argument that leaves room for what `ps` shows of a stage
 READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", "TMPDIR")
 
@@ -76,8 +77,7 @@ class StageServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the server ignores them
-        try:
+        with theirs, stop_signals_blocked():  # until the server ignores them
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "apertus_model.stages.server", TITLE],
                 stdin=theirs.fileno(),
@@ -86,9 +86,6 @@ class StageServer:
                 env={**environment, "SPT_NOENV": "1"},  # titles are not written over the environment in /proc
                 start_new_session=True,
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
 
     def close(self) -> None:
         """Ends the server; stages that run go on."""

@@ -21,12 +21,12 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store.listing import tree
-from infra.store.markers import Lock, check
-from infra.store.store import CHUNK, Store, StoreError, to_json
+from infra.store.documents import InputFile, Lock, check, to_json
+from infra.store.storage.listing import tree
+from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
 from specs.errors import StageError
-from specs.foreign import ForeignError, check_regular
+from specs.foreign import ForeignError, check_regular, checked
 from specs.sources import SourceSpec, resolve_url
 
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
@@ -179,23 +179,22 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
     """Records the digest of a listing and, where this process has read the files, what each of them holds."""
     if "contents" in listing.__dict__:
         sizes = {file.path: file.size for file in listing.files}
-        rows = ({"path": path, "size": sizes[path], "sha256": sha256} for path, sha256 in listing.contents.items())
-        store.write_once(f"inputs/{digest}{ROWS}", "".join(json.dumps(row) + "\n" for row in rows).encode())
-    document = {"url": listing.url, "digest": digest, "bytes": listing.bytes, "files": len(listing.files)}
+        rows = (InputFile(path=path, size=sizes[path], sha256=sha256) for path, sha256 in listing.contents.items())
+        store.write_once(f"inputs/{digest}{ROWS}", "".join(json.dumps(row.model_dump()) + "\n" for row in rows).encode())
+    document = Lock(url=listing.url, digest=digest, bytes=listing.bytes, files=len(listing.files))
     store.write_once(f"inputs/{listing.key}.json", to_json(document))
 
 
-def recorded_files(store: Store, digest: str) -> list[dict[str, Any]] | None:
-    """The files behind a digest, `{"path", "size", "sha256"}` each; None where they were not recorded. StoreError for a record that does
+def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
+    """The files behind a digest; None where they were not recorded. StoreError for a record that does
     not make the digest."""
     path = f"inputs/{digest}{ROWS}"
     if not store.exists(path):
         return None
     try:
-        rows = [json.loads(line) for line in store.read_bytes(path).splitlines()]
-        numbered = all(isinstance(row["size"], int) for row in rows)
-        if numbered and digest_of((row["path"], row["sha256"]) for row in rows) == digest:
+        rows = [checked(InputFile, json.loads(line)) for line in store.read_bytes(path).splitlines()]
+        if digest_of((row.path, row.sha256) for row in rows) == digest:
             return rows
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         pass
     raise StoreError(f"'{path}' in the store {store.url} is damaged: its files do not make the digest {digest}; delete it")

@@ -8,18 +8,20 @@ consecutive piece of that length (the last one may be shorter) under `"pieces"`,
 
 So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes of digests per MiB of the files that it opens.
 
-Invariant: names and records that come out of a marker are the store's data, written by who knows whom: they pass `inside` and
-`check_record` before anything is done with them.
+Invariant: names and records that come out of a marker are the store's data, written by who knows whom: they are read as
+`FileRecord`, `StorePath` or `SingleName`, which check them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Self
 
+from pydantic import AfterValidator, Field, model_validator
+
+from specs.foreign import Foreign
 from specs.redaction import SaysNoSecret
 
 PIECE_BYTES = 2**20
@@ -28,7 +30,7 @@ WHOLE_BYTES = 64 * 2**20
 """A file that another program wrote may have no digests of pieces up to this length; its readers then hold all of it."""
 INLINE = 8
 DIGEST_BYTES = 32
-HEX = re.compile("[0-9a-f]{64}")
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class StoreError(SaysNoSecret, RuntimeError):
@@ -70,35 +72,49 @@ def one_name(name: Any, what: str) -> str:
     return str(name)
 
 
-def check_record(record: Any, what: str) -> None:
-    """DamagedError for what is not a record."""
-    damaged = DamagedError(f"{what} is damaged: {record!r} is not the record of a file")
-    if not isinstance(record, dict) or not _count(record.get("size")) or not _hex(record.get("sha256")):
-        raise damaged
-    if "pieces" in record:
-        size, length, pieces = record["size"], record.get("piece_bytes"), record["pieces"]
-        if not _count(length) or length == 0 or not (_hex(pieces) or (isinstance(pieces, list) and all(_hex(piece) for piece in pieces))):
-            raise damaged
-        if isinstance(pieces, list) and len(pieces) != -(-size // length):
-            raise damaged
+def _as_value_error(check: Callable[[Any, str], str]) -> Callable[[str], str]:
+    """A check as a validator of Pydantic."""
+
+    def validate(name: str) -> str:
+        try:
+            return check(name, "it")
+        except StoreError as error:
+            raise ValueError(str(error)) from None
+
+    return validate
 
 
-def check_files(files: Any, what: str) -> dict[str, dict[str, Any]]:
-    """The files of a marker, name -> record. StoreError for a name that leads elsewhere, DamagedError for what is not a record."""
-    if not isinstance(files, dict):
-        raise DamagedError(f"{what} is damaged: its files are {files!r}")
-    for name, record in files.items():
-        inside(name, what)
-        check_record(record, f"{what}, file '{name}',")
-    return files
+StorePath = Annotated[str, AfterValidator(_as_value_error(inside))]
+SingleName = Annotated[str, AfterValidator(_as_value_error(one_name))]
 
 
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _count_of_pieces(size: int, piece_bytes: int) -> int:
+    return -(-size // piece_bytes)
 
 
-def _hex(value: Any) -> bool:
-    return isinstance(value, str) and HEX.fullmatch(value) is not None
+class FileRecord(Foreign):
+    """What a marker states of a file."""
+
+    size: Annotated[int, Field(ge=0, le=2**63)]  # in bytes
+    sha256: Sha256
+    piece_bytes: Annotated[int, Field(ge=1)] | None = None  # length of a piece, where the file has several
+    pieces: Sha256 | list[Sha256] | None = None  # digests of the pieces, or the digest of their sidecar
+
+    @model_validator(mode="after")
+    def _as_many_digests_as_pieces(self) -> Self:
+        if self.pieces is not None and self.piece_bytes is None:
+            raise ValueError("it states digests of pieces and not their length, piece_bytes")
+        if isinstance(self.pieces, list) and self.piece_bytes is not None:
+            expected = _count_of_pieces(self.size, self.piece_bytes)
+            if len(self.pieces) != expected:
+                raise ValueError(f"it states {len(self.pieces)} digests of pieces, and the file has {expected} pieces")
+        return self
+
+
+class LocatedRecord(FileRecord):
+    """The record of a file that does not lie where its name says."""
+
+    path: StorePath
 
 
 def sidecar_path(path: str) -> str:
@@ -107,19 +123,24 @@ def sidecar_path(path: str) -> str:
     return str(place.with_name(f".{place.name}.pieces"))
 
 
+def sidecar_record(record: FileRecord) -> FileRecord:
+    """The record of the sidecar of a file in many pieces."""
+    assert isinstance(record.pieces, str) and record.piece_bytes is not None, "it has a sidecar"
+    size = _count_of_pieces(record.size, record.piece_bytes) * DIGEST_BYTES
+    return FileRecord(size=size, sha256=record.pieces, piece_bytes=size, pieces=[record.pieces])  # read whole, whatever its length
+
+
 def piece_digests(data: bytes | memoryview, piece_bytes: int) -> list[bytes]:
     """SHA-256 of the consecutive pieces of `data`: 32 bytes each."""
     view = memoryview(data)
     return [hashlib.sha256(view[start : start + piece_bytes]).digest() for start in range(0, len(view), piece_bytes)]
 
 
-def make_record(size: int, sha256: str, pieces: Sequence[bytes], piece_bytes: int) -> tuple[dict[str, Any], bytes | None]:
+def make_record(size: int, sha256: str, pieces: Sequence[bytes], piece_bytes: int) -> tuple[FileRecord, bytes | None]:
     """A record, and what its sidecar holds, if it needs one."""
-    record: dict[str, Any] = {"size": size, "sha256": sha256}
     if len(pieces) <= 1:
-        return record, None
-    record["piece_bytes"] = piece_bytes
+        return FileRecord(size=size, sha256=sha256), None
     if len(pieces) <= INLINE:
-        return record | {"pieces": [piece.hex() for piece in pieces]}, None
+        return FileRecord(size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=[piece.hex() for piece in pieces]), None
     sidecar = b"".join(pieces)
-    return record | {"pieces": hashlib.sha256(sidecar).hexdigest()}, sidecar
+    return FileRecord(size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=hashlib.sha256(sidecar).hexdigest()), sidecar

@@ -11,11 +11,12 @@ say. A record that cannot be read is an error, never an empty one: what it refer
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from infra.store import markers as marked
+from infra.store.documents import Run, RunPart, to_json
 from infra.store.store import Store, StoreError
 from specs.foreign import ForeignError, checked
 
@@ -72,12 +73,23 @@ def read(store: Store, run: str, stamp: str) -> Record:
     """A record. StoreError for one that is damaged."""
     path = f"{FOLDER}/{run}/{stamp}.json"
     try:
-        found = checked(marked.Run, store.read_json(path))
+        found = checked(Run, store.read_json(path))
     except ForeignError as error:
         fix = f"remove it, or forget the run '{run}'"
         raise StoreError(f"'{path}' in the store {store.url} is not the record of a run: {error}; {fix}") from error
     parts = {name: (part.path, part.step) for name, part in found.parts.items()}
     return Record(run, stamp, parts, found.spec or {})
+
+
+def write(store: Store, run: str, parts: Mapping[str, tuple[str, int | None]], spec: dict[str, Any]) -> None:
+    """Records a start of a run; `parts` and `spec` as in `Record`."""
+    document = Run(parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec)
+    store.write_once(f"{FOLDER}/{run}/{next_stamp(store, run)}.json", to_json(document))
+
+
+def protected_mark(path: str, step: int | None) -> str:
+    """Where it is noted, outside the artifact, that a part of a protected stage has finished."""
+    return f"protected/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
 
 
 def last(store: Store, run: str) -> Record:

@@ -11,16 +11,17 @@ Layout, below the store's URL:
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
     <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
     <kind>/<fingerprint>/checkpoints/<step>.json   written last: that checkpoint is complete
-    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.retention`)
+    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.writing.retention`)
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
     <kind>/<fingerprint>/logs/<id>.txt         what an attempt printed
-    <kind>/<fingerprint>/leases/...            who works at it (`infra.store.lease`)
-    damaged/<time>/...                         markers that `apertus verify --fix` or `apertus migrate` took away
+    <kind>/<fingerprint>/leases/...            who works at it (`infra.store.writing.lease`)
+    damaged/<time>/...                         markers that `apertus verify --fix` took away
 
-Invariants: what no marker names is never read. A marker names every file with size and digests (`infra.store.records`), which were
-computed while it was written (`infra.store.writer`) and are compared when it is read (`infra.store.reader`). A committed file is never
-rewritten; a marker appears whole or not at all, and the first writer wins. Calls of the filesystem are `infra.store.filesystem`'s.
+Invariants: what no marker names is never read. A marker names every file with size and digests (`infra.store.records`),
+which were computed while it was written (`infra.store.files.writer`) and are compared when it is read
+(`infra.store.files.reader`). A committed file is never rewritten; a marker appears whole or not at all, and the first
+writer wins. Calls of the filesystem are those of `infra.store.storage.filesystem`.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store.filesystem import Filesystem
-from infra.store.markers import Format
-from infra.store.reader import CheckedFile
-from infra.store.records import PIECE_BYTES, DamagedError, StoreError
-from infra.store.retry import Retry
-from infra.store.sinks import PART_BYTES
-from infra.store.writer import Writer
+from infra.store.documents import Format, to_json
+from infra.store.files.reader import CheckedFile
+from infra.store.files.sinks import PART_BYTES
+from infra.store.files.writer import Writer
+from infra.store.records import PIECE_BYTES, DamagedError, FileRecord, StoreError
+from infra.store.storage.filesystem import Filesystem
+from infra.store.storage.retry import Retry
 from specs.foreign import MAX_BYTES, ForeignError, check_length, checked, parse_json, shown, trail
 from specs.redaction import without_credentials
 
-FORMAT = 2
+FORMAT = 3
 CHUNK = 4 * 2**20
 TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; trying again is our `Retry`'s
 
@@ -56,8 +57,8 @@ class Store(Filesystem):
         self.piece_bytes = piece_bytes
 
     @classmethod
-    def open(cls, url: str, *, any_format: bool = False) -> Store:
-        """Connects, and checks the version of the layout. StoreError for a store of another version, unless `any_format`."""
+    def open(cls, url: str) -> Store:
+        """Connects, and checks the version of the layout. StoreError for a store of another version."""
         try:
             without_credentials(url)
         except ValueError as error:
@@ -76,42 +77,35 @@ class Store(Filesystem):
             if not root:
                 raise StoreError(f"cannot open the store '{url}': it names no bucket")
         store = cls(fs, root)
-        if not any_format:
-            store.check_format(url)
+        store.check_format(url)
         return store
 
-    def format(self) -> dict[str, Any] | None:
+    def format(self) -> Format | None:
         """The content of `format.json`; None for a new store. DamagedError when it is not what was written."""
         document = self.read_json_if_there("format.json")
-        if document is not None:
-            try:
-                checked(Format, document)
-            except ForeignError as error:
-                raise self.damaged("format.json", error) from error
-        return document
+        try:
+            return None if document is None else checked(Format, document)
+        except ForeignError as error:
+            raise self.damaged("format.json", error) from error
 
     def check_format(self, name: str) -> None:
         """StoreError for a store of another format than this program's; `name` is its URL for the message."""
-        document = self.format()
-        if document is None or document == {"format": FORMAT}:
+        stated = self.format()
+        if stated is None or stated == Format(format=FORMAT):
             return
-        found = document.get("format")
-        if found == FORMAT:
-            raise StoreError(f"the migration of the store '{name}' to format {FORMAT} was not finished: run apertus migrate --store {name}")
-        if found == 1:
-            raise StoreError(f"the store '{name}' has format 1, this program reads format {FORMAT}: run apertus migrate --store {name}")
-        raise StoreError(f"the store '{name}' has format {found}, this program reads format {FORMAT}; use a newer program, or a new store")
+        newer = stated.format > FORMAT
+        fix = "use a newer release of this program, or a new store (--store)" if newer else "use a new store (--store)"
+        raise StoreError(f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}. Fix: {fix}")
 
     def initialise(self) -> None:
         """Writes the version marker of a new store."""
         if not self.exists("format.json"):
-            self.write_once("format.json", to_json({"format": FORMAT}))
+            self.write_once("format.json", to_json(Format(format=FORMAT)))
 
     def damaged(self, path: str, error: Exception) -> DamagedError:
         if path != "format.json":
             return super().damaged(path, error)
-        fix = f'replace it by a file that holds {{"format": {FORMAT}}}; if a program of an older format wrote '
-        fix += 'this store, by one that holds {"format": 1}, and run apertus migrate'
+        fix = f'replace it with a file that contains {{"format": {FORMAT}}}'
         return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}")
 
     def read_json(self, path: str) -> Any:
@@ -143,7 +137,7 @@ class Store(Filesystem):
 
         return self.again(f"reading '{path}'", ask)
 
-    def reader(self, path: str, record: dict[str, Any]) -> CheckedFile:
+    def reader(self, path: str, record: FileRecord) -> CheckedFile:
         """A file that a marker names, for reading whole or in parts, checked. Nothing is read yet."""
         return CheckedFile(self, path, record)
 
@@ -152,22 +146,18 @@ class Store(Filesystem):
         whose block an exception left."""
         return Writer(self, path, self.piece_bytes)
 
-    def upload(self, source: Path, path: str) -> dict[str, Any]:
+    def upload(self, source: Path, path: str) -> FileRecord:
         """Copies a local file into the store; its record."""
         with open(source, "rb") as file, self.writer(path) as target:
             while part := file.read(PART_BYTES):
                 target.write(part)
         return target.record
 
-    def write_bytes(self, path: str, data: bytes) -> dict[str, Any]:
+    def write_bytes(self, path: str, data: bytes) -> FileRecord:
         """Writes a file of an attempt; its record."""
         with self.writer(path) as target:
             target.write(data)
         return target.record
-
-
-def to_json(document: Any) -> bytes:
-    return (json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def _options(url: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Composing pipeline files: `extends`, `variables` and `matrix`, from what is written to the plain document that is checked.
+"""Composition of pipeline files: resolves `extends`, `variables` and `matrix` into the plain document that is
+checked.
 
-Invariants: what comes out has none of the three in it, and every value in it knows where it was written: the file and line, or the
-`--set`, and the variable where there is one. All works on structure alone; what the fields mean is known to the models only. What cannot
-be composed is noted in the document with its place, so that the checks that follow report it together with all the rest.
+Invariants: the composed document has none of the three, and every value in it has its origin: file and line,
+or the `--set`, and the variable if there is one. Only the models know what fields mean; composition sees
+structure alone. A part that cannot be composed is recorded in the document with its place, so that the checks
+report it together with all other problems.
 
 The order: files are merged, overrides applied (those of variables first), stages with a matrix expanded, variables filled in.
 """
@@ -24,20 +26,21 @@ from specs.redaction import mask_url
 
 
 def compose(path: str | Path, overrides: Iterable[str] = ()) -> Document:
-    """The composed document of a file. SpecError for files that cannot be read; other problems stand in the document."""
+    """The composed document of a file. SpecError for a file that cannot be read; the document lists other
+    problems."""
     return expand(extended(path), overrides)
 
 
 def keywords(path: FieldPath) -> tuple[str, ...]:
-    """What may stand at a path of a file beside the fields of the models."""
+    """Keywords that a path of a file accepts beside the fields of the models."""
     if not path:
         return ("extends", "variables")
     return ("matrix",) if path[0] == "stages" and len(path) == 2 else ()
 
 
 def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
-    """The problems of composing and those that were found later: none of a value that is not known, and one of a kind where the variants
-    of a stage share a mistake."""
+    """The problems of composition and those found later, without those about unknown values; a mistake that
+    the variants of a stage share is reported once."""
     stage = {variant: name for name, made in document.variants.items() for variant in made}
     known = [problem for problem in problems if not any(problem.path[: len(path)] == path for path in document.unknown)]
     first: dict[Any, Problem] = {}
@@ -50,8 +53,13 @@ def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def extended(path: str | Path, text: str | None = None) -> Document:
-    """A file merged over the file that it extends, and so on. `text`: its content, where it is not written yet. SpecError for one that
-    cannot be read, and for a cycle."""
+    """A file merged over the chain of files that it extends. SpecError for one that cannot be read, and for a
+    cycle.
+
+    Args:
+        path: the file.
+        text: its content, where it is not written yet.
+    """
     files, documents = [Path(path)], [read(path) if text is None else parse(text, str(path))]
     while "extends" in documents[-1].data:
         file, document = files[-1], documents[-1]
@@ -86,7 +94,7 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     written = list(texts_of(tree(document)))
     for assignment in sorted(overrides, key=lambda one: not one.strip().startswith("variables.")):
         if assignment.startswith("stages.") and stage_of(document, assignment.partition("=")[0].strip()) is None and _matrices(document):
-            of_variants.append(assignment)  # by its own name a variant exists only when the matrix is expanded
+            of_variants.append(assignment)  # a variant exists under its own name only after expansion
         else:
             problems += _override(document, assignment)
     if "extends" in document.data:

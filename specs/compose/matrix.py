@@ -49,7 +49,7 @@ class Matrices:
             if made:
                 self.variants[name] = list(made)
                 self._check_overrides(name, rest, made)
-            else:  # the stage stays under its own name, so that nothing else is said about it and what refers to it
+            else:  # the stage stays under its own name, so that references to it are not reported as well
                 made, self.variables.labels[name] = {name: rest}, name
             if len(self.variables.unknown) > before:
                 self.variables.unknown |= {("stages", variant) for variant in made}
@@ -101,17 +101,19 @@ class Matrices:
         """Label and body of every combination of values, the last field changing fastest."""
         for key, values in fields.items():
             if not values.content:
-                self.variables.problem((*path, key), "there is no value in this list", "list at least one.", values)
+                self.variables.problem((*path, key), "this list is empty", "list at least one value.", values)
             elif not all(key.split(".")):
                 self.variables.problem((*path, key), f"'{key}' is not the path of a field", "write for example optimizer.lr.", values)
             elif (wrong := _not_mapping(rest, key.split(".")[:-1])) is not None:
                 self.variables.problem((*path, key), f"there is no field '{key}': '{wrong}' is not a mapping", "change that one.", values)
             elif any(key.startswith(f"{other}.") for other in fields):
-                self.variables.problem((*path, key), "the matrix sets this field and the whole of which it is a part", "keep one.", values)
+                message = "the matrix sets this field and a field that contains it"
+                self.variables.problem((*path, key), message, "keep one.", values)
         count = math.prod(len(values.content) for values in fields.values())
         if count > MAX_VARIANTS:
             values = next(iter(fields.values()))
-            self.variables.problem(path, f"a matrix of {count} stages; {MAX_VARIANTS} are allowed", "shorten its lists.", values)
+            message = f"the matrix makes {count} stages; {MAX_VARIANTS} are allowed"
+            self.variables.problem(path, message, "shorten its lists.", values)
             return
         filled = [[self._filled(item, (*path, key, index)) for index, item in enumerate(values.content)] for key, values in fields.items()]
         for combination in itertools.product(*filled):
@@ -121,7 +123,8 @@ class Matrices:
             yield "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", written(item)).strip("_") or "_" for item in combination), body
 
     def _filled(self, value: Value, path: FieldPath) -> Value:
-        """A part of a matrix that has to be known before the stage is expanded, in a form that filling in once more leaves alone."""
+        """A part of a matrix that must be known before the stage is expanded. Filling it in again changes
+        nothing."""
         return literal(self.variables.fill(value, path))
 
     def _filled_text(self, value: Value, path: FieldPath) -> Value:
@@ -135,7 +138,8 @@ class Matrices:
         elif full in made:
             self.variables.problem(path, f"two variants are named '{full}'", "keep one, or give them names.", place)
         elif full in self._stages or any(full in others for others in self.variants.values()):
-            self.variables.problem(path, f"the variant's name '{full}' is that of another stage", "rename one of the two.", place)
+            message = f"the variant and another stage are both named '{full}'"
+            self.variables.problem(path, message, "rename one of the two.", place)
         else:
             return True
         return False
@@ -147,7 +151,7 @@ class Matrices:
         return False
 
     def _check_overrides(self, name: str, rest: Value, made: Mapping[str, Value]) -> None:
-        """An override of the stage that every variant replaces by its own value matches nothing."""
+        """Reports an override of the stage that every variant replaces by its own value."""
         reached = {node.origin.where for body in made.values() for node in nodes(body)}
         for where in dict.fromkeys(node.origin.where for node in nodes(rest)):
             if where.startswith("--set ") and where not in reached:
@@ -157,8 +161,8 @@ class Matrices:
 
 
 def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
-    """In lists of stages, the name of one with a matrix stands for all its variants, and one with a `*` for all stages that it fits; what
-    stands behind an @ is said of each."""
+    """Expands lists of stages: the name of a stage with a matrix becomes all its variants, and a pattern with
+    `*` all stages that match; the selector after an @ is added to each."""
     stages = root.content.get("stages")
     if stages is None or not isinstance(stages.content, dict):
         return root
@@ -193,7 +197,7 @@ def _with(value: Value, keys: list[str], item: Value) -> Value:
 
 
 def _not_mapping(value: Value, keys: list[str]) -> str | None:
-    """The first of the fields on the way along `keys` that can have no fields of its own."""
+    """The first field along `keys` that cannot have fields."""
     for depth, key in enumerate(keys):
         if not isinstance(value.content, dict) or key not in value.content:
             return None

@@ -1,6 +1,6 @@
-"""Values with their origins: the tree that composing works on.
+"""Values with their origins: the tree that composition works on.
 
-Invariant: a value is never changed in place; what is made of values keeps the places where they were written.
+Invariant: a value is never changed in place, and a value made of others keeps their origins.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 
 @dataclass(frozen=True)
 class Value:
-    """A value with its origin: `content` is a scalar, a list of `Value`, or a mapping of text to `Value`. Never changed in place."""
+    """A value with its origin. Never changed in place."""
 
-    content: Any
+    content: Any  # a scalar, a list of `Value`, or a mapping of text to `Value`
     origin: Origin
 
     def without(self, key: str) -> Value:
@@ -102,7 +102,8 @@ def merge(base: Value, over: Value, path: FieldPath, problems: list[Problem]) ->
         elif path in (("stages",), ("sources",)):
             what = str(path[0]).removesuffix("s")
             fix = did_you_mean(key, base.content)
-            problems.append(Problem((*path, key), f"there is no {what} '{key}' that could be removed", fix, item.origin.where))
+            message = f"there is no {what} '{key}' to remove"
+            problems.append(Problem((*path, key), message, fix, item.origin.where))
         else:
             merged[key] = item
     return Value(merged, over.origin)

@@ -1,6 +1,7 @@
 """`variables:` and the places where they are used.
 
-Invariant: a variable's value carries both places, where it was stated and where it is used; a text without `${` is left alone.
+Invariant: a variable's value has both origins, where it was stated and where it is used; a text without `${`
+is left alone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 class Variables:
-    """The variables of a file. `fill` puts them into a value; what cannot be filled in stays as it is, with its path in `unknown`."""
+    """The variables of a file. `fill` puts them into a value; a text that cannot be filled in stays as it is,
+    with its path in `unknown`."""
 
     def __init__(self, stated: Value | None) -> None:
         self.problems: list[Problem] = []
         self.unknown: set[FieldPath] = set()
-        self.labels: dict[str, str] = {}  # what ${matrix} is, by stage
+        self.labels: dict[str, str] = {}  # value of ${matrix} by stage
         self._stated: dict[str, Value] = {}
         self._values: dict[str, Value | None] = {}
         self._open: list[str] = []
@@ -45,14 +47,14 @@ class Variables:
             self._resolved(name)
 
     def problem(self, path: FieldPath, message: str, fix: str, at: Value | Origin) -> None:
-        """Notes a problem with the value at `path`, which from now on is not known."""
+        """Records a problem with the value at `path`, and marks the value as unknown."""
         origin = at.origin if isinstance(at, Value) else at
         self.problems.append(Problem(path, message, fix, origin.where))
         self.unknown.add(path)
 
     def unused(self, written: Iterable[str], overridden: Iterable[str], file: str) -> list[Problem]:
-        """Variables that the file itself states and nothing uses as it is written, and those that an override states and nothing uses
-        when all are applied; inherited ones need no use."""
+        """Unused variables: those that the file itself states and does not use, and those that an override
+        states and nothing uses after all overrides. Inherited ones need no use."""
         used, left = ({match["name"] for text in texts for match in USE.finditer(text)} for texts in (written, overridden))
         return [
             Problem(("variables", name), "nothing uses this variable", f"remove it, or write ${{{name}}} where it is meant.", where)
@@ -106,7 +108,8 @@ class Variables:
                 return text
             if isinstance(found.content, (list, dict)):
                 what = "list" if isinstance(found.content, list) else "mapping"
-                self.problem(path, f"the variable '{match['name']}' is a {what}", "let it stand alone, without text around it.", origin)
+                message = f"the variable '{match['name']}' is a {what}"
+                self.problem(path, message, "write it alone, without text around it.", origin)
                 return text
             filled += written(found)
         filled += text[end:]
@@ -118,7 +121,8 @@ class Variables:
         if name == "matrix" and label is not None:
             return Value(label, replace(origin, text=label))
         if name == "matrix":
-            self.problem(path, "${matrix} is known inside a stage with a matrix only", "name the variant that is meant.", origin)
+            message = "${matrix} is known only inside a stage with a matrix"
+            self.problem(path, message, "name the variant.", origin)
         elif name not in self._stated and ("variables",) not in self.unknown:
             names = [*self._stated, *([] if label is None else ["matrix"])]
             self.problem(path, f"there is no variable '{name}'", did_you_mean(name, names), origin)
@@ -146,7 +150,7 @@ class Variables:
         return value
 
     def _moved(self, value: Value, place: Origin, name: str) -> Value:
-        """A variable's value where it is used: its origin names both places."""
+        """A variable's value at the place of its use, with an origin that names both places."""
         self._count(place)
         content = value.content
         if isinstance(content, list):

@@ -17,36 +17,44 @@ from specs.units import Reference
 
 
 class Stage(Spec):
-    """Fields of every stage. `kind` chooses the class; each class states it as a Literal. `VERSION` is raised when results change."""
+    """Fields of every stage. `kind` chooses the class; each class states it as a Literal."""
 
-    VERSION: ClassVar[int]
+    VERSION: ClassVar[int]  # raised when results change
     RESULT: ClassVar[str] = ""
     kind: str = identity()
     after: list[str] = execution(
-        default_factory=list, description="stages that must have finished, and passed their gates, before this one"
+        default_factory=list,
+        description="stages that must finish, and pass their gates, before this one",
     )
     launch: Launch = execution(default_factory=Launch)
-    protect: bool = execution(False, description="a finished stage is never rerun by a change: the plan refuses and says what changed")
-    silence: Silenced = execution(default_factory=list, description="codes of advice (docs/advice.md) that is not to be given here")
+    protect: bool = execution(
+        False,
+        description="a change never reruns the finished stage: the plan refuses and says what changed",
+    )
+    silence: Silenced = execution(
+        default_factory=list,
+        description="codes of advice (docs/advice.md) to leave out for this stage",
+    )
     description: str = execution("")
 
     @classmethod
     def kind_name(cls) -> str:
-        """The kind as recipes name it; "" for a class that only others are made from."""
+        """The kind as recipes name it; "" for a base class."""
         return next(iter(get_args(cls.model_fields["kind"].annotation)), "")
 
     @classmethod
     def result(cls) -> str:
-        """What the stage makes, as others may name it (`reference(to=...)`): a checkpoint, or what its kind is called."""
+        """The result of the stage for references (`reference(to=...)`): `checkpoint`, or the name of its
+        kind."""
         return cls.RESULT or cls.kind_name()
 
 
 class Part(Spec):
-    """What a stage resolves into: with its inputs, all that its result depends on. `VERSION` stands here where the kind of the part is
-    no kind of stage. `ON_ENGINE`: it runs on the training engine, with as many processes as its launch settings say."""
+    """A resolved part of a stage: with its inputs, all that its result depends on."""
 
-    VERSION: ClassVar[int]
-    ON_ENGINE: ClassVar[bool] = False
+    VERSION: ClassVar[int]  # only where the kind of the part is not a kind of stage
+    ON_ENGINE: ClassVar[bool] = False  # it runs on the training engine, with as many processes as its launch settings say
+    PLAN_DEPENDS: ClassVar[bool] = False  # on its result (sizes, tokenizers, choices): a run then plans again
 
 
 class FromCheckpoint(Stage):
@@ -57,11 +65,16 @@ class FromCheckpoint(Stage):
 
 
 class Weight(Spec):
-    """Share of one source in a mixture, relative to the others' weights; under `proportional` a factor of its size."""
+    """One source of a mixture."""
 
-    weight: float = execution(gt=0)
+    weight: float = execution(
+        gt=0,
+        description="share, relative to the other weights; under `proportional` a factor of the source's size",
+    )
     max_repetition: float | None = execution(
-        None, gt=0, description="passes over the source that are allowed; beside another mixture, over each of its sources"
+        None,
+        gt=0,
+        description="allowed passes over the source; of another mixture, over each of its sources",
     )
 
 

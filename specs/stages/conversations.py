@@ -15,18 +15,24 @@ class ConversationSource(Spec):
     """How one source is processed."""
 
     holdout: float = identity(
-        0.02, gt=0, lt=1, description="share kept out of training; conversations that state the same `group` stay together"
+        0.02,
+        gt=0,
+        lt=1,
+        description="share kept out of training; conversations with the same `group` stay together",
     )
 
 
 class ConversationsStage(Stage):
-    """`sources` maps names of the pipeline's `sources:` (of a conversational format) to how each is processed. What `sft` trains on, what
-    `preference_data` takes its prompts from, and what `evaluate` asks."""
+    """Conversations for the training of `sft`, the prompts of `preference_data` and the questions of
+    `evaluate`."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["conversations"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
-    sources: dict[str, ConversationSource] = reference(min_length=1)
+    sources: dict[str, ConversationSource] = reference(
+        min_length=1,
+        description="names of the pipeline's `sources:`, of a conversational format, and how each is processed",
+    )
     seed: int = identity(28)
     files_per_task: int = execution(50, ge=1, description="input files per restartable task")
 

@@ -11,13 +11,13 @@ from specs.units import OrRest
 
 
 class CooldownSchedule(ScheduleSpec):
-    """A schedule that decays unless it is told not to (WSO: `decay: none`)."""
+    """A schedule that decays by default (WSO: `decay: none`)."""
 
     decay: Decay = identity("1-sqrt")
 
 
 class CooldownStage(FromParent, MixtureTraining):
-    """Goes on from any checkpoint, with another schedule and another mixture."""
+    """Continues from any checkpoint, with another schedule and another mixture."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["cooldown"] = identity()

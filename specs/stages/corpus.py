@@ -25,7 +25,7 @@ class Repeats(Spec):
     @classmethod
     def _each_once(cls, buckets: list[int]) -> list[int]:
         if twice := sorted({bucket for bucket in buckets if buckets.count(bucket) > 1}):
-            raise ValueError(f"{twice[0]} stands here twice; state it once, and raise per_bucket for more probes")
+            raise ValueError(f"{twice[0]} is repeated; state it once, and raise per_bucket for more probes")
         return buckets
 
 
@@ -38,15 +38,15 @@ class CorpusSource(Spec):
     filters: list[FilterSpec] = identity(default_factory=list, description="applied in this order")
     pii: bool | list[Pii] = identity(
         True,
-        description="personal data to replace by fixed placeholders, after the filters; true for e-mail addresses, public IP addresses and "
-        "IBANs, false (for code and mathematics) for nothing, or a list",
+        description="personal data to replace by fixed placeholders, after the filters; true: e-mail "
+        "addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; or a list",
     )
     holdout: float = identity(0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation")
     repeats: Repeats | None = identity(None, neutral=None)
     examples: bool = identity(
         True,
         neutral=True,
-        description="store a few kept and dropped documents, as they were read, for `apertus inspect`; false where they must not be kept",
+        description="stores a few kept and dropped documents, unchanged, for `apertus inspect`; false where they must not be stored",
     )
 
     @property
@@ -56,7 +56,8 @@ class CorpusSource(Spec):
         return tuple(kind for kind in get_args(Pii) if kind in chosen)
 
     def columns(self) -> list[str]:
-        """Columns of a row, beside the text, that the filters look at; sorted, without those that an earlier filter makes."""
+        """Columns of a row, beside the text, that the filters read; sorted, without those that an earlier
+        filter adds."""
         needed: set[str] = set()
         made: set[str] = set()
         for step in self.filters:
@@ -69,19 +70,22 @@ ON_TOKENS = ("holdout", "repeats", "examples")
 
 
 def needs_text(process: CorpusSource) -> list[str]:
-    """Names of the fields that ask for something which can be done to text only, so not to a source of tokens."""
+    """Names of the fields that need text, so do not work on a source of tokens."""
     fields = CorpusSource.model_fields.items()
     changed = [name for name, field in fields if getattr(process, name) != field.get_default(call_default_factory=True)]
     return [name for name in changed if name not in (*ON_TOKENS, "pii")] + (["pii"] if process.pii else [])
 
 
 class CorpusStage(Stage):
-    """`sources` maps names of the pipeline's `sources:` to how each is processed."""
+    """Filtered, deduplicated, shuffled and tokenised documents."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
-    sources: dict[str, CorpusSource] = reference(min_length=1)
+    sources: dict[str, CorpusSource] = reference(
+        min_length=1,
+        description="names of the pipeline's `sources:`, and how each is processed",
+    )
     seed: int = identity(28)
     files_per_task: int = execution(200, ge=1, description="input files per restartable task")
 
@@ -89,6 +93,7 @@ class CorpusStage(Stage):
 class CorpusPart(Part):
     """Resolved, for one source. Inputs: `tokenizer`, `documents`, and `filter:<step>:<file>` for the files that filters read."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     source: SourceSpec = identity()
     process: CorpusSource = identity(default_factory=CorpusSource)
     seed: int = identity()

@@ -14,11 +14,11 @@ class DpoLoss(Spec):
 
     beta: float = identity(5.0, gt=0)
     length_normalised: bool = identity(True)
-    label_smoothing: float = identity(0.0, neutral=0.0, ge=0, lt=0.5, description="share of the pairs taken to be the wrong way round")
+    label_smoothing: float = identity(0.0, neutral=0.0, ge=0, lt=0.5, description="share of swapped pairs")
 
 
 class DpoStage(PreferenceTraining):
-    """Raises the chosen completion over the rejected one."""
+    """Makes the chosen completion more likely than the rejected one."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["dpo"] = identity()

@@ -16,16 +16,16 @@ from specs.units import Reference
 
 
 class Memorisation(Spec):
-    """Greedy continuation of the probes of a corpus part that has `repeats`: `prefix` tokens given, `suffix` tokens compared."""
+    """Greedy continuation of the probes of a corpus."""
 
-    probes: Reference = reference(to="corpus")
-    prefix: int = identity(32, ge=1)
-    suffix: int = identity(32, ge=1)
+    probes: Reference = reference(to="corpus", description="a part of a corpus that has `repeats`")
+    prefix: int = identity(32, ge=1, description="tokens given")
+    suffix: int = identity(32, ge=1, description="tokens compared")
 
 
 class Gate(Spec):
-    """A bound on a metric. A gate that is not met stops what comes after the stage; the metrics stay stored, so editing a bound
-    reruns nothing."""
+    """A bound on a metric. A gate that is not met stops the stages after this one; the metrics stay stored,
+    so editing a bound reruns nothing."""
 
     metric: str = execution(description="for example perplexity, perplexity/corpus/code, memorisation/exact/16")
     max: float | None = execution(None)
@@ -42,7 +42,7 @@ class Gate(Spec):
     def failure(self, metrics: dict[str, float]) -> str | None:
         """Why the gate is not met, or None."""
         if self.metric not in metrics:
-            return f"gate on {self.metric}: there is no such metric; there are {', '.join(sorted(metrics))}"
+            return f"gate on {self.metric}: there is no such metric; use one of {', '.join(sorted(metrics))}"
         value = metrics[self.metric]
         if self.max is not None and not value <= self.max:
             return f"gate on {self.metric}: {value:.6g} is above the allowed {self.max:g}"
@@ -56,26 +56,27 @@ class ByPosition(Spec):
 
     sequence_length: int = identity(ge=16)
     buckets: int = identity(8, ge=1)
-    samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
+    samples: int = identity(64, ge=1, description="maximum number of held-out sequences per source")
 
     @model_validator(mode="after")
     def _a_position_each(self) -> ByPosition:
         if self.buckets > self.sequence_length:
             most = self.sequence_length
-            raise ValueError(f"{self.buckets} buckets for {most} positions; state at most {most} buckets")
+            raise ValueError(f"{self.buckets} buckets exceed {most} positions; state at most {most} buckets")
         return self
 
     @property
     def edges(self) -> list[int]:
-        """Borders of the buckets, as equal as whole numbers allow: (1024, 4) -> [0, 256, 512, 768, 1024]."""
+        """Edges of the buckets, as equal as whole numbers allow: (1024, 4) -> [0, 256, 512, 768, 1024]."""
         return [index * self.sequence_length // self.buckets for index in range(self.buckets + 1)]
 
 
 class Generation(Spec):
-    """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their divergence from `against`."""
+    """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their
+    divergence from `against`."""
 
-    prompts: Reference = reference(to="conversations", description="a part of a `conversations` stage; its held-out split")
-    limit: int = reference(200, ge=1, description="prompts at most")
+    prompts: Reference = reference(to="conversations", description="a part, of which the held-out split is used")
+    limit: int = reference(200, ge=1, description="maximum number of prompts")
     sampling: Sampling = reference()
     reward: RewardSpec | None = reference(None)
     shown: int = identity(8, ge=0, description="prompts whose answers are stored for people to read")
@@ -86,42 +87,55 @@ class Harness(Spec):
 
     VERSION: ClassVar[int] = 1
     tasks: list[str] = identity(min_length=1)
-    include: str | None = execution(None, description="folder with task files of your own; `installed:examples/tasks` has an example")
-    limit: int | None = identity(None, neutral=None, ge=1, description="documents per task, at most")
+    include: str | None = execution(
+        None,
+        description="folder with your task files; `installed:examples/tasks` has an example",
+    )
+    limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents per task")
     few_shot: int | None = identity(None, neutral=None, ge=0)
 
 
 class EvaluateStage(FromCheckpoint):
-    """`sources` are parts of corpora whose held-out split is scored. `against` is another evaluate stage, of the model that this one is
-    compared with: forgetting per source, paired rewards of the same prompts and seeds, divergence."""
+    """Measures a model, alone or against another."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["evaluate"] = identity()
-    sources: list[Reference] = reference(default_factory=list, to="corpus")
-    samples: int = identity(64, ge=1, description="held-out sequences per source, at most")
+    sources: list[Reference] = reference(
+        default_factory=list,
+        to="corpus",
+        description="parts of corpora whose held-out split is scored",
+    )
+    samples: int = identity(64, ge=1, description="maximum number of held-out sequences per source")
     sequence_length: int | None = identity(
-        None, ge=8, description="of the held-out sequences; that of the evaluation it is compared with, or the model's, by default"
+        None,
+        ge=8,
+        description="of the held-out sequences; that of `against`, or the model's, by default",
     )
     by_position: ByPosition | None = identity(None)
     memorisation: Memorisation | None = reference(None)
     generation: Generation | None = reference(None)
     harness: Harness | None = reference(None)
-    against: Reference | None = reference(None, to="evaluate")
+    against: Reference | None = reference(
+        None,
+        to="evaluate",
+        description="evaluation of the model to compare with: forgetting per source, paired rewards of the "
+        "same prompts and seeds, divergence",
+    )
     gates: list[Gate] = execution(default_factory=list)
 
     @model_validator(mode="after")
     def _measures_something(self) -> EvaluateStage:
         if not (self.sources or self.memorisation or self.generation or self.harness):
-            raise ValueError("nothing is measured; state sources, memorisation, generation or harness")
+            raise ValueError("the stage measures nothing; state sources, memorisation, generation or harness")
         if self.by_position and not self.sources:
             raise ValueError("by_position needs sources")
         return self
 
 
 class EvaluatePart(Part):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` where memorisation is measured; `prompts`, `completions`
-    and `rewards` where answers are; `harness`; `against` (the evaluation that it is compared with), `against_checkpoint`,
-    and, where the same prompts were answered, `against_completions` and `against_rewards`."""
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` for memorisation; `prompts`,
+    `completions` and `rewards` for generation; `harness`; `against`, `against_checkpoint`, and, where the
+    same prompts were answered, `against_completions` and `against_rewards`."""
 
     ON_ENGINE: ClassVar[bool] = True
 
@@ -140,8 +154,8 @@ class EvaluatePart(Part):
     batch_size: int = execution(8)
 
     def metrics(self, roles: Container[str], buckets: Iterable[int], against: Collection[str]) -> list[str]:
-        """Names of all that is measured, but for what the harness finds. Of the positions of `by_position`, those that
-        no held-out document reaches are left out.
+        """Names of all metrics but those of the harness. Positions of `by_position` that no held-out document
+        reaches are left out when measured.
 
         Args:
             roles: of the inputs.

@@ -20,13 +20,19 @@ class ExportStage(FromCheckpoint):
     kind: Literal["export"] = identity()
     max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), gt=0, validate_default=True)
     dtype: Literal["float32", "bfloat16"] = identity(
-        "float32", neutral="float32", description="of the stored weights; training keeps them in float32, the released models are bfloat16"
+        "float32",
+        neutral="float32",
+        description="of the stored weights; training keeps them in float32, the released models are bfloat16",
     )
     tolerance: float = identity(
-        1e-4, gt=0, description="largest allowed difference of logits, float32, between the folder and the trained model"
+        1e-4,
+        gt=0,
+        description="largest allowed difference of logits, float32, between the folder and the trained model",
     )
     evaluations: list[Reference] = reference(
-        default_factory=list, to="evaluate", description="evaluate stages whose results stand in the model card"
+        default_factory=list,
+        to="evaluate",
+        description="evaluate stages whose results the model card shows",
     )
 
 

@@ -10,13 +10,13 @@ from specs.stages.base import Part
 
 
 class ImportModelPart(Part):
-    """Resolved. Inputs: `folder` (config.json and safetensors). The result is checkpoint 1 of its artifact: weights without optimizer
-    states, so any stage reads it as it reads a trained one."""
+    """Resolved. Inputs: `folder` (config.json and safetensors). The result is checkpoint 1 of its artifact:
+    weights without optimizer states, which stages read like a trained one."""
 
     VERSION: ClassVar[int] = 1
     model: ModelSpec = identity()
     url: str = execution(description="of the folder")
-    reference: str = execution(description="as it stands in the recipe, without hf:")
-    chat: bool = execution(False, description="the model ends its turns")
-    license: str = execution("", description="as the model card of the folder states it")
+    reference: str = execution(description="as in the recipe, without hf:")
+    chat: bool = execution(False, description="whether the model ends its turns with the end-of-turn token")
+    license: str = execution("", description="from the model card of the folder")
     language: str = execution("")

@@ -1,4 +1,4 @@
-"""The `long_context` stage: a chain of steps to longer sequences, each with a RoPE base of its own."""
+"""The `long_context` stage: a chain of steps to longer sequences, each with its RoPE base."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specs.units import Reference
 
 
 class LongContextStep(MixtureTraining):
-    """One step: usually twice the length, half the batch, and a larger `rope_theta`. The rate is the parent's and is held after its
-    warm-up; the optimizer's states begin anew unless `carry` says otherwise, as in the released scripts."""
+    """One step: usually twice the length, half the batch, and a larger `rope_theta`. The rate is the parent's
+    and is held after its warm-up; the optimizer's states are reset by default, as in the released scripts."""
 
     sequence_length: int = identity(ge=8)
     rope_theta: float = identity(gt=0, description="base of the rotary embedding from this step on")
@@ -20,8 +20,8 @@ class LongContextStep(MixtureTraining):
 
 
 class LongContextStage(TrainingStage, FromCheckpoint):
-    """`steps` begin with `from`, then each with the end of the one before it. The result of one is named `stage/1`, `stage/2`, ...; the
-    stage's own name is the last one's result."""
+    """The first of `steps` starts from `from`, each other one from the end of the step before it. Their
+    results are named `stage/1`, `stage/2`, ...; the stage's name is the last one's result."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["long_context"] = identity()

@@ -1,7 +1,7 @@
 """The `mixture` stage: an immutable sampling recipe over corpora.
 
-Invariant: shares are exact. A weight is the decimal number that is written (0.7 is 7/10, not its nearest float), and no float takes part
-in what follows from it.
+Invariant: shares are exact. A weight is the decimal number that is written (0.7 is 7/10, not its nearest
+float), and nothing is computed from it in floating point.
 """
 
 from __future__ import annotations
@@ -22,47 +22,60 @@ DRAWN_FROM = ("corpus", "mixture")
 
 
 def _factors(value: Any) -> Any:
-    """A list names parts that are drawn as often as their size says."""
+    """A list becomes a map to factors of 1."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         twice = sorted({item for item in value if value.count(item) > 1})
         if twice:
-            raise ValueError(f"{', '.join(twice)} is named twice; name it once, with a factor: {{{twice[0]}: 2}}")
+            raise ValueError(f"{', '.join(twice)} is repeated; name it once, with a factor: {{{twice[0]}: 2}}")
         return dict.fromkeys(value, 1)
     return value
 
 
 class Anneal(Spec):
-    """Shares that move linearly from the mixture's weights to others while it is trained on, in `pieces` equal steps, each a mixture of
-    its own with the shares of its middle; what is trained after that has the last ones."""
+    """Shares that change linearly from the mixture's weights to others during training, in `pieces` equal
+    steps, each with the shares of its middle; training after that has the last ones."""
 
     to: Weights = reference(
-        min_length=1, to=DRAWN_FROM, description="weights at the end; a source that only one of the two names has share 0 in the other"
+        min_length=1,
+        to=DRAWN_FROM,
+        description="weights at the end; a source that only one of the two names has share 0 in the other",
     )
-    over: Budget = reference(description="from where training on the mixture begins")
+    over: Budget = reference(description="length of the change, from the begin of training on the mixture")
     pieces: int = reference(8, ge=1, le=256)
 
 
 class MixtureStage(Stage):
-    """`weights` maps parts of corpora (`corpus/code`), or other mixtures, to their share in training samples. `proportional` draws
-    corpora by their size in tokens instead, each multiplied by a factor where one is stated; every source of factor 1 is then
-    passed over equally often."""
+    """Draws training samples from corpora or other mixtures, by `weights` or `proportional` to the size of
+    corpora."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["mixture"] = identity()
-    weights: Weights | None = reference(None, min_length=1, to=DRAWN_FROM, description="share of each source, relative to the others'")
+    weights: Weights | None = reference(
+        None,
+        min_length=1,
+        to=DRAWN_FROM,
+        description="share of samples of each part of a corpus (`corpus/code`) or mixture, relative to the others'",
+    )
     proportional: Annotated[Weights | None, BeforeValidator(_factors, json_schema_input_type=list[str] | Weights)] = reference(
         None,
         min_length=1,
         to="corpus",
-        description="in place of weights: parts of corpora, or a map to factors: {corpus/web: 1, corpus/code: 2}",
+        description="in place of weights: parts of corpora, drawn by their size in tokens, or a map to "
+        "factors of it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are repeated equally "
+        "often",
     )
     anneal: Anneal | None = reference(None)
     exclude: list[ReferenceText] = reference(
         default_factory=list,
-        description="stages of training: what they have drawn from a source, up to the model that goes on, is not drawn again before the "
-        "rest of that source; with the same seed, sequence length and packing",
+        description="training stages: samples of a source that they have consumed, up to the checkpoint "
+        "that training continues from, are drawn again only after the rest of the source; needs the same "
+        "seed, sequence length and packing",
     )
-    max_repetition: float = reference(4.0, gt=0, description="passes over a source that are allowed; a weight may state its own")
+    max_repetition: float = reference(
+        4.0,
+        gt=0,
+        description="allowed passes over a source; a weight may state another",
+    )
     seed: int = identity(28)
 
     @model_validator(mode="after")
@@ -77,7 +90,7 @@ class MixtureStage(Stage):
 
     @property
     def sources(self) -> dict[str, Weight]:
-        """What is named under `weights` or `proportional`."""
+        """The sources under `weights` or `proportional`."""
         return self.weights or self.proportional or {}
 
     @property
@@ -92,8 +105,9 @@ class MixtureStage(Stage):
 
 
 class MixturePart(Part):
-    """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names do not matter. Which
-    repetition is allowed and what is excluded are matters of the planner and of training, and bear no identity."""
+    """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names
+    do not matter. Allowed repetition and exclusions, which concern planning and training, bear no
+    identity."""
 
     weights: list[int] = identity(description="in the order of the inputs")
     proportional: bool = identity(False, neutral=False, description="weights are factors of the sources' sizes")
@@ -115,7 +129,7 @@ def integers(weights: Sequence[Fraction | int]) -> list[int]:
 
 
 def between(begin: dict[str, Fraction], end: dict[str, Fraction], part: Fraction) -> dict[str, Fraction]:
-    """Shares `part` of the way from those of `begin` to those of `end`; what has none is left out."""
+    """Shares interpolated from `begin` to `end` at `part`, from 0 to 1; shares of 0 are left out."""
     shares: dict[str, Fraction] = {}
     for weights, factor in ((begin, 1 - part), (end, part)):
         for name, weight in weights.items():

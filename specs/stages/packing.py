@@ -1,4 +1,4 @@
-"""The resolved part of best-fit packing. No stage of its own: a stage of training that packs its sequences resolves into one per corpus."""
+"""The resolved part of best-fit packing: a training stage with `packing: best-fit` has one per corpus."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ from specs.stages.base import Part
 class PackingPart(Part):
     """Resolved. Input: `corpus`. The rows are a function of the documents and the sequence length alone."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     VERSION: ClassVar[int] = 1
     sequence_length: int = identity(ge=2)

@@ -1,7 +1,7 @@
 """The `preference_data` stage: from prompts and an instruct model to scored pairs of completions.
 
-Each step is an artifact of its own: prompts -> (model ->) completions -> rewards -> pairs -> log_probabilities. A changed reward
-samples nothing again; a changed choice scores nothing again.
+Each step is an artifact: prompts -> (model ->) completions -> rewards -> pairs -> log_probabilities. A
+changed reward samples nothing again; a changed rule for pairs scores nothing again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Sampling(Spec):
     seed: int = identity(28)
     batch_size: int = identity(32, ge=1, le=10_000, description="prompts that are completed together")
     engine: Literal["transformers", "vllm"] = identity(
-        "transformers", neutral="transformers", description="vllm: from an environment of its own, on launch.parallel.tp GPUs"
+        "transformers",
+        neutral="transformers",
+        description="vllm: in a separate environment, on launch.parallel.tp GPUs",
     )
 
     @field_validator("temperature")
@@ -41,19 +43,28 @@ class Sampling(Spec):
 
 
 class PreferenceDataStage(FromCheckpoint):
-    """`from`: the instruct model, which samples the reference completions and is the reference of the loss."""
+    """Pairs of completions. The model of `from` samples the reference completions and is the reference of the
+    loss."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["preference_data"] = identity()
     prompts: list[Reference] = reference(
-        min_length=1, to="conversations", description="parts of `conversations` stages; their training split"
+        min_length=1,
+        to="conversations",
+        description="training splits of parts of `conversations` stages",
     )
-    limit: int | None = identity(None, ge=1, description="prompts at most")
-    offline: bool = identity(True, description="the completions that come with the prompts take part")
+    limit: int | None = identity(None, ge=1, description="maximum number of prompts")
+    offline: bool = identity(True, description="whether completions from the conversations can be in pairs")
     max_tokens: int | None = identity(
-        None, ge=2, description="of prompt and completion together; longer completions are dropped; half of sequence_length by default"
+        None,
+        ge=2,
+        description="of prompt and completion together; longer completions are dropped; half of sequence_length by default",
     )
-    sequence_length: int | None = identity(None, ge=8, description="of the packed sequences that are trained on; the model's by default")
+    sequence_length: int | None = identity(
+        None,
+        ge=8,
+        description="of the packed training sequences; the model's by default",
+    )
     completions: Sampling = reference(description="reference completions, sampled from the model")
     reward: RewardSpec = reference()
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
@@ -66,13 +77,13 @@ class PreferenceDataStage(FromCheckpoint):
     @classmethod
     def _different(cls, prompts: list[Reference], info: ValidationInfo) -> list[Reference]:
         if len(set(map(str, prompts))) < len(prompts):
-            raise ValueError("a part stands here twice; name it once")
+            raise ValueError("a part is repeated; name it once")
         return prompts
 
 
 class PromptsPart(Part):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. Keeps prompts with at least `min_branches` completions (those that come along,
-    and the `sampled` ones to come) that are short enough."""
+    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. Keeps prompts with at least `min_branches` short
+    enough completions, from the conversations or to be `sampled`."""
 
     VERSION: ClassVar[int] = 1
     split: Literal["train", "validation"] = identity()
@@ -80,7 +91,7 @@ class PromptsPart(Part):
     seed: int = identity(28, neutral=28)
     offline: bool = identity(True, neutral=True)
     max_tokens: int = identity(description="of prompt and completion")
-    max_new_tokens: int = identity(description="room that is left for a sampled completion")
+    max_new_tokens: int = identity(description="room for a sampled completion")
     sampled: int = identity(description="completions per prompt that will be sampled")
     min_branches: int = identity(2, neutral=2)
     prompts_per_unit: int = execution(64)
@@ -113,8 +124,8 @@ class PairsPart(Part):
 
 
 class LogProbabilitiesPart(Part):
-    """Resolved. Inputs: `checkpoint`, `pairs`, `tokenizer`. Computed over the packed sequences that are trained on, by the same engine
-    and in the same precision, so that the first log-ratio of training is exactly zero."""
+    """Resolved. Inputs: `checkpoint`, `pairs`, `tokenizer`. Computed over the packed training sequences, by
+    the same engine and in the same precision, so that the first log-ratio of training is exactly zero."""
 
     VERSION: ClassVar[int] = 1
     ON_ENGINE: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from specs.units import REST
 
 
 class PretrainStage(TrainingStage, MixtureTraining):
-    """Begins a trajectory, so everything that a later stage may inherit is stated here."""
+    """Begins a trajectory, so everything that later stages inherit must be stated here."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["pretrain"] = identity()

@@ -1,4 +1,5 @@
-"""The `probe` stage: what is measured on a checkpoint and says nothing about any task. Forgetting and memorisation are `evaluate`'s."""
+"""The `probe` stage: measures of a checkpoint that concern no task. `evaluate` measures forgetting and
+memorisation."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ class Sharpness(Spec):
 
 
 class ProbeStage(FromCheckpoint):
-    """`sources` are parts of corpora: the loss is the mean over the tokens of the first held-out sequences of each."""
+    """The loss is the mean over the tokens of the first held-out sequences of each source."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["probe"] = identity()
-    sources: list[Reference] = reference(min_length=1, to="corpus")
-    samples: int = identity(16, ge=1, description="held-out sequences per source, at most")
+    sources: list[Reference] = reference(min_length=1, to="corpus", description="parts of corpora")
+    samples: int = identity(16, ge=1, description="maximum number of held-out sequences per source")
     sequence_length: int | None = identity(None, ge=8, description="of the held-out sequences; the model's by default")
     sharpness: Sharpness = identity(default_factory=Sharpness)
 

@@ -1,4 +1,4 @@
-"""The `select` stage: the best of several checkpoints, by a metric that is named."""
+"""The `select` stage: the best of several checkpoints by a metric."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from specs.units import Reference
 
 
 class SelectStage(Stage):
-    """Chooses one of `checkpoints` by the held-out loss of its own training, or one of those that `evaluations` measured by any metric of
-    theirs. The name of a matrix stands for all its variants. `from: <this stage>` is then the checkpoint that was chosen, with everything
-    that belongs to it; nothing is copied. Of equal ones the first is chosen."""
+    """Chooses one of `checkpoints` by the held-out loss of its training, or the checkpoint of one of
+    `evaluations` by any of their metrics. The name of a matrix stands for all its variants. `from: <this
+    stage>` is the chosen checkpoint, with its optimizer states and counters; nothing is copied. Of equal ones
+    the first is chosen."""
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
@@ -38,6 +39,7 @@ class SelectStage(Stage):
 class SelectPart(Part):
     """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides between equal ones."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     metric: str = identity()
     best: Literal["lowest", "highest"] = identity()
     names: list[str] = execution(description="of the candidates, for people")

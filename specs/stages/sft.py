@@ -13,8 +13,8 @@ from specs.units import OrRest, ReferenceText
 
 
 class Lora(Spec):
-    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, only A and B are trained. The checkpoint holds W, A and B; whoever
-    starts from it reads the sum."""
+    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, only A and B are trained. The
+    checkpoint holds W, A and B; a stage that starts from it reads the sum."""
 
     rank: int = identity(16, ge=1, le=2**16)
     alpha: float = identity(32.0, gt=0)
@@ -24,7 +24,7 @@ class Lora(Spec):
 
 
 class LinearSchedule(ScheduleSpec):
-    """Linear decay to 0 over the whole stage, unless told otherwise."""
+    """Linear decay to 0 over the whole stage by default."""
 
     decay: Decay = identity("linear")
     final: float = identity(0.0, ge=0, le=1, description="fraction of the peak at the end of the decay")
@@ -43,8 +43,8 @@ Repeats = Annotated[
 
 
 class SftStage(FromParent, Training):
-    """Trains on the assistant's turns, thoughts and tool calls; never on what a tool answered. Conversations are packed into sequences
-    and do not see each other."""
+    """Trains on the assistant's turns, thoughts and tool calls; never on outputs of tools. Conversations are
+    packed into sequences and do not see each other."""
 
     VERSION: ClassVar[int] = 1
     CHAT: ClassVar[bool] = True
@@ -56,8 +56,11 @@ class SftStage(FromParent, Training):
         description="parts of `conversations` stages; a map gives how often each is seen per epoch: {chat/identity: 3}",
     )
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
-    prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on what is not the assistant's, relative to 1")
-    longer: Literal["drop", "truncate"] = identity("drop", description="conversations that do not fit into a sequence")
+    prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on other tokens")
+    longer: Literal["drop", "truncate"] = identity(
+        "drop",
+        description="what to do with conversations that do not fit into a sequence",
+    )
     data_seed: int = identity(28, neutral=28, description="of the order of the sequences, and of new adapters")
     lora: Lora | None = identity(None)
 

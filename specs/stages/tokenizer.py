@@ -13,17 +13,29 @@ from specs.units import Reference
 
 
 class TokenizerStage(Stage):
-    """Trains on the named sources (`sources:` of the pipeline); or imports `path`, a folder with tokenizer.json; or, to continue a Hugging
-    Face model, takes over that model's: `from: hf:<folder or id>`. `vocab_size` is then the model's, unless stated."""
+    """Trains a tokenizer on `sources`, or imports the one of `path` or of the Hugging Face model of
+    `from`."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["tokenizer"] = identity()
-    sources: list[str] = reference(default_factory=list)
-    path: str | None = execution(None, description="folder (any fsspec URL) of a Hugging Face tokenizer to import instead of training one")
-    from_: Reference | None = reference(
-        None, alias="from", to="checkpoint", description="`hf:<folder or id>`: the tokenizer of a Hugging Face model"
+    sources: list[str] = reference(default_factory=list, description="names of the pipeline's `sources:`")
+    path: str | None = execution(
+        None,
+        description="folder (any fsspec URL) with the tokenizer.json of a Hugging Face tokenizer",
     )
-    vocab_size: int = identity(131_072, gt=0, le=2**30, multiple_of=128)
+    from_: Reference | None = reference(
+        None,
+        alias="from",
+        to="checkpoint",
+        description="`hf:<folder or id>`: the tokenizer of a Hugging Face model",
+    )
+    vocab_size: int = identity(
+        131_072,
+        gt=0,
+        le=2**30,
+        multiple_of=128,
+        description="with `from`, the model's by default",
+    )
     reserved: int = identity(100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary")
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
 
@@ -44,6 +56,7 @@ class TokenizerStage(Stage):
 class TokenizerPart(Part):
     """Resolved. Inputs: `source:<i>` (documents) in order, or `folder`."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     sources: list[SourceSpec] = identity(default_factory=list)
     path: str | None = execution(None)
     vocab_size: int = identity()

@@ -1,8 +1,9 @@
-"""What all stages that train share: the stage as written, and the *segment*, as the engine runs it.
+"""The base of all training stages: the stage as written, and the *segment*, as the engine runs it.
 
-Mixture, batch size and learning rate are piecewise functions of what the stage has consumed. Their borders cut the stage into segments;
-inside a segment, mixture and batch are constant. A segment's fingerprint leaves out where it ends: it names a trajectory, and a
-checkpoint is a trajectory and a step. So a longer budget continues, and an edit behind a border reruns nothing before it.
+Mixture, batch size and learning rate are piecewise functions of consumed tokens. Their breakpoints split the
+stage into segments; inside a segment, mixture and batch are constant. A segment's fingerprint leaves out its
+end: it names a trajectory, and a checkpoint is a trajectory and a step. So a longer budget continues, and an
+edit after a breakpoint reruns nothing before it.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ Packing = Literal["concatenate", "best-fit"]
 
 
 class Goldfish(Spec):
-    """Goldfish loss (arXiv 2406.10209): a label is dropped when the hash of the `h` labels up to it falls into 1/k of the table."""
+    """Goldfish loss (arXiv 2406.10209): a label is dropped when the hash of the `h` labels up to it falls
+    into 1/k of the table."""
 
     k: int = identity(50, ge=2, le=2**24)
     h: int = identity(50, ge=1, le=2**16)
     within_documents: bool = identity(
         False,
         neutral=False,
-        description="the labels that decide are of one document, whose first h - 1 labels are always trained; the Apertus runs took them "
-        "across the borders of packed documents",
+        description="hashes labels of a single document, whose first h - 1 labels are always trained; the "
+        "Apertus runs hashed labels across the boundaries of packed documents",
     )
 
 
 class Precision(Spec):
-    """`param`: data type of forward and backward. Weights and gradient reduction are float32; so are optimizer states, unless
-    `optimizer.state_dtype` says otherwise."""
+    """Weights and gradient reduction are float32; so are optimizer states, unless `optimizer.state_dtype`
+    says otherwise."""
 
-    param: Literal["float32", "bfloat16"] = identity("bfloat16")
+    param: Literal["float32", "bfloat16"] = identity("bfloat16", description="dtype of forward and backward")
 
 
 def _piecewise(value: Any) -> Any:
@@ -55,19 +57,19 @@ Mixtures = Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_
 
 
 class Training(Spec):
-    """Settings of training over one kind of data. In a stage with a parent, length, batch, optimizer and precision are the parent's where
-    they are left out. `rest of parent` is what the parent would have done from the point on where the stage starts."""
+    """Settings of training over one kind of data. In a stage with a parent, length, batch, optimizer and
+    precision default to the parent's. `rest of parent` is what the parent would have done after the checkpoint
+    that the stage starts from."""
 
     global_batch_size: OrRest[Batches | None] = reference(
         None,
-        description="sequences per step, or a map from the point where it begins: {0 samples: 1024, 1_718_272_000 samples: 2048}; or "
-        "`rest of parent`",
+        description="sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048}; or `rest of parent`",
     )
     budget: OrRest[Budget] = reference(description="how long the stage trains; floored to whole batches; or `rest of parent`")
     stop_at: Budget | None = reference(
         None,
-        description="trains no further than this; the schedule, and what another stage takes over as `rest of parent`, stay those of the "
-        "whole budget",
+        description="trains no further than this; the schedule, and what another stage takes over as `rest of "
+        "parent`, stay those of the whole budget",
     )
     sequence_length: int | None = identity(None, ge=8)
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
@@ -77,12 +79,14 @@ class Training(Spec):
     precision: Precision | None = identity(None)
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
     micro_batch_size: int | None = execution(
-        None, ge=1, description="sequences per forward pass and data-parallel rank, at most; all of them by default"
+        None,
+        ge=1,
+        description="maximum number of sequences per forward pass and data-parallel rank; all by default",
     )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = execution("auto")
     activation_checkpointing: Literal["none", "selective", "full"] = execution(
         "none",
-        description="what of a layer is computed again in the backward pass; full: all of it, selective: half of its matrix products",
+        description="recomputation of a layer in the backward pass; full: all of it, selective: half of its matrix products",
     )
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
@@ -90,24 +94,23 @@ class Training(Spec):
 
     @property
     def data(self) -> dict[str, str] | Rest:
-        """The mixture by where it begins; what does not train on a mixture has one nameless piece."""
+        """The mixtures by breakpoint; training without a mixture has one without a name."""
         return {"0 tokens": ""}
 
 
 class MixtureTraining(Training):
-    """Training on text. Goldfish and packing are the parent's where they are left out."""
+    """Training on text. Goldfish and packing default to the parent's."""
 
     mixture: OrRest[Mixtures] = reference(
         to="mixture",
-        description="a mixture, or a map from the point where it begins to the mixture: {0 tokens: main, 7.038T tokens: second}; or "
-        "`rest of parent`",
+        description="a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of parent`",
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
     packing: Packing | None = identity(
         None,
         neutral=None,
-        description="concatenate (the default): documents one after the other, cut where a sequence ends; best-fit: whole documents are "
-        "packed into sequences (arXiv 2404.10830), only longer ones are cut",
+        description="concatenate (the default): documents one after the other, cut where a sequence ends; "
+        "best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut",
     )
 
     @property
@@ -117,17 +120,14 @@ class MixtureTraining(Training):
 
 @dataclass(frozen=True)
 class Phase:
-    """A piece of a stage that has settings, and a parent, of its own. Most stages have one; `long_context` has one per step.
+    """A piece of a stage with its own settings and parent. Most stages have one; `long_context` has one per
+    step. Settings that are left out, rope_theta among them, are the parent's."""
 
-    name: of the stage, or `stage/1`; path: where its fields stand; parent: None begins with new weights.
-    rope_theta, sequence_length and what else `settings` leave out are the parent's.
-    """
-
-    name: str
+    name: str  # the stage, or `stage/1`
     stage: str
-    path: FieldPath
+    path: FieldPath  # of its fields
     settings: Training
-    parent: Reference | None
+    parent: Reference | None  # None: begins with new weights
     carry: tuple[Carry, ...] = ()
     model: ModelSpec | None = None
     seed: int | None = None
@@ -159,13 +159,13 @@ def carries(*default: Carry) -> Any:
     """The `carry` field of a kind, with its default."""
     return identity(
         default_factory=lambda: list(default),
-        description="what goes over from the parent: weights always; the optimizer's states; data: samples that were drawn from the same "
-        "mixture are not drawn again",
+        description="what is taken over from the parent: weights, always; optimizer: its states; data: "
+        "samples that were drawn from the same mixture are not drawn again",
     )
 
 
 class FromParent(TrainingStage, FromCheckpoint):
-    """A stage of one phase that begins with a checkpoint. Those that use this are `Training` as well."""
+    """A stage of one phase that begins with a checkpoint. Subclasses are `Training` as well."""
 
     carry: CarryField = carries("weights")
 
@@ -175,9 +175,10 @@ class FromParent(TrainingStage, FromCheckpoint):
 
 
 class Segment(Part):
-    """Resolved: one chained piece of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it starts from new
-    weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`, mixtures. Kinds that do not train on a
-    mixture say what they read instead. Steps and tokens count within the phase."""
+    """Resolved: one segment of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
+    starts from new weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`,
+    mixtures. Kinds that do not train on a mixture name other inputs. Steps and tokens count within the
+    phase."""
 
     ON_ENGINE: ClassVar[bool] = True
 
@@ -191,7 +192,11 @@ class Segment(Part):
     carry: list[Carry] = identity(default_factory=list)
     optimizer: OptimizerSpec = identity()
     schedule: Schedule = identity()
-    excluded: list[int] = identity(default_factory=list, neutral=[], description="samples drawn before through the mixtures `excluded:<i>`")
+    excluded: list[int] = identity(
+        default_factory=list,
+        neutral=[],
+        description="samples already drawn through the mixtures `excluded:<i>`",
+    )
     goldfish: Goldfish | None = identity(None, neutral=None)
     packing: Packing = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
@@ -209,7 +214,7 @@ class Segment(Part):
 
     @property
     def objective(self) -> str:
-        """What is minimised; the engine knows it by this name."""
+        """Name of the objective in the engine."""
         return "cross-entropy"
 
     @property
@@ -217,11 +222,11 @@ class Segment(Part):
         return self.global_batch_size * self.sequence_length
 
     def checkpoint_due(self, step: int) -> bool:
-        """Whether a checkpoint is made at a step, whatever the time: as the spec says, and where a rollback may go to."""
+        """Whether a checkpoint is made at a step, regardless of time: by the settings, or for rollbacks."""
         return self.checkpoint.due(step) or (self.anomalies.rolls_back and step % self.anomalies.rollback_interval == 0)
 
     def tokens_at(self, step: int) -> int:
-        """Tokens the stage has consumed when `step` steps are done."""
+        """Tokens that the stage has consumed after `step` steps."""
         return self.start_tokens + (step - self.start_step) * self.tokens_per_step
 
     def sample_at(self, step: int) -> int:

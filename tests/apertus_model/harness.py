@@ -11,6 +11,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,9 @@ import torch
 import apertus_model.trainer.config  # noqa: F401  # imported here so that the children need not
 from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
-from apertus_model.trainer.config import RunHooks, trainer_config
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
+from apertus_model.trainer.config import trainer_config
+from apertus_model.trainer.trainer import Lifecycle
 from infra.store import Store
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -168,6 +170,46 @@ class Result:
     finished: bool = True
 
 
+@dataclass
+class Data:
+    """The data of a run."""
+
+    samples: Any
+    heldout: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class Recorder:
+    """Keeps what a run reports."""
+
+    def __init__(self, result: Result) -> None:
+        self.add_step = result.rows.append
+        self.add_heldout = result.heldout.__setitem__
+        self.add_anomaly = result.events.append
+
+
+class FolderStorage:
+    """Checkpoints in folders `step-N`, which no marker names."""
+
+    def __init__(self, folder: Path, result: Result, storage: Callable[[str], Store] = Store.open) -> None:
+        self._folder, self._result, self._storage = folder, result, storage
+
+    def writer(self, step: int) -> CheckpointWriter:
+        return CheckpointWriter(self._storage(str(self._folder)), f"step-{step}")
+
+    def prepare_commit(self, step: int, anomalies: Any) -> Callable[[Saved], None]:
+        def commit(saved: Saved) -> None:
+            self._result.committed.append(step)
+            self._result.saved[step] = saved
+            self._result.facts[step] = anomalies
+
+        return commit
+
+    def committed(self, step: int) -> str:
+        return str(self._folder / f"step-{step}")
+
+    timed = staticmethod(nullcontext)
+
+
 def train(
     folder: Path,
     spec: Segment,
@@ -193,31 +235,16 @@ def train(
         def stop() -> bool:  # asked before each step
             return stop_at is not None and rank == processes - 1 and next(steps) >= stop_at
 
-        def prepare(step: int, facts: dict[str, Any]) -> Callable[[Saved], None]:
-            def commit(saved: Saved) -> None:
-                result.committed.append(step)
-                result.saved[step] = saved
-                result.facts[step] = facts
-
-            return commit
-
-        hooks = RunHooks(
-            open_samples=lambda: samples,
-            source=source,
+        lifecycle = Lifecycle(
             begin_step=begin_step if begin_step is not None else spec.start_step,
-            checkpoint_writer=lambda step: CheckpointWriter(storage(str(folder)), f"step-{step}"),
-            prepare_commit=prepare,
-            committed=lambda step: str(folder / f"step-{step}"),
-            record_anomaly=result.events.append,
-            anomalies=anomalies or {},
-            clock=clock or time.monotonic,
-            record=result.rows.append,
-            record_heldout=result.heldout.__setitem__,
+            source=source,
+            storage=FolderStorage(folder, result, storage),
             stop_requested=stop,
             scratch=str(folder),
-            heldout=heldout or {},
+            anomalies=anomalies or {},
+            clock=clock or time.monotonic,
         )
-        trainer = trainer_config(spec, hooks, world_size=processes).build()
+        trainer = trainer_config(spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes).build()
         try:
             result.finished = trainer.train()
             for part in trainer.model_parts:

@@ -34,7 +34,7 @@ def put_conversations(
 ) -> Artifact:
     """An artifact of kind `conversations` with one shard in `split` and none in the other."""
     attempt = attempt_at(bench, "conversations", fingerprint)
-    encoder, stated = encoder_of(tokenizer), tokenizer.manifest["facts"]
+    encoder, stated = encoder_of(tokenizer), tokenizer.manifest.facts
     encoded = [encoder.encode(one.messages, one.tools) for one in conversations]
     shard = f"{split}-00000"
     prefix = Path(attempt.workdir) / shard
@@ -64,7 +64,7 @@ def put_model(bench: Any, tokenizer: Artifact, *, favourite: int | None = None, 
     from transformers import ApertusConfig, ApertusForCausalLM
 
     attempt = attempt_at(bench, "export", f"model{favourite}")
-    size = tokenizer.manifest["facts"]["vocab_size"]
+    size = tokenizer.manifest.facts["vocab_size"]
     torch.manual_seed(0)
     config = ApertusConfig(
         vocab_size=size,
@@ -91,7 +91,7 @@ def put_model(bench: Any, tokenizer: Artifact, *, favourite: int | None = None, 
     model.generation_config.update(top_k=1, do_sample=True, repetition_penalty=5.0)  # advice of the folder that is not asked for
     folder = Path(attempt.workdir) / "exported"
     model.save_pretrained(folder)
-    for name in tokenizer.manifest["files"]:
+    for name in tokenizer.manifest.files:
         (folder / name).write_bytes(tokenizer.bytes(name))
     for path in sorted(folder.iterdir()):
         attempt.put(path, path.name)

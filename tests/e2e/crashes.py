@@ -153,12 +153,12 @@ def result(recipe: Path, url: str) -> dict[str, Any]:
         artifact = Artifact(store, node.path, node.end_step)
         digests = {
             Path(file).name: hashlib.sha256(store.fs.cat_file(store.full(artifact.stored_name(file)))).hexdigest()
-            for file in artifact.manifest["files"]
+            for file in artifact.manifest.files
         }
         rows = [(row["step"], row["loss"], row["lr"]) for row in artifact.history() if "loss" in row] if node.end_step else []
         found[name] = {"digests": digests, "losses": rows}
     if "evaluate" in graph.nodes:
-        found["metrics"] = Artifact(store, graph.nodes["evaluate"].path).manifest["metrics"]
+        found["metrics"] = Artifact(store, graph.nodes["evaluate"].path).manifest.metrics
     return found
 
 

@@ -68,7 +68,7 @@ def test_evaluations_measure_the_metrics_that_gates_are_checked_against(aligned:
     for name, (node, part) in parts.items():
         other = parts[read.node][1] if (read := node.inputs.get("against")) and read.node else None
         planned = {*part.metrics(node.inputs, repeats.buckets, other.source_names if other else [])}
-        measured = {*artifact(plan, name).manifest["metrics"]}
+        measured = {*artifact(plan, name).manifest.metrics}
         assert measured <= planned
         assert {metric for metric in planned - measured if not metric.startswith("loss/position/")} == set()
 
@@ -108,7 +108,7 @@ def test_quantiles_are_those_of_the_stored_rewards(aligned: Path) -> None:
 
 
 def lines(found: Artifact) -> list[dict[str, Any]]:
-    return [json.loads(line) for name in found.manifest["facts"]["shards"] for line in found.bytes(f"{name}.jsonl").splitlines()]
+    return [json.loads(line) for name in found.manifest.facts["shards"] for line in found.bytes(f"{name}.jsonl").splitlines()]
 
 
 def test_the_average_of_two_variants_is_the_mean_of_their_weights(aligned: Path) -> None:
@@ -156,12 +156,12 @@ def test_the_exported_model_is_a_chat_model_with_a_card_of_its_making(aligned: P
 
 
 def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:
-    metrics = artifact(plan_of(aligned), "evaluate-aligned-qrpo").manifest["metrics"]
+    metrics = artifact(plan_of(aligned), "evaluate-aligned-qrpo").manifest.metrics
     table = artifact(plan_of(aligned), "evaluate-aligned-qrpo").json("rewards.json")["rows"]
     own, other = (np.array([row[name] for row in table]) for name in ("reward", "against"))
     assert metrics["reward/difference"] == pytest.approx((own - other).mean())
     assert metrics["reward/difference/low"] <= metrics["reward/difference"] <= metrics["reward/difference/high"]
-    before = artifact(plan_of(aligned), "evaluate-sft").manifest["metrics"]
+    before = artifact(plan_of(aligned), "evaluate-sft").manifest.metrics
     assert metrics["reward/against"] == pytest.approx(before["reward/mean"])
     assert metrics["forgetting/corpus/code"] == pytest.approx(
         math.log(metrics["perplexity/corpus/code"] / before["perplexity/corpus/code"])
@@ -170,6 +170,7 @@ def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:
     assert [name for name in before if name.startswith("loss/position/")] == [f"loss/position/{edge}" for edge in (0, 192, 288, 96)]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits(aligned: Path, home: Path) -> None:
     store = home / "alignment-interrupted"
     shutil.copytree(aligned, store)
@@ -192,7 +193,7 @@ def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits
     assert run.wait() == 0, run.text
     before, after = plan_of(aligned), plan_of(store)
     for name in ("preferences/completions", "preferences/pairs", "preferences/log_probabilities"):
-        files = [{file: record["sha256"] for file, record in artifact(plan, name).manifest["files"].items()} for plan in (before, after)]
+        files = [{file: record.sha256 for file, record in artifact(plan, name).manifest.files.items()} for plan in (before, after)]
         assert files[0] == files[1], name
     for name in ("sft", "align-qrpo"):
         losses = [[(row["step"], row["loss"]) for row in rows(plan, name)] for plan in (before, after)]

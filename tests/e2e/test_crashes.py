@@ -34,6 +34,7 @@ def place(request: pytest.FixtureRequest, name: str, home: Path) -> Iterator[str
             yield bucket
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_after_five_kills_everything_has_the_same_bits(tmp_path: Path, crash_seed: int) -> None:
     print(f"--crash-seed {crash_seed}")

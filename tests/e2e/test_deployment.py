@@ -238,6 +238,7 @@ def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect, wrong: dic
         prefect.run(**{"spec": SMOKE, **wrong})
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cancelled_and_loses_its_worker_and_its_server_goes_on_to_its_end(prefect: Prefect, half: Path) -> None:
     annealing = _annealing(half)
     asked = {"spec": SMOKE, "store": str(half), "overrides": [LONGER, ENDS_ONLY]}
@@ -252,9 +253,10 @@ def test_a_run_that_is_cancelled_and_loses_its_worker_and_its_server_goes_on_to_
 
     assert plan_of(half, LONGER).pending == []
     steps: dict[str, list[int]] = {}
-    for entry in Artifact(annealing.store, annealing.path, STEPS).manifest["history"]:
-        rows = annealing.history({"history": [entry]})
-        steps.setdefault(entry["path"].split("/")[0], []).extend(row["step"] for row in rows if "loss" in row)
+    manifest = Artifact(annealing.store, annealing.path, STEPS).manifest
+    for entry in manifest.history:
+        rows = annealing.history(manifest.model_copy(update={"history": [entry]}))
+        steps.setdefault(entry.path.split("/")[0], []).extend(row["step"] for row in rows if "loss" in row)
     parts = [(1, cancelled), (cancelled + 1, orphaned), (orphaned + 1, STEPS)]
     assert list(steps.values()) == [list(range(first, last + 1)) for first, last in parts]  # of an attempt each
 

@@ -35,7 +35,7 @@ figures:
 
 def metrics(plan: Plan, name: str) -> dict[str, float]:
     node = plan.graph.nodes[name]
-    return Artifact(plan.store, node.path, node.end_step).manifest["metrics"]  # type: ignore[no-any-return]  # as stored
+    return Artifact(plan.store, node.path, node.end_step).manifest.metrics  # type: ignore[no-any-return]  # as stored
 
 
 def test_probes_of_a_chosen_checkpoint_stand_in_a_figure(finished: Path, home: Path, tmp_path: Path) -> None:

@@ -69,4 +69,4 @@ def test_training_goes_on_from_the_folder_as_from_the_checkpoint_it_was_made_fro
 def test_the_tokenizer_of_the_folder_is_the_trained_one(continued: Plan) -> None:
     taken, trained = (artifact(continued, name) for name in ("taken", "tokenizer"))
     assert taken.bytes("tokenizer.json") == trained.bytes("tokenizer.json")
-    assert taken.manifest["facts"] == trained.manifest["facts"]
+    assert taken.manifest.facts == trained.manifest.facts

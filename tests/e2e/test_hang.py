@@ -51,7 +51,7 @@ def rows(artifact: Artifact) -> list[tuple[Any, ...]]:
 
 def weights(artifact: Artifact) -> dict[str, str]:
     checkpoint = artifact.checkpoint(artifact.checkpoint_steps()[-1])
-    return {name: record["sha256"] for name, record in checkpoint.marker["files"].items() if name.endswith(".safetensors")}
+    return {name: record.sha256 for name, record in checkpoint.marker.files.items() if name.endswith(".safetensors")}
 
 
 @pytest.mark.slow

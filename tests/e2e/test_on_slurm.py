@@ -75,7 +75,7 @@ def test_short_jobs_and_a_node_that_fails_end_in_the_same_bits(
     assert [step for step, _ in rows[1]] == list(range(1, STEPS + 1))
     assert rows[0] == rows[1]
     digests = [
-        {record["sha256"] for name, record in _cooldown(store).manifest["files"].items() if name.endswith(".safetensors")}
+        {record.sha256 for name, record in _cooldown(store).manifest.files.items() if name.endswith(".safetensors")}
         for store in (here, there)
     ]
     assert digests[0] == digests[1] and digests[0]

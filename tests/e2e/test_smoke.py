@@ -33,9 +33,9 @@ def result(store: Path | str) -> dict[str, Any]:
         name: [(row["step"], row["loss"], row["lr"]) for row in artifact(plan, name).history() if "loss" in row]
         for name in ("pretrain/1", "pretrain/2", "cooldown")
     }
-    files = artifact(plan, "export").manifest["files"]
-    weights = {name: record["sha256"] for name, record in files.items() if name.endswith(".safetensors")}
-    return {"weights": weights, "rows": rows, "evaluation": artifact(plan, "evaluate").manifest["metrics"]}
+    files = artifact(plan, "export").manifest.files
+    weights = {name: record.sha256 for name, record in files.items() if name.endswith(".safetensors")}
+    return {"weights": weights, "rows": rows, "evaluation": artifact(plan, "evaluate").manifest.metrics}
 
 
 def test_every_stage_finishes_and_accounts_for_its_time(finished: Path) -> None:
@@ -43,8 +43,8 @@ def test_every_stage_finishes_and_accounts_for_its_time(finished: Path) -> None:
     assert plan.pending == []
     for step in plan.steps.values():
         manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
-        assert set(manifest["seconds"]) == {"startup", "compute", "storage"}
-        assert manifest["seconds"]["startup"] > 0
+        assert manifest.seconds is not None
+        assert manifest.seconds.startup > 0
     rows = result(finished)["rows"]
     assert [step for step, _, _ in rows["pretrain/1"] + rows["pretrain/2"]] == list(range(1, 41))
     assert rows["pretrain/2"][-1][1] < rows["pretrain/1"][0][1] - 0.5  # it learns
@@ -77,7 +77,7 @@ def test_the_exported_folder_is_a_model_that_transformers_opens(finished: Path) 
         logits = model(**text).logits
     assert logits.shape == (1, text.input_ids.shape[1], 512)
     assert tokenizer.decode(text.input_ids[0], skip_special_tokens=True) == "import json"
-    assert sorted(os.listdir(folder)) == sorted(exported.manifest["files"]), "whoever hands the folder on hands on the model alone"
+    assert sorted(os.listdir(folder)) == sorted(exported.manifest.files), "whoever hands the folder on hands on the model alone"
     assert "\n# smoke: cooldown\n" in Path(folder, "README.md").read_text()
     assert [path.suffix for path in (Path(folder).parents[1] / "logs").iterdir()] == [".txt"]
 
@@ -127,7 +127,7 @@ def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, hom
     assert run.no_process_is_left(20), "processes outlived the run"
     last = annealing.checkpoint_steps()[-1]
     assert last < 500
-    ranks = {name for name in annealing.checkpoint(last).marker["files"] if name.startswith("rank-")}
+    ranks = {name for name in annealing.checkpoint(last).marker.files if name.startswith("rank-")}
     assert ranks == {f"rank-{rank:05d}.safetensors" for rank in range(processes)}  # every rank wrote its shard
     annealing.checkpoint(last).check()
 
@@ -140,7 +140,7 @@ def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(finished: P
     run.wait_for(lambda: len(run.stages_running()) == 3)
     assert run.wait() == 0, run.text
     for name in ("corpus/code", "corpus/reference", "corpus/translations"):
-        files, before = (artifact(plan_of(place), name).manifest["files"] for place in (store, finished))
+        files, before = (artifact(plan_of(place), name).manifest.files for place in (store, finished))
         assert files == before
 
 

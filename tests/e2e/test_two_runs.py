@@ -41,7 +41,7 @@ def test_two_runs_at_once_make_every_part_once(finished: Path, home: Path) -> No
     assert plan.pending == []
     assert {name: len(attempts(plan, name)) for name in REDONE} == dict.fromkeys(REDONE, 1)
     assert "held by attempt" in runs[0].text + runs[1].text
-    weights = [Artifact(p.store, p.graph.nodes["export"].path).manifest["files"]["model.safetensors"] for p in (plan, plan_of(finished))]
+    weights = [Artifact(p.store, p.graph.nodes["export"].path).manifest.files["model.safetensors"] for p in (plan, plan_of(finished))]
     assert weights[0] == weights[1]
 
 
@@ -60,5 +60,5 @@ def test_the_launcher_is_killed_and_the_next_run_waits_for_its_last_checkpoint(f
     assert "taken over from attempt" in again.text
     assert len(attempts(plan_of(store, longer), "cooldown")) == 2
     marker = annealing.checkpoint(60).marker
-    assert len(marker["attempts"]) == 2  # the second resumed from the first
+    assert len(marker.attempts) == 2  # the second resumed from the first
     assert run.no_process_is_left(5)

@@ -14,7 +14,7 @@ from apertus_model.stages import __main__ as process
 from apertus_model.stages import train
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from flows.execution.runner import Runner, StageFailed
 from flows.planning.plan import Plan, Step
 from infra.launchers.local import Ended, error_of
@@ -122,7 +122,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_withdrawn_and_the_one_before_it_is_u
     assert f"checkpoint {last} is withdrawn, the one before it is used" in note
     assert f"{name}' is damaged" in note
     artifact.checkpoint(last).check()
-    assert artifact.checkpoint(last).marker["attempt"] == artifact.manifest["attempt"]
+    assert artifact.checkpoint(last).marker.attempt == artifact.manifest.attempt
 
 
 def test_each_damaged_checkpoint_is_found_in_turn_down_to_a_new_beginning(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:

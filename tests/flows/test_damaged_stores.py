@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from flows.cli.__main__ import app
 from flows.planning.plan import make
 from infra.store import Store
-from infra.store.retention import refer
+from infra.store.writing.retention import refer
 from specs.foreign import trail
 from specs.recipe import load
 from tests.flows.conftest import finish
@@ -164,9 +164,9 @@ def test_what_is_advised_for_a_damaged_version_mends_the_store(sound: Path, tmp_
         assert result.exit_code == 2, command
         assert "format.json" in result.output
     if how != "device":
-        assert 'replace it by a file that holds {"format": 2}' in result.output.replace("\n", "")
+        assert 'replace it with a file that contains {"format": 3}' in result.output.replace("\n", "")
     shutil.rmtree(file) if how == "folder" else file.unlink()
-    file.write_text('{"format": 2}')
+    file.write_text('{"format": 3}')
     assert run(sound, tmp_path, "verify --all").exit_code == 0
 
 

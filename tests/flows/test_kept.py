@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from flows.execution import flow as pipeline
-from flows.execution.flow import Session, walk
+from flows.execution.flow import Run, Session, walk
 from flows.planning.graph import Node
 from flows.planning.plan import Plan, make
 from infra.store import Artifact, Attempt, Store, runs
-from infra.store.collect import survey
-from infra.store.retention import referred_steps
+from infra.store.maintenance.garbage import survey
+from infra.store.writing.retention import referred_steps
+from specs.profile import Profile
 from specs.recipe import load
 from tests.flows.conftest import job_of
 from tests.flows.execution.test_runner import Notes
@@ -85,7 +86,7 @@ def walked(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Cal
     def run(stop: str = "") -> Parts:
         parts = Parts(stop)
         monkeypatch.setattr(pipeline, "run_part", parts)
-        session = Session(make(recipe, store), Notes(), set(recipe.stages))
+        session = Session(Run(make(recipe, store), Notes(), Profile()), set(recipe.stages))
         session.runner.prepare()
         walk(session)
         return parts

@@ -17,7 +17,7 @@ from flows.planning.graph import Node
 from flows.planning.plan import Plan, Step, make
 from infra.launchers.local import Ended, Process
 from infra.store import Artifact, Attempt, Store
-from infra.store.lease import Leases, Seen, Timing
+from infra.store.writing.lease import Leases, Seen, Timing
 from specs.job import Job
 from specs.launch import Launch
 from specs.recipe import load
@@ -234,7 +234,7 @@ def test_a_run_that_lost_its_lease_stops_its_stage_and_attaches_to_the_new_holde
     assert woken.wait().error is None
     assert woken.outcomes == ["reused"]
     assert len(woken.attempts) == 1
-    assert Artifact(shared, path).manifest["attempt"] == "other"
+    assert Artifact(shared, path).manifest.attempt == "other"
 
 
 def test_a_stage_that_finds_the_lease_lost_at_its_marker_commits_nothing(recipe: Path, store: Store) -> None:

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from infra.store import Attempt, Store
-from infra.store.retry import Retry
+from infra.store.storage.retry import Retry
 from specs.job import Job
 
 PIECE, PART = 2**10, 2**14

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.store import Attempt, Store
-from infra.store.contents import list_files, open_contents
-from infra.store.store import to_json
+from infra.store.documents import to_json
+from infra.store.reading.walk import list_files, open_contents
 from specs.job import InputRef, Job
 from tests.infra.sealed import sealed
 
@@ -66,6 +66,6 @@ def sound(store: Store) -> None:
     listing = list_files(store)
     for path in {"/".join(name.split("/")[:2]) for name in listing if name.startswith(("pretrain/", "export/", "corpus/", "mixture/"))}:
         for marker in open_contents(store, path).markers:
-            for name, record in marker.files.items():
+            for name, record in marker.all_files.items():
                 assert name in listing, f"{marker.path} names {name}"
-                assert record.get("size", listing[name].size) == listing[name].size
+                assert record.size == listing[name].size

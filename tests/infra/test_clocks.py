@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from infra.store import Store, StoreError
-from infra.store.collect import remove, survey
-from infra.store.contents import list_files
-from infra.store.lease import Lease, Leases, Timing
+from infra.store.maintenance.garbage import remove, survey
+from infra.store.reading.walk import list_files
+from infra.store.writing.lease import Lease, Leases, Timing
 from tests.e2e.conftest import ROOT
+from tests.infra.launchers.test_local import Script
 from tests.infra.maker import Maker
-from tests.infra.test_local_launcher import Script
 
 DAY = 86_400.0
 jumps = pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forwards", "backwards"])
@@ -26,10 +26,10 @@ READS_THE_WALL_CLOCK = {
     "apertus_model/tracking.py": 2,
     "apertus_model/trainer/metrics.py": 1,
     "flows/execution/runner.py": 2,
-    "infra/store/artifact.py": 1,
-    "infra/store/attempt.py": 2,
-    "infra/store/collect.py": 1,
-    "infra/store/lease.py": 1,
+    "infra/store/reading/artifact.py": 1,
+    "infra/store/writing/attempt.py": 2,
+    "infra/store/maintenance/garbage.py": 1,
+    "infra/store/writing/lease.py": 1,
     "infra/store/runs.py": 1,
 }
 
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are those of another machine."""
-    monkeypatch.setattr("infra.store.lease._machine", lambda: ("", ""))
+    monkeypatch.setattr("infra.liveness.machine", lambda: ("", ""))
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def test_an_attempt_took_what_passed(maker: Maker, monkeypatch: pytest.MonkeyPat
     time.sleep(0.05)
     make_jump(monkeypatch, jump)
     seconds = attempt.seconds()
-    assert 5 <= seconds["startup"] < 60
-    assert 0.05 <= round(seconds["compute"] + seconds["storage"], 3) <= time.monotonic() - begun + 60
+    assert 5 <= seconds.startup < 60
+    assert 0.05 <= round(seconds.compute + seconds.storage, 3) <= time.monotonic() - begun + 60
 
 
 def test_a_launcher_whose_clock_is_ahead_takes_no_time_from_an_attempt(maker: Maker) -> None:
-    assert maker.attempt("corpus", "a", launched_at=time.time() + DAY).seconds()["startup"] == 0
+    assert maker.attempt("corpus", "a", launched_at=time.time() + DAY).seconds().startup == 0
 
 
 @jumps

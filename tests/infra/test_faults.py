@@ -27,16 +27,17 @@ import fsspec
 import pytest
 
 from infra.store import Artifact, Attempt, Store, StoreError, runs
-from infra.store.collect import GRACE, remove, survey
-from infra.store.copy import closure, copy
-from infra.store.lease import Leases, Timing
-from infra.store.retention import prune, refer
-from infra.store.store import to_json
-from infra.store.verify import verify
+from infra.store.documents import to_json
+from infra.store.maintenance.garbage import GRACE, remove, survey
+from infra.store.maintenance.transfer import closure, copy_artifacts
+from infra.store.maintenance.verify import verify
+from infra.store.records import LocatedRecord
+from infra.store.writing.lease import Leases, Timing
+from infra.store.writing.retention import prune, refer
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.faults import HANGS, KINDS, Faults, like
-from tests.infra.test_lease import Clock
+from tests.infra.store.writing.test_lease import Clock
 
 UNITS = ("task-0", "task-1")
 STEPS = (10, 20, 30)
@@ -75,17 +76,17 @@ def make_data(attempt: Attempt) -> None:
             attempt.commit_unit(key, files={"part.bin": local}, data={"documents": 3})
     units = [attempt.unit(key) for key in UNITS]
     shard = attempt.workdir / "shard"
-    shard.write_bytes(b"".join(checked(attempt.store, unit["files"]["part.bin"]) for unit in units if unit))
+    shard.write_bytes(b"".join(checked(attempt.store, unit.files["part.bin"]) for unit in units if unit))
     attempt.put(shard, "shard.bin")
     attempt.write_json("counts.json", {"documents": 6})
     attempt.commit(metrics={"documents": 6})
 
 
-def checked(store: Store, record: dict[str, Any]) -> bytes:
+def checked(store: Store, record: LocatedRecord) -> bytes:
     """A file of a unit, as stages read it."""
-    data = store.read_bytes(record["path"])
-    if hashlib.sha256(data).hexdigest() != record["sha256"]:
-        raise StoreError(f"{record['path']} is damaged")
+    data = store.read_bytes(record.path)
+    if hashlib.sha256(data).hexdigest() != record.sha256:
+        raise StoreError(f"{record.path} is damaged")
     return data
 
 
@@ -121,7 +122,7 @@ def result(store: Store) -> dict[str, Any]:
     found = {name: hashlib.sha256(Artifact(store, DATA).bytes(name)).hexdigest() for name in ("shard.bin", "counts.json")}
     trained = Artifact(store, TRAINED, STEPS[-1])
     trained.checkpoint(STEPS[-1]).check()
-    files = {Path(name).name: record["sha256"] for name, record in trained.manifest["files"].items()}
+    files = {Path(name).name: record.sha256 for name, record in trained.manifest.files.items()}
     return found | files | {"losses": [(row["step"], row["loss"]) for row in trained.history()]}
 
 
@@ -148,7 +149,7 @@ def keep(store: Store, scratch: Path) -> None:
     assert artifact.checkpoint_steps() == [STEPS[-1]]
     target = Store(store.fs, f"{store.root}-copy", piece_bytes=store.piece_bytes)
     target.initialise()
-    copy(store, target, closure(store, [(DATA, None), (TRAINED, STEPS[-1])]))
+    copy_artifacts(store, target, closure(store, [(DATA, None), (TRAINED, STEPS[-1])]))
     for each in (store, target):
         verified = verify(each)
         assert verified.damages == [] and verified.files > 0
@@ -223,9 +224,9 @@ def check(place: Place, faults: Faults, expected: list[dict[str, Any]]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits between two tries; the versions of libraries, which every manifest states, are looked up once; a file of a checkpoint
     has two parts."""
-    monkeypatch.setattr("infra.store.sinks.PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("infra.store.files.sinks.PART_BYTES", PART_BYTES)
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
-    monkeypatch.setattr("infra.store.retry.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("infra.store.storage.retry.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(importlib.metadata, "version", functools.cache(importlib.metadata.version))
 
 

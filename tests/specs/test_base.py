@@ -40,13 +40,13 @@ def test_a_field_without_a_role_is_refused_when_the_class_is_made() -> None:
 
 
 @pytest.mark.parametrize("value", [Path("/tmp"), {1, 2}, object(), b"bytes", {1: "int key"}])
-def test_the_encoder_refuses_what_has_no_stable_form(value: object) -> None:
+def test_encoder_refuses_values_without_a_stable_form(value: object) -> None:
     with pytest.raises(TypeError, match="fingerprint"):
         encode(value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_encoder_refuses_numbers_that_are_none(value: float) -> None:
+def test_encoder_refuses_nan_and_infinity(value: float) -> None:
     with pytest.raises(ValueError, match="fingerprint"):
         encode(value)
 

@@ -21,11 +21,11 @@ def test_scalars_follow_yaml_1_2() -> None:
 def test_a_repeated_key_is_an_error_with_both_lines() -> None:
     with pytest.raises(SpecError) as caught:
         parse("name: a\nstages: {}\nname: b\n", "file.yaml")
-    assert str(caught.value) == "file.yaml:3: name: this key stands on line 1 already. Fix: keep one of the two."
+    assert str(caught.value) == "file.yaml:3: name: this key is already on line 1. Fix: keep one of the two."
 
 
 @pytest.mark.parametrize("text", ["a: [1, 2\n", "a: 'x\n", "- a\n- b\n", "", "just text"])
-def test_what_is_not_a_mapping_is_refused(text: str) -> None:
+def test_document_that_is_not_a_mapping_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match=r"f\.yaml"):
         parse(text, "f.yaml")
 
@@ -50,7 +50,7 @@ DEEP = ["stages=&s {self: *s}", "stages=&s [[*s]]", "a=&a {b: [*a]}", f"a={neste
 
 
 @pytest.mark.parametrize("assignment", DEEP)
-def test_what_is_too_deep_is_refused(assignment: str) -> None:
+def test_too_deep_nesting_is_refused(assignment: str) -> None:
     with pytest.raises(SpecError, match=r"^f.*: brackets or blocks inside each other, more than 100, too deep to read"):
         parse(assignment.replace("=", ": ", 1), "f")
     with pytest.raises(SpecError, match=r"^--set .*(too deep to read|is not YAML)"):
@@ -72,18 +72,18 @@ def test_reading_stops_at_a_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> 
         ("-" + "9" * 5000, "does not fit into 64 bits"),
         ("1_" * 50 + "1", "does not fit into 64 bits"),
         (str(2**64), "'18446744073709551616' does not fit into 64 bits"),
-        ("1e999", r"^f:1: a\[0\]: '1e999' is more than a number can be"),
-        ("9" * 400 + ".0", "is more than a number can be"),
+        ("1e999", r"^f:1: a\[0\]: '1e999' is too large for a number"),
+        ("9" * 400 + ".0", "is too large for a number"),
         ('"\\ud800"', r"a\[0\]: '\\ud800' has half of a character"),
         ('{"\\udfff": 1}', r"a\[0\]: the key '\\udfff' has half of a character"),
     ],
 )
-def test_a_value_that_nothing_can_be_is_refused_at_its_field(value: str, message: str) -> None:
+def test_impossible_value_is_refused_at_its_field(value: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse(f"a: [{value}]", "f")
 
 
-def test_the_largest_number_is_one() -> None:
+def test_largest_number_is_accepted() -> None:
     assert parse(f"a: {2**63 - 1}\nb: -{2**63 - 1}\nc: 1.7e308", "f").data == {"a": 2**63 - 1, "b": 1 - 2**63, "c": 1.7e308}
 
 

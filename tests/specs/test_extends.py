@@ -31,7 +31,7 @@ def test_the_file_wins_over_the_one_it_extends_key_by_key() -> None:
     assert stage(pipeline, "pretrain").goldfish.k == 4
 
 
-def test_files_extend_each_other_in_a_chain_relative_to_the_file_that_says_it() -> None:
+def test_extended_files_form_a_chain_of_relative_paths() -> None:
     write("folder/middle.yaml", "extends: ../base.yaml\nname: middle\nconcurrency: 2\n")
     pipeline = load(write("child.yaml", "extends: folder/middle.yaml\nname: child\n"))
     assert (pipeline.name, pipeline.concurrency, len(pipeline.stages)) == ("child", 2, 6)
@@ -44,7 +44,7 @@ def test_null_removes_a_field_that_the_extended_file_states_and_a_variable_sets_
     assert stage(load(write("none.yaml", text)), "pretrain").goldfish is None
 
 
-def test_an_error_names_the_file_in_which_the_wrong_value_stands() -> None:
+def test_error_names_the_file_of_the_wrong_value() -> None:
     write("base.yaml", BASE.replace("weight_decay: 0.1", "weight_decay: heavy"))
     child = write(
         "child.yaml",
@@ -64,10 +64,10 @@ def test_an_error_names_the_file_in_which_the_wrong_value_stands() -> None:
     ]
 
 
-def test_removing_a_stage_that_is_not_there_is_an_error_beside_all_others() -> None:
+def test_removing_a_missing_stage_is_reported_with_all_other_errors() -> None:
     child = write("child.yaml", "extends: base.yaml\nstages:\n  exprt: null\n  main: {sed: 1}\n")
     assert errors(child) == [
-        "child.yaml:3: stages.exprt: there is no stage 'exprt' that could be removed. Fix: did you mean 'export'?",
+        "child.yaml:3: stages.exprt: there is no stage 'exprt' to remove. Fix: did you mean 'export'?",
         "child.yaml:4: stages.main.sed: there is no field 'sed' here. Fix: did you mean 'seed'?",
     ]
 
@@ -84,7 +84,7 @@ def test_removing_a_stage_that_is_not_there_is_an_error_beside_all_others() -> N
         ("extends: loop.yaml\n", "loop.yaml:2: extends: the files extend each other: loop.yaml -> loop.yaml."),
     ],
 )
-def test_what_cannot_be_extended_is_named_with_file_and_line(text: str, message: str) -> None:
+def test_error_about_extends_names_file_and_line(text: str, message: str) -> None:
     write("bad.yaml", "a: [\n")
     write("loop.yaml", "name: loop\nextends: ./loop.yaml\n")
     found = errors(write("child.yaml", text))

@@ -22,12 +22,12 @@ from specs.foreign import Foreign, ForeignError, checked, parse_json, read_local
     [
         (b"", "it is not JSON: Expecting value"),
         (b'{"a": 1', "it is not JSON: Expecting"),
-        (b'{"a": [1, NaN]}', r"^a\[1\] is 'NaN', which is no finite number$"),
-        (b'{"a": {"b": -Infinity}}', r"^a\.b is '-Infinity', which is no finite number$"),
-        (b'{"a": 1e999}', r"^a is '1e999', which is no finite number$"),
-        (b'{"a": %s}' % (b"9" * 400), r"^a is '9+\.\.\.9+', a number of 400 digits; 40 are read at most$"),
+        (b'{"a": [1, NaN]}', r"^a\[1\] is 'NaN', which is not a finite number$"),
+        (b'{"a": {"b": -Infinity}}', r"^a\.b is '-Infinity', which is not a finite number$"),
+        (b'{"a": 1e999}', r"^a is '1e999', which is not a finite number$"),
+        (b'{"a": %s}' % (b"9" * 400), r"^a is '9+\.\.\.9+', a number of 400 digits; the limit is 40$"),
         (b'{"a": -%s}' % (b"9" * 5000), "a number of 5001 digits"),
-        (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' is there twice"),
+        (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' is repeated"),
         (b'{"a": "\\ud800"}', r"^a is '\\ud800', which has half of a character"),
         (b'{"\\udfff": 1}', "has half of a character"),
         (b'{"a": "\x00"}', "it is not JSON: Invalid control character"),
@@ -37,15 +37,15 @@ from specs.foreign import Foreign, ForeignError, checked, parse_json, read_local
         ('{"a": "é"}'.encode("latin-1"), "byte 7 is not UTF-8"),
         (b"[" * 101 + b"]" * 101, "more than 100 brackets inside each other"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "more than 100 brackets inside each other"),
-        (b" " * 101, "it has 101 bytes, and 100 are read at most"),
+        (b" " * 101, "it has 101 bytes; the limit is 100"),
     ],
 )
-def test_what_is_not_plain_json_is_refused_with_its_field(data: bytes, message: str) -> None:
+def test_anything_but_plain_json_is_refused_with_its_field(data: bytes, message: str) -> None:
     with pytest.raises(ForeignError, match=message):
         parse_json(data, 100 if message.startswith("it has 101") else foreign.MAX_BYTES)
 
 
-def test_many_values_are_refused_before_they_are_made() -> None:
+def test_too_many_variants_are_refused_before_expansion() -> None:
     assert parse_json(b"[[],[],[],[]]", values=10) == [[], [], [], []]
     with pytest.raises(ForeignError, match="more than 10 values"):
         parse_json(b"[[],[],[],[],[],[]]", values=10)
@@ -66,7 +66,7 @@ def test_any_json_reads_back_as_it_was_written(document: Any) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_document_or_refused(data: bytes) -> None:
+def test_any_bytes_give_a_document_or_an_error(data: bytes) -> None:
     try:
         json.dumps(parse_json(data), allow_nan=False).encode()
     except ForeignError as error:
@@ -124,12 +124,12 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_local(tmp_path / "file")
 
 
-def test_a_long_file_is_refused_unread(tmp_path: Path) -> None:
+def test_too_long_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         file.truncate(2**40)
     with pytest.raises(ForeignError, match="1,099,511,627,776 bytes"):
         read_local(tmp_path / "file")
 
 
-def test_a_value_takes_a_line_at_most() -> None:
+def test_shown_value_has_one_line() -> None:
     assert len(shown({"a": ["x" * 10_000] * 100, "b": 10**1000})) < 800

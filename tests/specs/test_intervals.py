@@ -39,14 +39,14 @@ def test_the_formula_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize(("write", "mean"), [(0.01, 10_800.0), (300.0, 8 * 3600.0)])
-def test_the_longest_interval_takes_that_much_more_time(write: float, mean: float) -> None:
+def test_longest_interval_costs_the_stated_extra_time(write: float, mean: float) -> None:
     best = young_daly(write, mean)
     longest = longest_interval(0.01, best, write, mean)
     assert longest > best
     assert expected_time(longest, write, mean) - expected_time(best, write, mean) == pytest.approx(0.01, rel=1e-6)
 
 
-def test_where_no_interval_ends_the_longest_is_infinite() -> None:
+def test_longest_interval_can_be_infinite() -> None:
     best = young_daly(1e6, 1.0)
     assert expected_time(best, 1e6, 1.0) == math.inf == longest_interval(0.01, best, 1e6, 1.0)
 
@@ -56,12 +56,12 @@ def test_times_that_are_not_positive_are_refused() -> None:
         young_daly(0.0, 100.0)
 
 
-def test_an_interval_is_steps_or_a_time() -> None:
+def test_interval_is_in_steps_or_time() -> None:
     assert Checkpointing(interval=30).due(60)
     timed = Checkpointing.model_validate({"interval": "30 min", "milestones": [7], "keep_every": 50})
     assert timed.seconds == 1800
     assert [step for step in range(1, 110) if timed.due(step)] == [7, 50, 100]
     assert Checkpointing.model_validate(timed.model_dump(mode="json")) == timed
     for wrong in (0, -5, "0s", "often", True, 1.5):
-        with pytest.raises(ValueError, match=r"is no interval; write a number of steps, such as 100, or a time, such as '30min'"):
+        with pytest.raises(ValueError, match=r"is not an interval; write steps, such as 100, or a time, such as '30min'"):
             Checkpointing.model_validate({"interval": wrong})

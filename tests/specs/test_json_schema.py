@@ -44,5 +44,5 @@ def test_the_schema_allows_every_recipe(recipe: Path) -> None:
         ("extends: 3\n", False),
     ],
 )
-def test_the_schema_knows_what_files_may_leave_to_others(text: str, valid: bool) -> None:
+def test_schema_allows_fields_stated_in_the_extended_file(text: str, valid: bool) -> None:
     assert (list(SCHEMA.iter_errors(parse(text, "f").data)) == []) is valid

@@ -27,7 +27,7 @@ def problems(folder: Path, *overrides: str, recipe: str = RECIPE) -> str:
         (
             "{processes: 32, parallel: {cp: 32}}",
             "cp: 'cooldown'",
-            "sequences of 32 tokens cannot be cut for cp 32, which needs a multiple of 64",
+            "sequence_length 32 is not a multiple of 64, which cp 32 needs",
         ),
         (
             "{processes: 2, parallel: {pp: 2, pp_schedule: interleaved-1f1b}}",
@@ -38,11 +38,12 @@ def problems(folder: Path, *overrides: str, recipe: str = RECIPE) -> str:
         (
             "{processes: 8, parallel: {pp: 2}}",
             "pp: 'pretrain'",
-            "a batch of 4 sequences is 1 for each of 4 data-parallel pipelines, which cannot be cut into micro-batches for 2 stages (1f1b)",
+            "a batch of 4 sequences is 1 for each of 4 data-parallel pipelines, which cannot be split into "
+            "micro-batches for 2 stages (1f1b)",
         ),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, launch: str, where: str, message: str) -> None:
+def test_layout_that_does_not_fit_is_a_problem_of_the_recipe(tmp_path: Path, launch: str, where: str, message: str) -> None:
     line = next(line for line in problems(tmp_path, f"launch={launch}").splitlines() if f"launch.parallel.{where}" in line)
     assert message in line
     assert "Fix: " in line
@@ -63,13 +64,13 @@ def test_degrees_that_do_not_make_the_processes_are_refused(tmp_path: Path) -> N
         ("preferences", "{pp: 2}", "'preferences' cannot run in a pipeline (pp 2): it needs the logits"),
     ],
 )
-def test_what_an_objective_needs_is_known_before_anything_runs(tmp_path: Path, stage: str, parallel: str, message: str) -> None:
+def test_needs_of_an_objective_are_checked_before_anything_runs(tmp_path: Path, stage: str, parallel: str, message: str) -> None:
     text = problems(tmp_path, f"stages.{stage}.launch={{processes: 2, parallel: {parallel}}}", recipe=CHAT)
     assert message in text
     assert f"give '{stage}' a launch.parallel of its own, with dp_shard, dp_replicate or cp" in text
 
 
-def test_weights_per_token_do_not_go_through_a_pipeline(tmp_path: Path) -> None:
+def test_weights_per_token_are_refused_in_a_pipeline(tmp_path: Path) -> None:
     layout = "stages.sft.launch={processes: 2, parallel: {pp: 2}}"
     load(write_recipe(tmp_path, CHAT), [layout])
     text = problems(tmp_path, layout, "stages.sft.prompt_weight=0.5", recipe=CHAT)

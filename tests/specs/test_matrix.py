@@ -137,7 +137,7 @@ FORMS = "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}."
     [
         ("  a: {matrix: {}}", "2: stages.a.matrix: the matrix is empty, so there is no stage. Fix: list a variant, or remove the stage."),
         ("  a: {matrix: []}", "2: stages.a.matrix: the matrix is empty, so there is no stage. Fix: list a variant, or remove the stage."),
-        ("  a: {matrix: {lr: []}}", "2: stages.a.matrix.lr: there is no value in this list. Fix: list at least one."),
+        ("  a: {matrix: {lr: []}}", "2: stages.a.matrix.lr: this list is empty. Fix: list at least one value."),
         (
             "  a: {matrix: 3}",
             "2: stages.a.matrix: a matrix is a list of names, a mapping of names to the fields that they change, or of fields to lists "
@@ -155,11 +155,11 @@ FORMS = "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}."
         ("  a: {matrix: {seed: [1, 1]}}", "2: stages.a.matrix: two variants are named 'a-1'. Fix: keep one, or give them names."),
         (
             "  a:\n    matrix:\n      x: {}\n  a-x: {}",
-            "4: stages.a.matrix.x: the variant's name 'a-x' is that of another stage. Fix: rename one of the two.",
+            "4: stages.a.matrix.x: the variant and another stage are both named 'a-x'. Fix: rename one of the two.",
         ),
         (
             "  a: {matrix: [b-c]}\n  a-b: {matrix: [c]}",
-            "3: stages.a-b.matrix[0]: the variant's name 'a-b-c' is that of another stage. Fix: rename one of the two.",
+            "3: stages.a-b.matrix[0]: the variant and another stage are both named 'a-b-c'. Fix: rename one of the two.",
         ),
         ("  a: {matrix: [b/c]}", "2: stages.a.matrix[0]: 'b/c' is not a name. Fix: use letters, digits, _, . and -."),
         ("  a: {matrix: [{b: c}]}", "2: stages.a.matrix[0]: '{b: c}' is not a name. Fix: use letters, digits, _, . and -."),
@@ -174,16 +174,16 @@ FORMS = "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}."
         ),
         (
             "  a: {matrix: {lr: [1], lr.x: [1]}}",
-            "2: stages.a.matrix.lr.x: the matrix sets this field and the whole of which it is a part. Fix: keep one.",
+            "2: stages.a.matrix.lr.x: the matrix sets this field and a field that contains it. Fix: keep one.",
         ),
         (
             "  a: {matrix: {x: ['${matrix}']}}",
-            "2: stages.a.matrix.x[0]: ${matrix} is known inside a stage with a matrix only. Fix: name the variant that is meant.",
+            "2: stages.a.matrix.x[0]: ${matrix} is known only inside a stage with a matrix. Fix: name the variant.",
         ),
         ("  a: {matrix: '${x}'}", "2: stages.a.matrix: there is no variable 'x'. Fix: there is none to choose from."),
         (
             f"  a: {{matrix: {{x: {list(range(40))}, y: {list(range(40))}}}}}",
-            "2: stages.a.matrix: a matrix of 1600 stages; 1000 are allowed. Fix: shorten its lists.",
+            "2: stages.a.matrix: the matrix makes 1600 stages; 1000 are allowed. Fix: shorten its lists.",
         ),
     ],
 )
@@ -191,7 +191,7 @@ def test_each_wrong_matrix_is_one_problem(stages: str, message: str) -> None:
     assert problems(f"stages:\n{stages}\n") == [f"f.yaml:{message}"]
 
 
-def test_variants_make_a_pipeline_that_is_recorded_resolved() -> None:
+def test_pipeline_with_variants_is_recorded_resolved() -> None:
     text = VARIANTS.replace("fast", "${lr}").replace("bananas", "steps").replace("        sequence_lenght: 1\n", "")
     dumped = load(write("child.yaml", text + "variables: {lr: 3e-3}\n")).model_dump(mode="json", by_alias=True)
     assert {"extends", "variables"} & set(dumped) == set()
@@ -202,7 +202,7 @@ def test_variants_make_a_pipeline_that_is_recorded_resolved() -> None:
     assert "matrix" not in json.dumps(dumped)
 
 
-def test_an_error_in_a_variant_points_to_where_the_field_is_written_and_a_shared_one_is_said_once() -> None:
+def test_error_in_a_variant_names_its_line_and_a_shared_one_is_reported_once() -> None:
     assert errors(write("child.yaml", VARIANTS)) == [
         "child.yaml:5: stages.cooldown-short.optimizer.lr: 'fast': input should be a valid number, unable to parse string as a number",
         "child.yaml:9: stages.cooldown-long.budget: 'bananas' is not a unit of training; use tokens, samples or steps",
@@ -246,6 +246,6 @@ def test_a_wrong_matrix_does_not_hide_other_problems() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("extend", "extends"), ("variabels", "variables"), ("mtrix", "matrix")])
-def test_the_keys_of_composing_are_among_the_nearest_names(wrong: str, right: str) -> None:
+def test_suggestions_include_composition_keywords(wrong: str, right: str) -> None:
     text = f"{wrong}: x\n" + BASE if wrong != "mtrix" else BASE.replace("    budget: 6 steps\n", "    budget: 6 steps\n    mtrix: [a]\n")
     assert [f"Fix: did you mean '{right}'?" in line for line in errors(write("base.yaml", text))] == [True]

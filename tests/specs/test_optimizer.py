@@ -29,7 +29,7 @@ DEFAULTS = {  # of the papers and their authors' code, typed in from there
 }  # fmt: skip
 
 
-def test_every_optimizer_has_the_defaults_of_its_paper_and_nothing_else_set() -> None:
+def test_every_optimizer_sets_exactly_the_defaults_of_its_paper() -> None:
     assert list(PUBLISHED) == list(DEFAULTS)
     for name, values in DEFAULTS.items():
         found = OptimizerSpec(name=name, lr=0.5).resolved({}).model_dump(exclude_none=True)
@@ -73,20 +73,19 @@ def test_the_number_of_betas_is_that_of_the_optimizer() -> None:
     assert "ademamix has 3 betas, not 2" in problems(OptimizerSpec(lr=1e-4, betas=(0.9, 0.99)))[0]
 
 
-def test_what_is_left_out_comes_from_a_parent_with_the_same_optimizer() -> None:
+def test_missing_fields_come_from_a_parent_with_the_same_optimizer() -> None:
     parent = OptimizerSpec(name="lion", lr=1e-4, betas=(0.8, 0.9), grad_clip=0.3).resolved({})
     child = OptimizerSpec(weight_decay=0.2).resolved(parent.model_dump() | {"lr": 5e-5})
     assert (child.name, child.lr, child.betas, child.weight_decay, child.grad_clip) == ("lion", 5e-5, (0.8, 0.9), 0.2, 0.3)
 
 
-def test_from_a_parent_with_another_optimizer_only_the_clipping_goes_over() -> None:
+def test_parent_with_another_optimizer_passes_on_only_grad_clip() -> None:
     parent = OptimizerSpec(name="ademamix", lr=1e-4, betas=(0.8, 0.9, 0.99), eps=1e-3, weight_decay=0.7, state_dtype="bfloat16")
     inherited = parent.resolved({}).model_dump()
     child = OptimizerSpec(name="adamw", lr=1e-5).resolved(inherited)
     assert child == OptimizerSpec(name="adamw", lr=1e-5, grad_clip=0.1).resolved({})
     assert problems(OptimizerSpec(name="adamw"), inherited) == [
-        "stages.sft.optimizer.lr: the parent was trained with ademamix, whose learning rate says nothing about that of adamw. "
-        "Fix: state optimizer.lr."
+        "stages.sft.optimizer.lr: the learning rate of the parent's optimizer ademamix does not apply to adamw. Fix: state optimizer.lr."
     ]
 
 
@@ -101,7 +100,7 @@ def test_fields_that_are_not_read_enter_no_fingerprint() -> None:
 
 
 @pytest.mark.parametrize("stage", ["qrpo", "dpo"])
-def test_sophia_is_refused_for_losses_that_are_no_likelihood(stage: str, tmp_path: Path) -> None:
+def test_sophia_is_refused_for_losses_that_are_not_likelihoods(stage: str, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, CHAT)
     sophia = "{name: sophia, lr: 1e-4}"
     assert load(recipe, [f"stages.sft.optimizer={sophia}", "stages.qrpo.optimizer.name=adamw", "stages.dpo.optimizer.name=adamw"])
@@ -132,7 +131,7 @@ def test_sophia_is_refused_where_steps_may_be_skipped(policy: str, tmp_path: Pat
         (Parallel(dp_replicate=2), 2, 1),
     ],
 )
-def test_what_needs_whole_weights_is_refused_where_they_are_sharded(parallel: Parallel, processes: int, shards: int) -> None:
+def test_optimizers_of_whole_weights_are_refused_for_shards(parallel: Parallel, processes: int, shards: int) -> None:
     for name in PUBLISHED:
         reason = refused_layout(name, parallel, processes)
         if name in ("soap", "prodigy") and shards > 1:
@@ -162,6 +161,6 @@ def test_states_are_not_carried_into_another_optimizer(tmp_path: Path) -> None:
     assert load(recipe, [other, "stages.cooldown.carry=[weights, data]"])
 
 
-def test_sophia_is_not_for_pipelines() -> None:
-    assert "does not go through a pipeline (pp 2)" in (refused_layout("sophia", Parallel(pp=2), 2) or "")
+def test_sophia_is_refused_in_pipelines() -> None:
+    assert "which a pipeline cannot (pp 2)" in (refused_layout("sophia", Parallel(pp=2), 2) or "")
     assert refused_layout("sophia", Parallel(tp=2), 2) is None

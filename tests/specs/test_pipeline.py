@@ -72,7 +72,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         ("sources: [notes]", "sources: [note]", "there is no source 'note' under sources:. Fix: did you mean 'notes'?"),
         ("vocab_size: 512, bytes", "vocab_size: 500, bytes", "multiple of 128"),
         ("format: text", "format: pdf", "'pdf'"),
-        ("name: tiny", "name: tiny\nname: again", "stands on line 1 already"),
+        ("name: tiny", "name: tiny\nname: again", "is already on line 1"),
         ("{{metric: perplexity, max: 1000}}".replace("{{", "{").replace("}}", "}"), "{metric: perplexity}", "a gate needs max or min"),
         ("perplexity, max: 1000}}".replace("}}", "}"), "perplexity, max: 5, min: 7}", "no value is at least 7 and at most 5"),
         ("checkpoint: {interval: 4}", "checkpoint: {interval: 4, best: [val_los]}", "'val_los': string should match pattern"),
@@ -83,7 +83,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_each_mistake_is_named_with_its_fix(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_each_mistake_is_reported_with_its_fix(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = problems(edit(write_recipe(tmp_path), (old, new)))
     assert message in text
     assert "tiny.yaml:" in text
@@ -114,14 +114,14 @@ def test_overrides_are_applied(tmp_path: Path) -> None:
     assert pipeline.launch.processes == 2
 
 
-def test_a_missing_file_is_a_message_with_the_nearest(tmp_path: Path) -> None:
+def test_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "mini.yaml").touch()
     assert problems(tmp_path / "mni.yaml") == f"{tmp_path / 'mni.yaml'}: there is no such file. Fix: did you mean 'mini.yaml'?"
     nowhere = tmp_path / "none" / "mini.yaml"
     assert problems(nowhere) == f"{nowhere}: there is no such file. Fix: there is no folder '{nowhere.parent}'."
 
 
-def test_a_relation_that_an_override_breaks_is_blamed_on_both_places(tmp_path: Path) -> None:
+def test_relation_broken_by_an_override_names_both_places(tmp_path: Path) -> None:
     text = problems(write_recipe(tmp_path), "stages.pretrain.model.n_kv_heads=3", "stages.cooldown.optimizer.lr=1e-4")
     line = next(n for n, line in enumerate((tmp_path / "tiny.yaml").read_text().splitlines(), 1) if line.strip().startswith("model:"))
     assert text.startswith(f"{tmp_path / 'tiny.yaml'}:{line}, --set stages.pretrain.model.n_kv_heads=3: stages.pretrain.model: n_heads 2 ")

@@ -31,7 +31,7 @@ def test_the_examples_are_valid_and_name_no_account(path: Path) -> None:
         ("array", "set by the launcher"),
         ("time", "a field of its own"),
         ("no-requeue", "set by the launcher"),
-        ("--account", "no long option"),
+        ("--account", "not a long option"),
     ],
 )
 def test_an_option_of_sbatch_that_would_break_the_job_is_refused(name: str, reason: str) -> None:
@@ -47,16 +47,16 @@ def test_an_option_of_sbatch_that_would_break_the_job_is_refused(name: str, reas
         ({"environment": {"HTTPS_PROXY": "http://me:a/b@proxy:8080"}}, "a URL with credentials in it"),
         ({"scratch": "s3://me:a/b@bucket"}, "a URL with credentials in it"),
         ({"launcher": "kubernetes"}, "needs kubernetes"),
-        ({"launcher": "kubernetes", "kubernetes": {"image": "apertus"}, "modules": ["cuda"]}, "are of Slurm"),
+        ({"launcher": "kubernetes", "kubernetes": {"image": "apertus"}, "modules": ["cuda"]}, "are for Slurm"),
         ({"slurm": {"memory": "lots"}}, "string_pattern_mismatch"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(content: dict[str, Any], message: str) -> None:
+def test_meaningless_sources_are_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Profile.model_validate(content)
 
 
-def test_a_variable_that_only_looks_like_a_secret_is_taken() -> None:
+def test_variable_that_only_looks_like_a_secret_is_accepted() -> None:
     environment = {"TOKENIZERS_PARALLELISM": "true", "MAX_TOKENS": "5", "HTTPS_PROXY": "http://proxy:8080"}
     assert Profile.model_validate({"environment": environment}).environment == environment
 

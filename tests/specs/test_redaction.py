@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.store import StoreError
-from infra.store.retry import StorageError
+from infra.store.storage.retry import StorageError
 from specs.errors import StageError
 from specs.redaction import Redacted, RedactedRecord, mask_url, redacted, without_credentials, without_secrets
 
@@ -86,11 +86,11 @@ def test_forms_in_which_secrets_appear(text: str, mask_url: str) -> None:
         "rdzv tcp://[::1]:29500 -v /data:/b@c:ro sizes 3:/4",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_other_text_is_not_redacted(text: str) -> None:
     assert redacted(text) == text
 
 
-def test_values_of_the_environment_are_named_in_place_of_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_environment_are_replaced_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abc/def+ghi")
     monkeypatch.setenv("MY_SERVICE_PASSWORD", "abc/def+ghi-longer")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "a-value-to-see")
@@ -120,12 +120,12 @@ OS_AUTH_URL SSH_KEY_PATH
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES.split())
-def test_variables_that_only_look_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_only_look_like_secrets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "/some/where")
     assert redacted("it is /some/where") == "it is /some/where"
 
 
-def test_a_value_of_fewer_than_six_characters_is_taken_for_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_under_six_characters_are_not_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASS", "a")
     monkeypatch.setenv("GH_PAT", "train")
     monkeypatch.setenv("MY_TOKEN", "\n step \n")
@@ -141,7 +141,7 @@ def test_a_value_of_fewer_than_six_characters_is_taken_for_a_word(monkeypatch: p
         ("SSH_PRIVATE_KEY", "-----BEGIN-----\nhunter-2\n-----END-----\n", "hunter-2"),
     ],
 )
-def test_a_secret_inside_a_value_is_named_alone_too(name: str, value: str, secret: str) -> None:
+def test_secret_inside_a_value_is_replaced_alone(name: str, value: str, secret: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         assert redacted(f"it was '{secret}'") == f"it was '<{name}>'"
@@ -150,13 +150,13 @@ def test_a_secret_inside_a_value_is_named_alone_too(name: str, value: str, secre
 SECRET = b"hunter-\xff2"
 
 
-def test_a_value_that_is_not_utf_8_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_that_is_not_utf_8_is_replaced_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASS", os.fsdecode(SECRET))
     assert redacted(f"was {os.fsdecode(SECRET)} and {SECRET!r}") == "was <DB_PASS> and b'<DB_PASS>'"
 
 
 @pytest.mark.parametrize("kind", [PermissionError, ValueError])
-def test_an_error_behind_an_error_is_looked_at_too(kind: type[Exception]) -> None:
+def test_cause_of_an_error_is_redacted_too(kind: type[Exception]) -> None:
     try:
         try:
             raise kind("refused: s3://user:pass@bucket")
@@ -175,7 +175,7 @@ def test_an_error_without_secrets_stays_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", [StageError, StoreError, StorageError])
-def test_an_error_of_ours_shows_no_secret_of_what_it_repeats(kind: type[Exception]) -> None:
+def test_our_errors_mask_secrets_in_messages_that_they_repeat(kind: type[Exception]) -> None:
     error = kind("the storage failed: cannot open s3://me:hunter/2@bucket")
     assert str(error) == "the storage failed: cannot open s3://***@bucket"
     assert "hunter" not in "".join(traceback.format_exception(error))
@@ -218,11 +218,11 @@ https://host/monkey=1?keyboard=1 s3://bucket/password/token=5/key=7
 
 
 @pytest.mark.parametrize("url", TAKEN.split())
-def test_a_url_or_name_without_credentials_is_taken(url: str) -> None:
+def test_url_or_name_without_credentials_is_accepted(url: str) -> None:
     assert without_credentials(url) == mask_url(url) == url
 
 
-def test_values_of_the_credentials_file_are_named_in_place_of_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_credentials_file_are_replaced_by_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     assert redacted("sent tokenofone") == "sent tokenofone"  # there is no file

@@ -52,7 +52,7 @@ def assert_not_in(text: str, *places: str) -> None:
 
 
 @given(SCHEMES, USERS, secrets(PRINTABLE), HOSTS)
-def test_a_url_with_a_password_is_refused_unrepeated(scheme: str, user: str, password: str, host: str) -> None:
+def test_url_with_a_password_is_refused_without_repeating_it(scheme: str, user: str, password: str, host: str) -> None:
     url = f"{scheme}://{user}:{password}@{host}"
     with pytest.raises(ValueError, match="a URL with credentials in it; leave them out") as caught:
         without_credentials(url)
@@ -155,7 +155,7 @@ VALUES = secrets(PRINTABLE + "\t\n\x07")
 
 @settings(max_examples=400)
 @given(st.sampled_from([*MORE_ESCAPES]), VALUES)
-def test_a_value_of_the_environment_is_named_however_it_is_escaped(escape: str, value: str) -> None:
+def test_escaped_value_of_the_environment_is_replaced_by_its_name(escape: str, value: str) -> None:
     assume(len(value.strip()) >= SHORTEST)
     with mock.patch.dict(os.environ, {"DB_PASS": value}):
         text = redacted(f"sent {MORE_ESCAPES[escape](value)} to it")
@@ -164,14 +164,14 @@ def test_a_value_of_the_environment_is_named_however_it_is_escaped(escape: str, 
 
 
 @given(VALUES)
-def test_a_value_of_the_environment_is_named_in_a_log_that_comes_in_lines(value: str) -> None:
+def test_each_line_of_a_multiline_value_is_replaced_by_its_name(value: str) -> None:
     assume(all(len(line.strip()) >= SHORTEST for line in value.splitlines() if CORE in line))
     with mock.patch.dict(os.environ, {"PRIVATE_KEY": value}):
         assert_not_in(CORE, *map(redacted, value.splitlines()))
 
 
 @given(secrets(VISIBLE))
-def test_what_was_redacted_stays_as_it_is(secret: str) -> None:
+def test_redaction_is_idempotent(secret: str) -> None:
     told = f"s3://u:{secret}@h/x https://h/x?key={secret} password={secret} "
     told += json.dumps({"Authorization": f"Token {secret}"})
     assert masked(masked(told)) == masked(told)

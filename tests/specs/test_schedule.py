@@ -45,7 +45,7 @@ def test_the_published_schedules(peak: float, numerics: Numerics) -> None:
 
 
 @pytest.mark.parametrize(("decay", "middle"), [("linear", 0.5), ("cosine", 0.5), ("1-sqrt", 1 - math.sqrt(0.5))])
-def test_shapes_of_the_decay_to_zero(decay: str, middle: float) -> None:
+def test_decay_to_zero_has_the_published_shapes(decay: str, middle: float) -> None:
     schedule = Schedule.model_validate({"peak": 1.0, "decay": decay, "decay_start": 100, "decay_tokens": 100, "final": 0.0})
     assert [schedule.lr(50), schedule.lr(100), schedule.lr(200), schedule.lr(300)] == pytest.approx([1.0, 1.0, 0.0, 0.0], abs=1e-15)
     assert schedule.lr(150) == pytest.approx(middle)

@@ -58,7 +58,7 @@ def test_a_dataset_of_the_hub_needs_a_revision() -> None:
         assert SourceSpec(url=url, format="parquet").url == url
 
 
-def test_formats_that_lie_among_other_files_choose_theirs_unless_globs_are_stated() -> None:
+def test_formats_in_mixed_folders_have_default_globs() -> None:
     assert SourceSpec(url="folder", format="arrow").include == ["**/*.arrow"]
     assert SourceSpec(url="folder", format="arrow", include=["train/*"]).include == ["train/*"]
     assert SourceSpec(url="folder", format="text").include == ["**/*"]
@@ -73,14 +73,14 @@ def test_new_fields_at_their_neutral_values_change_no_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("process", "message"),
     [
-        ("{holdout: 0.2}", "stages.corpus.sources.notes.pii: source 'notes' is tokens already; there is no text for pii"),
+        ("{holdout: 0.2}", "stages.corpus.sources.notes.pii: source 'notes' is already tokenised; pii would need its text"),
         (
             "{holdout: 0.2, pii: false, filters: [{filter: length}]}",
-            "stages.corpus.sources.notes.filters: source 'notes' is tokens already; there is no text for filters",
+            "stages.corpus.sources.notes.filters: source 'notes' is already tokenised; filters would need its text",
         ),
     ],
 )
-def test_steps_on_text_are_refused_for_tokens(tmp_path: Path, process: str, message: str) -> None:
+def test_text_processing_is_refused_for_tokenised_sources(tmp_path: Path, process: str, message: str) -> None:
     text = problems(edit(write_recipe(tmp_path), ("format: text", TOKENS), ("{holdout: 0.2}", process)))
     assert message in text
     assert "Fix: state pii: false, and no other step" in text
@@ -88,10 +88,10 @@ def test_steps_on_text_are_refused_for_tokens(tmp_path: Path, process: str, mess
 
 def test_a_tokenizer_is_not_trained_on_tokens(tmp_path: Path) -> None:
     text = problems(edit(write_recipe(tmp_path), ("format: text", TOKENS)))
-    assert "stages.tokenizer.sources[0]: source 'notes' is tokens already; a tokenizer is trained on text" in text
+    assert "stages.tokenizer.sources[0]: source 'notes' is already tokenised; a tokenizer is trained on text" in text
 
 
-def test_tokens_without_steps_on_text_are_a_source(tmp_path: Path) -> None:
+def test_tokenised_source_without_text_processing_is_accepted(tmp_path: Path) -> None:
     folder = tmp_path / "imported"
     path = edit(
         write_recipe(tmp_path),
@@ -105,4 +105,4 @@ def test_tokens_without_steps_on_text_are_a_source(tmp_path: Path) -> None:
 def test_two_sources_of_one_name_are_an_error_with_both_lines(tmp_path: Path) -> None:
     text = problems(edit(write_recipe(tmp_path), ("sources:\n", "sources:\n  notes: {url: other, format: text}\n")))
     assert "notes" in text
-    assert "stands on line 3 already" in text
+    assert "is already on line 3" in text

@@ -44,13 +44,13 @@ def shape(trajectory: Trajectory) -> list[tuple[str, int, int, int]]:
     return [(segment.mixture, segment.batch, segment.start_sample, segment.end_step) for segment in trajectory.segments]
 
 
-def test_two_borders_make_three_segments() -> None:
+def test_two_breakpoints_make_three_segments() -> None:
     mixture, batch = {"0 tokens": "m", "400 tokens": "n"}, {"0 tokens": 4, "800 tokens": 8}
     stage = {"mixture": mixture, "global_batch_size": batch, "budget": "1200 tokens"}
     assert shape(trajectories(stage)["pretrain"]) == [("m", 4, 0, 10), ("n", 4, 40, 20), ("n", 8, 80, 25)]
 
 
-def test_borders_and_budget_are_floored_to_whole_batches() -> None:
+def test_breakpoints_and_budget_are_floored_to_whole_batches() -> None:
     stage = {"global_batch_size": {"0 samples": 4, "41 samples": 8}, "budget": "1005 tokens"}
     found = trajectories(stage)["pretrain"]
     assert shape(found) == [("m", 4, 0, 10), ("m", 8, 40, 17)]
@@ -58,12 +58,12 @@ def test_borders_and_budget_are_floored_to_whole_batches() -> None:
     assert found.leftover_tokens == 1005 - found.tokens
 
 
-def test_steps_are_counted_along_the_batches() -> None:
+def test_steps_are_counted_through_changes_of_the_batch() -> None:
     stage = {"global_batch_size": {"0 steps": 4, "10 steps": 8}, "budget": "15 steps", "mixture": {"0 steps": "m", "12 steps": "n"}}
     assert shape(trajectories(stage)["pretrain"]) == [("m", 4, 0, 10), ("m", 8, 40, 12), ("n", 8, 56, 15)]
 
 
-def test_a_longer_budget_changes_the_last_segment_in_its_end_only() -> None:
+def test_longer_budget_changes_only_the_end_of_the_last_segment() -> None:
     stage = {"global_batch_size": {"0 samples": 4, "40 samples": 8}, "budget": "15 steps", "schedule": {"warmup": "100 tokens"}}
     short, long = trajectories(stage)["pretrain"], trajectories(stage | {"budget": "30 steps"})["pretrain"]
     assert short.segments[0] == long.segments[0]
@@ -71,7 +71,7 @@ def test_a_longer_budget_changes_the_last_segment_in_its_end_only() -> None:
     assert short.segments[1].start_step == long.segments[1].start_step
 
 
-def test_a_decay_inside_a_stage_cuts_it_and_is_unseen_before() -> None:
+def test_decay_starts_a_segment_and_does_not_change_earlier_ones() -> None:
     stage = {"global_batch_size": 4, "budget": "20 steps", "schedule": {"decay": "linear", "decay_over": "5 steps", "final": 0.0}}
     found = trajectories(stage)["pretrain"]
     assert [segment.end_step for segment in found.segments] == [15, 20]
@@ -100,7 +100,7 @@ def test_a_cooldown_inherits_and_starts_from_the_rate_at_the_branch_point() -> N
 
 
 @pytest.mark.parametrize(("stated", "expected"), [({}, None), ({"goldfish": {"k": 4}}, 4), ({"goldfish": None}, None)])
-def test_goldfish_is_the_parents_unless_it_is_stated(stated: dict[str, Any], expected: int | None) -> None:
+def test_goldfish_defaults_to_the_parents(stated: dict[str, Any], expected: int | None) -> None:
     stage = {"global_batch_size": 4, "budget": "20 steps", "goldfish": None}
     found = trajectories(stage, cooldown={"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "8 steps"} | stated)
     goldfish = found["cooldown"].goldfish
@@ -146,7 +146,7 @@ def rates(chain: list[Trajectory]) -> list[float]:
     return [trajectory.lr_at(step) for trajectory in chain for step in range(trajectory.steps)]
 
 
-def test_the_rate_has_no_jump_at_the_border_of_a_stage_that_states_none() -> None:
+def test_rate_is_continuous_at_the_start_of_a_stage_without_a_peak() -> None:
     cooldown = {"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "40 steps", "schedule": {"decay": "1-sqrt", "final": 0.1}}
     longer = {
         "kind": "long_context",
@@ -161,7 +161,7 @@ def test_the_rate_has_no_jump_at_the_border_of_a_stage_that_states_none() -> Non
     assert seen == pytest.approx([*rising, *([1e-3] * 20), *falling, *([1e-4] * 5)], rel=1e-12)
 
 
-def test_a_stated_peak_is_a_jump_that_was_asked_for() -> None:
+def test_stated_peak_changes_the_rate_at_the_branch_point() -> None:
     cooldown = {"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "4 steps", "optimizer": {"lr": 5e-4}}
     found = trajectories({"global_batch_size": 4, "budget": "3 steps"}, cooldown=cooldown)
     assert rates([found["pretrain"], found["cooldown"]])[2:4] == [1e-3, 5e-4]

@@ -64,7 +64,7 @@ def test_a_duration_has_a_limit(text: str) -> None:
 
 
 @pytest.mark.parametrize("selector", ["step=", "tokens="])
-def test_a_reference_to_a_step_that_nothing_reaches_is_refused(selector: str) -> None:
+def test_reference_to_an_unreachable_step_is_refused(selector: str) -> None:
     with pytest.raises(ValueError, match="more than 40 characters"):
         Reference.parse(f"pretrain@{selector}{'9' * 5000}")
 
@@ -84,6 +84,6 @@ def test_references(text: str, reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", "pretrain@", "pretrain@step", "pretrain@step=x", "../x"])
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_malformed_reference_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a reference"):
         Reference.parse(text)

@@ -30,7 +30,7 @@ def test_a_variable_alone_keeps_its_type_and_inside_a_text_it_is_as_written() ->
     }
 
 
-def test_two_dollars_write_the_text_itself() -> None:
+def test_two_dollars_escape_a_variable() -> None:
     assert data("variables: {a: 1, b: '$${a}'}\nx: $${a} ${a} $$${a} $ {\ny: ${b}\n") == {"x": "${a} 1 $${a} $ {", "y": "${a}"}
 
 
@@ -65,7 +65,7 @@ def test_an_override_may_replace_the_only_use_of_a_variable() -> None:
     ]
 
 
-def test_an_override_goes_into_a_mapping_that_is_a_variable_at_its_place_only() -> None:
+def test_override_changes_a_variable_mapping_only_at_its_place() -> None:
     text = """
 name: x
 variables: {rates: {lr: 1e-3, betas: "${betas}"}, betas: [0.9, 0.95], same: "${rates}"}
@@ -112,10 +112,10 @@ def test_mistakes_in_variables_are_reported_with_all_others() -> None:
             "variables: {a: '${a}'}\nx: ${a}\n",
             "f.yaml:1: variables.a: the variables form a cycle: a -> a. Fix: state one of them without the others.",
         ),
-        ("x: ${matrix}\n", "f.yaml:1: x: ${matrix} is known inside a stage with a matrix only. Fix: name the variant that is meant."),
+        ("x: ${matrix}\n", "f.yaml:1: x: ${matrix} is known only inside a stage with a matrix. Fix: name the variant."),
         (
             "variables: {list: [1]}\nx: a ${list}\n",
-            "f.yaml:2: x: the variable 'list' is a list. Fix: let it stand alone, without text around it.",
+            "f.yaml:2: x: the variable 'list' is a list. Fix: write it alone, without text around it.",
         ),
         (
             "variables: {a: 1, b: 1}\nm:\n  ${a} x: 1\n  ${b} x: 2\n",
@@ -136,7 +136,7 @@ def test_each_wrong_use_of_variables_is_one_problem(text: str, message: str) -> 
     assert problems(text) == [message]
 
 
-def test_an_override_of_a_variable_that_is_not_there_is_an_error() -> None:
+def test_override_of_a_missing_variable_is_an_error() -> None:
     where = "--set variables.rat=1: the override matches nothing: there is no variable 'rat'."
     assert problems("variables: {rate: 1}\nx: ${rate}\n", "variables.rat=1") == [f"{where} Fix: did you mean 'rate'?"]
     assert problems("x: 1\n", "variables.rat=1") == [f"{where} Fix: there is none to choose from."]
@@ -145,7 +145,7 @@ def test_an_override_of_a_variable_that_is_not_there_is_an_error() -> None:
     ]
 
 
-def test_a_variable_that_yaml_cannot_read_unquoted_is_told_so() -> None:
+def test_error_asks_to_quote_a_variable_that_yaml_cannot_read() -> None:
     with pytest.raises(SpecError, match=r'f:1: not YAML: .* Fix: quote "\$\{\.\.\.\}" inside \{ \} and \[ \]\.'):
         parse("a: {b: ${c}}\n", "f")
 
@@ -158,12 +158,12 @@ def test_a_variable_that_yaml_cannot_read_unquoted_is_told_so() -> None:
         f"stages: {{a: {{x: {list(range(200))}, matrix: {{y: {list(range(900))}}}}}}}\n",
     ],
 )
-def test_what_multiplies_is_refused(text: str) -> None:
+def test_exponential_expansion_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match=f"more than {MAX_VALUES} values"):
         expand(parse(text, "f"))
 
 
-def test_variables_that_use_each_other_endlessly_are_refused() -> None:
+def test_cyclic_variables_are_refused() -> None:
     text = "variables: {v0: x, " + ", ".join(f"v{n}: '${{v{n + 1}}}'" for n in range(1, 400)) + ", v400: y}\nx: ${v0} ${v1}\n"
     assert "more than 50 variables use each other" in problems(text)[0]
 

@@ -11,7 +11,7 @@ from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, prin
 from flows.cli.tables import garbage
 from flows.provenance.transfer import transfer
 from infra.store import Store, StoreError, runs
-from infra.store.collect import survey
+from infra.store.maintenance.garbage import survey
 from specs.pipeline import DEFAULT_STORE
 from specs.units import Duration
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.planning.plan import Plan
 from infra.store import Artifact, StoreError
-from infra.store.rows import decode, encode
+from infra.store.files.rows import decode, encode
 from specs.errors import Problem, SpecError, did_you_mean
 
 
@@ -52,10 +52,10 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
         if not artifact.complete and not steps:
             continue
         marker = artifact.manifest if artifact.complete else artifact.checkpoint(steps[-1]).marker
-        for entry in marker["history"]:
-            data = artifact.store.reader(f"{node.path}/attempts/{entry['path']}", entry).bytes()
-            about = {"run": plan.pipeline.name, "stage": node.stage, "part": node.name, "attempt": entry["path"].split("/")[0]}
-            rows += [{**about, **_flat(row)} for row in decode(data, entry["path"])]
+        for entry in marker.history:
+            data = artifact.store.reader(f"{node.path}/attempts/{entry.path}", entry).bytes()
+            about = {"run": plan.pipeline.name, "stage": node.stage, "part": node.name, "attempt": entry.path.split("/")[0]}
+            rows += [{**about, **_flat(row)} for row in decode(data, entry.path)]
     return rows
 
 

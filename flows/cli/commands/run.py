@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -13,10 +12,10 @@ from flows.cli.live import watcher
 from flows.cli.next_steps import show_next_steps
 from flows.cli.tables.plan import plan_table
 from flows.execution import interrupts
-from flows.planning.plan import Plan, make
+from flows.planning.plan import Plan
 from flows.planning.run_records import Records
 from flows.planning.selection import select
-from specs.profile import load_profile
+from specs.profile import Profile, load_profile
 from specs.redaction import redacted
 
 
@@ -36,8 +35,7 @@ def run(
     ] = None,
 ) -> None:
     """Run what is not finished, in order. Run it again after any interruption: it resumes from what is stored."""
-    load_profile(profile)
-    os.environ["APERTUS_PROFILE"] = profile or ""
+    cluster = load_profile(profile)
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
     made = make_plan(spec, store, overrides)
     chosen = select(made, until, only)
@@ -54,12 +52,12 @@ def run(
         show_next_steps(console, made, spec, store, overrides)
         return
     console.print(plan_table(made, chosen=chosen, width=console.width))
-    _run(made, spec, overrides, until, only, parts)
-    show_next_steps(console, make(made.pipeline, made.store), spec, store, overrides)
+    finished = _run(made, spec, overrides, until, only, parts, cluster)
+    show_next_steps(console, finished, spec, store, overrides)
 
 
-def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int) -> None:
-    """Starts Prefect in this process and the flow in it."""
+def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int, profile: Profile) -> Plan:
+    """Starts Prefect in this process and the flow in it; the plan as it is then."""
     interrupts.listen()
     try:
         console.print("starting Prefect ...", style="dim")
@@ -69,7 +67,7 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
         interrupts.check()
         start_prefect()
         with watcher(console, total) as observer:
-            run_here(observer, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
+            return run_here(made, observer, profile, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
     except KeyboardInterrupt:  # perhaps in the middle of the imports
         interrupts.ignore()
         errors.print("interrupted; what was committed is kept, the same command resumes from there.")

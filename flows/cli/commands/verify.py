@@ -1,4 +1,4 @@
-"""`apertus verify` and `apertus migrate`: whether what is stored is still what was committed, and stores of an older format."""
+"""`apertus verify`: whether what is stored is still what was committed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
 from flows.planning.parts import build
 from infra.store import Store, StoreError
-from infra.store.migrate import migrate as migrate_store
-from infra.store.verify import Verified, verify, withdraw
+from infra.store.maintenance.verify import Verified, verify, withdraw
 from specs.errors import Problem, SpecError
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
@@ -90,18 +89,3 @@ def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) 
     console.print(
         f"{len(found.damages)} of {escape(amount)} are damaged" + ("." if withdrawn else "; --fix withdraws them."), soft_wrap=True
     )
-
-
-@app.command()
-def migrate(store: StoreOption = None) -> None:
-    """Bring a store of an older format to this one. Interrupted, it goes on when run again. Nothing else may use the store meanwhile."""
-    opened = Store.open(store or DEFAULT_STORE, any_format=True)
-    with errors.status("migrating") as status:
-        done = migrate_store(opened, lambda path: status.update(f"migrating {escape(path)}"))
-    for path, why in done.damaged.items():
-        errors.print(f"[red]damaged:[/] {escape(why)} ({escape(path)} is withdrawn; the next run makes it again)", soft_wrap=True)
-    for why in done.lost:
-        errors.print(f"note: rows of metrics are gone: {escape(why)}", soft_wrap=True)
-    console.print(f"{escape(opened.url)}: {len(done.rewritten)} markers were brought to this format.", soft_wrap=True)
-    if done.damaged:
-        raise typer.Exit(1)

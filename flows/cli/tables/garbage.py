@@ -17,8 +17,8 @@ from rich.table import Table
 
 from flows.format import amount
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store import collect as collecting
-from infra.store.collect import Survey, survey
+from infra.store.maintenance import garbage
+from infra.store.maintenance.garbage import Survey, survey
 from specs.units import Duration
 
 
@@ -81,7 +81,7 @@ def remove(console: Console, store: Store, grace: float, *, quiet: bool = False)
         TextColumn("removing"), BarColumn(), TextColumn("{task.fields[name]}", markup=False), console=console, disable=quiet
     ) as progress:
         task = progress.add_task("", total=len(found.items), name="markers")
-        freed = collecting.remove(store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}"))
+        freed = garbage.remove(store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}"))
     if not quiet:
         console.print(f"{amount(freed)}B of {len(found.items)} items removed")
     return freed

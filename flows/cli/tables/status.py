@@ -48,10 +48,10 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
                 "fingerprint": step.node.fingerprint,
                 "path": step.node.path if step.stored else None,
                 "steps": step.node.steps,
-                "tokens": step.node.tokens or (int(manifest["metrics"].get("tokens", 0)) if manifest and step.node.kind == "corpus" else 0),
-                "seconds": manifest.get("seconds") if manifest else None,
-                "metrics": manifest["metrics"] if manifest else None,
-                "created": manifest.get("created") if manifest else None,
+                "tokens": step.node.tokens or (int(manifest.metrics.get("tokens", 0)) if manifest and step.node.kind == "corpus" else 0),
+                "seconds": manifest.seconds.model_dump() if manifest and manifest.seconds else None,
+                "metrics": manifest.metrics if manifest else None,
+                "created": manifest.created if manifest else None,
             }
         )
     return rows

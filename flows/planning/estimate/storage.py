@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from flows.planning.estimate.memory import adapters, parameters, state_bytes
-from infra.store.sinks import parts_of
+from infra.store.files.sinks import parts_of
 from specs.cluster import Cluster
 from specs.intervals import expected_time, longest_interval, young_daly
 from specs.stages.sft import SftSegment

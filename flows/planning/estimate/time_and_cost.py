@@ -80,7 +80,7 @@ def _speed(store: Store, path: str) -> float | None:
         if not steps:
             return None
         manifest = Artifact(store, path, max(steps)).manifest
-        processes = manifest["execution"]["launch"].get("processes") or 1
-        return float(manifest["metrics"]["tokens_per_second"]) / processes
+        processes = manifest.execution.launch.get("processes") or 1
+        return float(manifest.metrics["tokens_per_second"]) / processes
     except (StoreError, KeyError, TypeError, ValueError):
         return None

@@ -213,8 +213,8 @@ class Builder:
             except (OSError, ValueError):  # what is wrong with the folder is said where it is named
                 return None
         artifact = Artifact(self.store, node.path)
-        record = artifact.manifest["files"].get("tokenizer.json") if artifact.complete else None
-        return str(record["sha256"]) if record else None
+        record = artifact.manifest.files.get("tokenizer.json") if artifact.complete else None
+        return record.sha256 if record else None
 
 
 def origin(node: Node) -> str | None:

@@ -202,7 +202,8 @@ def _check_best(builder: Builder, phase: Phase) -> None:
         path: FieldPath = (*phase.path, "checkpoint", "best", index)
         wanted = metric.removeprefix("val_loss").removeprefix("/")
         if not phase.settings.validation.interval:
-            builder.problem(path, f"'{metric}' is a held-out loss, and '{phase.name}' measures none", "give it a validation.interval.")
+            message = f"'{metric}' is a held-out loss, but '{phase.name}' measures none"
+            builder.problem(path, message, "give it a validation.interval.")
         elif wanted and wanted not in sources:
             message = f"'{metric}' is the held-out loss of '{wanted}', which '{phase.name}' does not train on"
             builder.problem(path, message, did_you_mean(wanted, sources))

@@ -14,9 +14,10 @@ from apertus_model.chat import ChatEncoder
 from apertus_model.data.chat_samples import ConversationSamples, PackedSample, heldout
 from apertus_model.data.conversations import Conversation, ConversationShards
 from apertus_model.data.megatron import TokenFileWriter
-from apertus_model.data.stream import IGNORED
+from apertus_model.data.stream import IGNORE_INDEX
 from apertus_model.data.vocabulary import train
 from apertus_model.model.model import model_config
+from infra.store.documents import Manifest
 from infra.store.inputs import SourceError
 from specs.model import ModelSpec
 
@@ -30,7 +31,7 @@ class Folder:
     def __init__(self, path: Path, tokens: list[list[int]], masks: list[list[int]]) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
-        self.manifest = {"facts": {"vocab_size": VOCAB, "train": ["t"]}}
+        self.manifest = Manifest(attempt="a", files={}, metrics={}, facts={"vocab_size": VOCAB, "train": ["t"]})
         with TokenFileWriter(path / "t", "<u2") as writer:
             for ids in tokens:
                 writer.write(ids)
@@ -66,10 +67,10 @@ def test_a_row_is_its_conversations_and_padding_to_the_last_number(tmp_path: Pat
     positions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
     plain = _open([shards], sequence_length=11)
     assert plain.rows == 1
-    labels = [IGNORED, 21, IGNORED, 23, 24, IGNORED, IGNORED, 31, IGNORED, IGNORED, IGNORED]
+    labels = [IGNORE_INDEX, 21, IGNORE_INDEX, 23, 24, IGNORE_INDEX, IGNORE_INDEX, 31, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
     assert _lists(plain[0]) == [expected_input, labels, positions, None]
     weighted = _open([shards], sequence_length=11, prompt_weight=0.25)[0]
-    labels = [20, 21, IGNORED, 23, 24, IGNORED, 30, 31, IGNORED, IGNORED, IGNORED]
+    labels = [20, 21, IGNORE_INDEX, 23, 24, IGNORE_INDEX, 30, 31, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
     weights = [0.25, 1, 0, 1, 1, 0, 0.25, 1, 0, 0, 0]
     assert _lists(weighted) == [expected_input, labels, positions, weights]
     assert [array.dtype for array in weighted if array is not None] == [np.int64] * 3 + [np.float32]
@@ -87,7 +88,7 @@ def test_an_epoch_has_every_conversation_as_often_as_it_is_repeated(tmp_path: Pa
         assert sum(lengths) <= 24
         whole = np.concatenate([shards[source].tokens(index) for source, index in samples.conversations(i)])
         assert samples[i].input.tolist() == whole.tolist() + [PAD] * (24 - whole.size)
-        assert int((samples[i].labels != IGNORED).sum()) == sum(lengths) - len(lengths)
+        assert int((samples[i].labels != IGNORE_INDEX).sum()) == sum(lengths) - len(lengths)
 
 
 def test_the_seed_and_the_epoch_order_the_rows_and_nothing_else(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_conversations_that_are_too_long_are_dropped_or_cut(tmp_path: Path) -> N
     assert [dropping.conversations(i) for i in range(dropping.rows)] == [[(0, 2)]]
     cut = next(cutting[i] for i in range(cutting.rows) if (0, 0) in cutting.conversations(i))
     assert cut.input.tolist() == long[:24]
-    assert cut.labels.tolist() == [*long[1:24], IGNORED]
+    assert cut.labels.tolist() == [*long[1:24], IGNORE_INDEX]
     with pytest.raises(SourceError, match=r"none of the 3 conversations fits into a sequence of 2 tokens"):
         _open([shards], sequence_length=2)
 
@@ -131,8 +132,8 @@ def test_held_out_rows_keep_the_stored_order(tmp_path: Path) -> None:
     rows = heldout(shards, sequence_length=6, longer="drop", pad_id=0)
     assert [row.input.tolist() for row in rows] == [[1, 2, 3, 4, 5, 0], [6, 7, 8, 9, 10, 11]]
     assert [row.labels.tolist() for row in rows] == [
-        [2, 3, IGNORED, 5, IGNORED, IGNORED],
-        [7, 8, 9, IGNORED, 11, IGNORED],
+        [2, 3, IGNORE_INDEX, 5, IGNORE_INDEX, IGNORE_INDEX],
+        [7, 8, 9, IGNORE_INDEX, 11, IGNORE_INDEX],
     ]
     assert heldout([], sequence_length=6, longer="drop", pad_id=0) == []
 
@@ -163,8 +164,8 @@ def test_conversations_in_one_row_do_not_see_each_other(tmp_path: Path, tokenize
             stop = start + len(tokens)
             torch.testing.assert_close(packed[start:stop], alone, rtol=0, atol=1e-5)
             trained = [int(token) for token, kind in zip(tokens, shards.mask(index), strict=True) if kind == YES]
-            assert [label for label in row.labels[start:stop].tolist() if label != IGNORED] == trained
+            assert [label for label in row.labels[start:stop].tolist() if label != IGNORE_INDEX] == trained
             start = stop
     # Each answer is trained from its first token to the end of the turn.
-    labels = [label for label in row.labels.tolist() if label != IGNORED]
+    labels = [label for label in row.labels.tolist() if label != IGNORE_INDEX]
     assert sorted(tokenizer.decode(labels, skip_special_tokens=False).split("<|assistant_end|>")[:-1]) == sorted(said for _, said in turns)

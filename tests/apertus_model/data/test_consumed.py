@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apertus_model.data.corpora import split_shards
 from apertus_model.data.megatron import TokenFileError, TokenFileWriter
 from apertus_model.data.samples import MixtureSamples
+from apertus_model.data.stream import split_shards
 from apertus_model.stages.training_data import OtherDataError, same_data
 from apertus_model.trainer.loader import SampleLoader
-from infra.store.ranges import LocalFile
+from infra.store.documents import Manifest
+from infra.store.reading.ranges import LocalFile
+from infra.store.records import FileRecord
 
 LENGTH, SOURCES = 8, {"a": 901, "b": 453, "c": 201}
 MAIN, SECOND = {"a": 3, "b": 2}, {"a": 1, "b": 1, "c": 2}
@@ -49,7 +51,7 @@ def _consume(samples: Any, offset: int, batch: int, first: int, last: int, ranks
     steps: list[list[list[list[int]]]] = [[[] for _ in range(per_step)] for _ in range(last - first)]
     for rank in range(ranks):
         loader = SampleLoader(
-            SampleLoader.Config(open_samples=lambda: samples, first_sample=lambda step: offset + step * batch, global_batch_size=batch),
+            SampleLoader.Config(samples=samples, first_sample=lambda step: offset + step * batch, global_batch_size=batch),
             dp_world_size=ranks, dp_rank=rank, local_batch_size=micro,
         )  # fmt: skip
         loader.seek(first)
@@ -122,12 +124,12 @@ class Huge:
     def __init__(self, folder: Path, there: str) -> None:
         self.folder, self.there, self.opened = folder, there, list[str]()
         shards = [f"train-{number:05d}" for number in range(10_000)]
-        self.manifest = {
-            "facts": {"train": shards, "vocab_size": 131_072},
-            "files": {
-                f"{shard}{suffix}": {"size": size} for shard in shards for suffix, size in ((".bin", 4 * 1_500_000_000), (".idx", 62))
-            },
+        files = {
+            f"{shard}{suffix}": FileRecord(size=size, sha256="0" * 64)
+            for shard in shards
+            for suffix, size in ((".bin", 4 * 1_500_000_000), (".idx", 62))
         }
+        self.manifest = Manifest(attempt="a", files=files, metrics={}, facts={"train": shards, "vocab_size": 131_072})
 
     def open(self, name: str) -> HugeFile:
         return HugeFile(self, name)
@@ -139,7 +141,7 @@ class HugeFile:
     remote = False
 
     def __init__(self, corpus: Huge, name: str) -> None:
-        self.corpus, self.name, self.size = corpus, name, corpus.manifest["files"][name]["size"]
+        self.corpus, self.name, self.size = corpus, name, corpus.manifest.files[name].size
 
     def read(self, start: int, stop: int) -> bytes:
         assert self.name.startswith(self.corpus.there), f"{self.name} was opened"

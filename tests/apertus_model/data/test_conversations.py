@@ -17,6 +17,7 @@ from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.conversations import SHARD_SUFFIXES, Conversation, ConversationFileError, ConversationShards
 from apertus_model.data.documents import Rejection, open_source
 from apertus_model.data.megatron import TokenFileWriter
+from infra.store.documents import Manifest
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
@@ -160,7 +161,8 @@ class Folder:
 
     def __init__(self, path: Path, shards: list[str]) -> None:
         self.path = path
-        self.manifest = {"facts": {"vocab_size": 100, "train": shards, "validation": []}}
+        facts = {"vocab_size": 100, "train": shards, "validation": []}
+        self.manifest = Manifest(attempt="a", files={}, metrics={}, facts=facts)
 
     def local(self, name: str) -> Path:
         return self.path / name

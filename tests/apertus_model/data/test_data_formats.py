@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from apertus_model.data.conversations import ConversationShards
-from apertus_model.data.corpora import split_files, split_shards
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFile, TokenFileWriter
 from apertus_model.data.merge import Probe, probes_json
@@ -24,6 +23,7 @@ from apertus_model.data.order import MixtureOrder
 from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.preference_samples import PreferenceSamples
 from apertus_model.data.samples import MixtureSamples
+from apertus_model.data.stream import split_files, split_shards
 from infra.store import Artifact, Store
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data_formats.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def read_documents(data: bytes, index: bytes) -> list[list[int]]:
 def written_artifact(root: Path, kind: str, files: dict[str, bytes], facts: dict[str, Any]) -> Artifact:
     folder = root / kind / ("f" * 32)
     (folder / "attempts" / "mine").mkdir(parents=True)
-    (root / "format.json").write_text('{"format": 2}')
+    (root / "format.json").write_text('{"format": 3}')
     for name, content in files.items():
         (folder / "attempts" / "mine" / name).write_bytes(content)
     records = {name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}

@@ -16,7 +16,7 @@ from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFile, TokenFileWriter
 from apertus_model.data.packed import TABLES, PackedRows, RowsWriter
 from apertus_model.data.samples import MixtureSamples
-from apertus_model.data.stream import IGNORED, TokenStream
+from apertus_model.data.stream import IGNORE_INDEX, TokenStream
 from infra.store import StoreError
 from specs.stages.training import Goldfish
 
@@ -54,11 +54,11 @@ def test_every_label_is_trained_once_and_only_long_documents_are_cut(shards: lis
                 text = stream.read(first, first + size)
                 assert sample.input[begin : begin + size].tolist() == text.tolist()
                 assert sample.positions[begin : begin + size].tolist() == list(range(size))
-                assert sample.labels[begin : begin + size].tolist() == [*text[1:].tolist(), IGNORED]
+                assert sample.labels[begin : begin + size].tolist() == [*text[1:].tolist(), IGNORE_INDEX]
                 seen += zip(text[:-1].tolist(), text[1:].tolist(), strict=True)
                 begin += size
             assert (sample.input[begin:] == EOS).all()
-            assert (sample.labels[begin:] == IGNORED).all()
+            assert (sample.labels[begin:] == IGNORE_INDEX).all()
             assert sample.positions[begin:].tolist() == list(range(length - begin))
         everything = stream.read(0, len(stream)).tolist()
         expected = [(a, b) for a, b in pairwise(everything) if a != EOS]
@@ -94,7 +94,7 @@ def test_goldfish_and_the_order_go_over_packed_rows_as_over_windows(tmp_path: Pa
     )
     for i in range(rows):
         mask = goldfish_mask(np.append(plain[i].input[1:], EOS), 3, 2)
-        assert masked[i].labels.tolist() == np.where(mask, IGNORED, plain[i].labels).tolist()
+        assert masked[i].labels.tolist() == np.where(mask, IGNORE_INDEX, plain[i].labels).tolist()
     there = pickle.loads(pickle.dumps(masked))
     assert all(there[i].labels.tolist() == masked[i].labels.tolist() for i in range(rows))
 

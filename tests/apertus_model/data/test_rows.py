@@ -27,7 +27,7 @@ def _written(attempt: Attempt, count: int) -> Rows:
 def test_rows_come_back_in_order_from_files_of_fixed_size(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "ROWS_PER_FILE", 4)
     rows = _written(attempt, 9)
-    assert rows.artifact.manifest["facts"] == {"shards": ["things-00000", "things-00001", "things-00002"], "rows": 9}
+    assert rows.artifact.manifest.facts == {"shards": ["things-00000", "things-00001", "things-00002"], "rows": 9}
     assert [row["i"] for row in rows] == list(range(9))
     assert [row["i"] for row in rows[3:6]] == [3, 4, 5]
     assert rows[8] == {"i": 8, "text": "zwölf\n\u2028"}
@@ -37,7 +37,7 @@ def test_rows_come_back_in_order_from_files_of_fixed_size(attempt: Attempt, monk
 
 def test_no_rows_are_no_files(attempt: Attempt) -> None:
     rows = _written(attempt, 0)
-    assert (len(rows), list(rows), rows.artifact.manifest["files"]) == (0, [], {})
+    assert (len(rows), list(rows), rows.artifact.manifest.files) == (0, [], {})
 
 
 def test_spans_cover_everything_once() -> None:
@@ -64,6 +64,6 @@ def test_a_damaged_unit_is_found(attempt: Attempt) -> None:
     units.compute(lambda start, stop: [{"i": 0}], Progress(None))
     unit = attempt.unit("u-00000000-00000001")
     assert unit is not None
-    Path(attempt.store.full(unit["files"]["rows.jsonl"]["path"])).write_text('{"i": 1}\n')
+    Path(attempt.store.full(unit.files["rows.jsonl"].path)).write_text('{"i": 1}\n')
     with pytest.raises(StoreError, match="is damaged"):
         list(units.rows())

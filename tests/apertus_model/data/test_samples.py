@@ -13,7 +13,7 @@ import pytest
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFileWriter
 from apertus_model.data.samples import MixtureSamples, positions_within_documents, validation_samples
-from apertus_model.data.stream import IGNORED, TokenStream
+from apertus_model.data.stream import IGNORE_INDEX, TokenStream
 from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
 
@@ -52,7 +52,7 @@ def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_docu
     for i in range(20):
         sample = samples[i]
         start = samples.draw(i).window * 16
-        expected = [IGNORED if text[t] == EOS else text[t + 1] for t in range(start, start + 16)]
+        expected = [IGNORE_INDEX if text[t] == EOS else text[t + 1] for t in range(start, start + 16)]
         assert sample.labels.tolist() == expected
         assert [array.dtype for array in sample[:3]] == [np.int64] * 3
     assert any(EOS in samples[i].labels for i in range(20))
@@ -78,7 +78,7 @@ def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
     for i in range(8):
         start = plain.draw(i).window * 64
         mask = goldfish_mask(stream.read(start + 1, start + 65), 3, 5)
-        assert masked[i].labels.tolist() == np.where(mask, IGNORED, plain[i].labels).tolist()
+        assert masked[i].labels.tolist() == np.where(mask, IGNORE_INDEX, plain[i].labels).tolist()
         dropped += int(mask.sum())
     assert dropped
 
@@ -95,7 +95,7 @@ def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alon
         assert len(borders) > 2
         for begin, end in itertools.pairwise(borders):
             mask = goldfish_mask(labels[begin:end], 3, 5)
-            expected[begin:end][mask] = IGNORED
+            expected[begin:end][mask] = IGNORE_INDEX
             dropped += int(mask.sum())
         assert masked[i].labels.tolist() == expected.tolist()
     assert dropped
@@ -138,10 +138,10 @@ def test_every_held_out_token_is_a_label_once(bins: list[Path]) -> None:
         stream = TokenStream(path).read(0, len(TokenStream(path)))
         labels = np.concatenate([samples[i].labels for i in samples.of_source(source)])
         inputs = np.concatenate([samples[i].input for i in samples.of_source(source)])
-        expected = np.where(stream[:-1] == EOS, IGNORED, stream[1:])
+        expected = np.where(stream[:-1] == EOS, IGNORE_INDEX, stream[1:])
         assert labels[: expected.size].tolist() == expected.tolist()
         assert inputs[: expected.size].tolist() == stream[:-1].tolist()
-        assert (labels[expected.size :] == IGNORED).all()
+        assert (labels[expected.size :] == IGNORE_INDEX).all()
     assert [sample.source for sample in samples] == sorted(sample.source for sample in samples)
     assert len(samples) == sum(len(samples.of_source(source)) for source in (0, 1))
 

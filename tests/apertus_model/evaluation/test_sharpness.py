@@ -16,11 +16,11 @@ from harness import SyntheticSamples, in_processes, segment, train
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apertus_model.evaluation.sharpness import _seed, sharpness, signs
+from apertus_model.model.feed_forward import XIELU
 from apertus_model.model.model import model_config
-from apertus_model.model.xielu import XIELU
 from apertus_model.progress import Progress
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 from specs.model import ModelSpec

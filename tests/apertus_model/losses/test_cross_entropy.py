@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from live_memory import LiveMemory
 
 from apertus_model.losses import cross_entropy as module
-from apertus_model.losses.cross_entropy import IGNORED, Vocabulary, cross_entropy, log_probabilities, total_weight
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard, cross_entropy, log_probabilities, total_weight
 from tests.numerics import Numerics, largest_difference
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -31,7 +31,7 @@ def problem(shape: tuple[int, int, int, int], *, kept: float = 0.8, seed: int = 
     hidden = torch.randn(batch, length, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     weight = torch.randn(words, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     labels = torch.randint(words, (batch, length), generator=generator)
-    labels[torch.rand(batch, length, generator=generator) >= kept] = IGNORED
+    labels[torch.rand(batch, length, generator=generator) >= kept] = IGNORE_INDEX
     return hidden, weight, labels, torch.rand(batch, length, generator=generator)
 
 
@@ -179,7 +179,7 @@ def test_a_label_outside_of_the_vocabulary_is_an_error() -> None:
 
 
 def test_weights_are_counted_where_labels_are_kept() -> None:
-    labels = torch.tensor([[4, IGNORED, 0], [IGNORED, 2, IGNORED]])
+    labels = torch.tensor([[4, IGNORE_INDEX, 0], [IGNORE_INDEX, 2, IGNORE_INDEX]])
     weights = torch.tensor([[1.0, 5.0, 0.25], [7.0, 0.5, 7.0]])
     assert total_weight(labels).item() == 3.0
     assert total_weight(labels, weights).item() == 1.75
@@ -199,7 +199,7 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
 
         dist.init_process_group("gloo")
         words = slice(0, 4) if rank == 0 else slice(4, 7)
-        vocabulary = Vocabulary(words.start, dist.group.WORLD)
+        vocabulary = VocabShard(words.start, dist.group.WORLD)
         states, own, labels, weights = problem((2, 9, 3, 7))
         own = own.detach()[words].clone().requires_grad_()
         return [

@@ -11,7 +11,7 @@ from harness import in_processes
 from live_memory import LiveMemory
 
 from apertus_model.losses import drawn_labels as module
-from apertus_model.losses.cross_entropy import IGNORED, Vocabulary
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard
 from apertus_model.losses.drawn_labels import draw_labels, gumbel
 from tests.numerics import Numerics
 
@@ -26,7 +26,7 @@ def problem(shape: tuple[int, int, int, int] = (2, 40, 3, 11), dtype: torch.dtyp
     hidden = torch.randn(batch, length, width, generator=generator, dtype=torch.float64).to(dtype)
     weight = torch.randn(words, width, generator=generator, dtype=torch.float64).to(dtype)
     labels = torch.randint(words, (batch, length), generator=generator)
-    labels[torch.rand(batch, length, generator=generator) < 1 / 3] = IGNORED
+    labels[torch.rand(batch, length, generator=generator) < 1 / 3] = IGNORE_INDEX
     return hidden, weight, labels, torch.arange(batch * length).view(batch, length)
 
 
@@ -88,7 +88,7 @@ def test_the_noise_is_standard_gumbel() -> None:
 def test_a_draw_does_not_depend_on_batch_or_order_or_on_how_many_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, labels, places = problem()
     together = draw_labels(hidden, weight, labels, places, 4)
-    assert torch.equal(together == IGNORED, labels == IGNORED)
+    assert torch.equal(together == IGNORE_INDEX, labels == IGNORE_INDEX)
     monkeypatch.setattr(module, "PLACES", 7)
     order = [1, 0]
     assert torch.equal(draw_labels(hidden[order], weight, labels[order], places[order], 4), together[order])
@@ -99,14 +99,14 @@ def test_a_draw_does_not_depend_on_batch_or_order_or_on_how_many_are_drawn_toget
 
 def test_ranks_that_share_the_vocabulary_draw_what_one_rank_draws(tmp_path: Path) -> None:
     hidden, weight, labels, places = problem()
-    nothing = torch.full_like(labels, IGNORED)
+    nothing = torch.full_like(labels, IGNORE_INDEX)
 
     def work(rank: int) -> list[Tensor]:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
         words = slice(0, 6) if rank == 0 else slice(6, 11)
-        vocabulary = Vocabulary(words.start, dist.group.WORLD)
+        vocabulary = VocabShard(words.start, dist.group.WORLD)
         return [draw_labels(hidden, weight[words], kept, places, 4, vocabulary) for kept in (labels, nothing)]
 
     expected = [draw_labels(hidden, weight, labels, places, 4), nothing]

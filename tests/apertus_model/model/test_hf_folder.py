@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from apertus_model.model.hf_folder import INDEX, FolderWeights, shapes, write_shards
 from apertus_model.stages.import_model import save_weights
 from apertus_model.trainer.checkpoint import load_tensors
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Store
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
@@ -201,7 +201,7 @@ import torch
 from apertus_model.stages import export
 from apertus_model.stages.import_model import save_weights
 from apertus_model.model.hf_folder import FolderWeights
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Store
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart

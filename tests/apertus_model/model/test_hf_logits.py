@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apertus_model.model.hf import to_hugging_face
-from apertus_model.model.hf_folder import pieces, shapes
+from apertus_model.model.hf_folder import modules, shapes
 from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import model_config
 from specs.hugging_face import hugging_face_config
@@ -115,8 +115,8 @@ def test_a_piece_at_a_time_gives_the_logits_of_the_whole_on_both_sides(numerics:
     theirs = ApertusForCausalLM(their_config(spec)).eval()
     theirs.load_state_dict(to_hugging_face(weights))
     sides = SideBySide(spec, their_config(spec), tokens)
-    for piece, members in pieces(spec).items():
-        difference = sides.advance(piece, {name: weights[name] for name in members})
+    for module, members in modules(spec).items():
+        difference = sides.advance(module, {name: weights[name] for name in members})
     with torch.no_grad():
         whole = [ours(tokens), theirs(tokens).logits]
     numerics(
@@ -139,7 +139,7 @@ def test_a_layer_of_every_size_equals_that_of_transformers(flavour: str, theta: 
     spec = ModelSpec(flavour=flavour, n_layers=1, vocab_size=128, rope_theta=theta)
     hidden = torch.randn(1, 96, spec.dim, generator=torch.Generator().manual_seed(2))
     sides = SideBySide(spec, their_config(spec), hidden)
-    difference = sides.advance("layers.0", random_weights(pieces(spec)["layers.0"]))
+    difference = sides.advance("layers.0", random_weights(modules(spec)["layers.0"]))
     largest = sides.theirs.abs().max().item()
     assert largest > 5
     assert not torch.equal(sides.theirs, hidden)

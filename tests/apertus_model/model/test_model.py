@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from apertus_model.model.attention import AttentionBackendError, document_mask, resolve_backend
+from apertus_model.model.feed_forward import XIELU
 from apertus_model.model.hf import from_hugging_face, hugging_face_config, to_hugging_face
 from apertus_model.model.init import fill_normal
-from apertus_model.model.model import ApertusModel, model_config, rope_config
-from apertus_model.model.rope import llama3_inverse_frequencies
-from apertus_model.model.xielu import XIELU
+from apertus_model.model.model import ApertusModel, llama3_inverse_frequencies, model_config, rope_config
 from specs.model import ModelSpec
 from tests.numerics import Numerics, largest_difference
 

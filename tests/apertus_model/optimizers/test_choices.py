@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODEL, Result, SyntheticSamples, difference, full, in_processes, same, segment, train
+from harness import MODEL, Data, FolderStorage, Recorder, Result, SyntheticSamples, difference, full, in_processes, same, segment, train
 
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
-from apertus_model.trainer.config import RunHooks, trainer_config
+from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
-from apertus_model.trainer.upload import CheckpointWriter
-from infra.store import Store
+from apertus_model.trainer.trainer import Lifecycle
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
@@ -44,19 +43,14 @@ def run_of(choice: str, processes: int, **changes: Any) -> Any:
 def run_here(folder: Path, spec: Any, *, processes: int, source: Source | None = None) -> Result:
     """One run in this process, which is one of several."""
     result = Result()
-    hooks = RunHooks(
-        open_samples=SyntheticSamples,
-        source=source,
+    lifecycle = Lifecycle(
         begin_step=source.step if source else 0,
-        checkpoint_writer=lambda step: CheckpointWriter(Store.open(str(folder)), f"step-{step}"),
-        prepare_commit=lambda step, facts: lambda saved: result.committed.append(step),
-        committed=lambda step: str(folder / f"step-{step}"),
-        record=result.rows.append,
-        record_heldout=result.heldout.__setitem__,
+        source=source,
+        storage=FolderStorage(folder, result),
         stop_requested=lambda: False,
         scratch=str(folder),
     )
-    trainer = trainer_config(spec, hooks, world_size=processes).build()
+    trainer = trainer_config(spec, Data(SyntheticSamples()), Recorder(result), lifecycle, world_size=processes).build()
     trainer.train()
     result.weights, result.optimizer = full(trainer.model_parts[0].state_dict()), full(trainer.optimizers.state_dict())
     trainer.close()
@@ -288,6 +282,6 @@ def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weigh
 
 @pytest.mark.parametrize("name", ["soap", "prodigy"])
 def test_the_engine_refuses_what_needs_whole_weights_on_shards(name: str, tmp_path: Path) -> None:
-    hooks: Any = None  # refused before they are used
+    unused: Any = None  # refused before anything is used
     with pytest.raises(StageError, match=rf"{name} .* this layout makes 2 shards of every weight"):
-        trainer_config(segment(optimizer=optimizer(name)), hooks, world_size=2)
+        trainer_config(segment(optimizer=optimizer(name)), unused, unused, unused, world_size=2)

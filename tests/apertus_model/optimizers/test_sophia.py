@@ -9,11 +9,11 @@ import pytest
 import torch
 from harness import MODEL, SyntheticSamples, WeightedSamples, segment, train
 
-from apertus_model.losses.cross_entropy import IGNORED, WHOLE
+from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX
 from apertus_model.model.model import model_config
 from apertus_model.optimizers import gauss_newton
 from apertus_model.optimizers.sophia import Sophia
-from apertus_model.trainer.extra_pass import ExtraPass, with_places
+from apertus_model.trainer.objectives import ExtraPass, MicroBatch, with_places
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.numerics import Numerics
@@ -86,7 +86,7 @@ def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, nu
     hidden = torch.randn(1, 12, 3, generator=generator, dtype=torch.float64)
     weight = torch.randn(5, 3, generator=generator, dtype=torch.float64).requires_grad_()
     labels = torch.zeros(1, 12, dtype=torch.int64)
-    labels[0, [2, 7]] = IGNORED
+    labels[0, [2, 7]] = IGNORE_INDEX
     weights = torch.where(torch.arange(12) % 3 == 0, 0.25, 1.0)[None] if weighted else torch.ones(1, 12)
     extras = with_places({"weights": weights} if weighted else {}, labels, range(1))
     optimizer = Sophia([torch.nn.Parameter(weight)])
@@ -94,11 +94,12 @@ def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, nu
     denominator = objective.count(labels, extras)
     estimates = []
     for step in range(draws):
-        (gradient,) = torch.autograd.grad(ExtraPass(optimizer, step).reader(labels, extras, denominator)(hidden, weight, WHOLE), weight)
+        part = ExtraPass(optimizer, step).loss(hidden, weight, labels, FULL_VOCAB, MicroBatch(extras, denominator))
+        (gradient,) = torch.autograd.grad(part.loss, weight)
         estimates.append(gradient.square())
     found = torch.stack(estimates)
     p = (hidden[0] @ weight.detach().T).softmax(-1)
-    kept = weights[0].double() * (labels[0] != IGNORED)
+    kept = weights[0].double() * (labels[0] != IGNORE_INDEX)
     exact = torch.einsum("n,nd,nv->vd", kept, hidden[0] ** 2, p * (1 - p)) / kept.sum()
     numerics(
         "optimizers",
@@ -134,14 +135,14 @@ def test_the_engine_squares_the_gradient_of_the_mean_loss_on_drawn_labels_times_
     places = torch.load(tmp_path / "drawn.pt")
     rows = [SyntheticSamples()[index] for index in range(4)]
     labels = torch.tensor([[places[row * 16 + column] for column in range(16)] for row in range(4)])
-    assert torch.equal(labels == IGNORED, torch.stack([torch.tensor(row.labels) for row in rows]) == IGNORED)
+    assert torch.equal(labels == IGNORE_INDEX, torch.stack([torch.tensor(row.labels) for row in rows]) == IGNORE_INDEX)
     assert (labels != torch.stack([torch.tensor(row.labels) for row in rows])).float().mean() > 0.5  # a new model knows nothing
     model = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
     model.init_weights()
     inputs, positions = (torch.stack([torch.tensor(getattr(row, name)) for row in rows]) for name in ("input", "positions"))
     loss = torch.nn.functional.cross_entropy(model(inputs, positions).double().flatten(0, 1), labels.flatten())
     loss.backward()
-    tokens = int((labels != IGNORED).sum())
+    tokens = int((labels != IGNORE_INDEX).sum())
     for name, parameter in model.named_parameters():
         expected = 0.01 * tokens * parameter.grad.square()
         torch.testing.assert_close(state[f"state.{name}.hessian"], expected, rtol=2e-3, atol=1e-5 * expected.max().item())

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from apertus_model.progress import Progress
-from apertus_model.stages.train import Report
+from apertus_model.stages.train import SegmentCheckpoints, SegmentRecorder
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.checkpoint import Saved
 from infra.store import Attempt, Store
-from infra.store.lease import Leases, Timing
+from infra.store.writing.lease import Leases, Timing
 from specs.anomalies import Anomalies
 from specs.job import Job
 from specs.launch import Checkpointing
@@ -37,7 +37,9 @@ class Training:
         segment: Any = SimpleNamespace(checkpoint=Checkpointing(**checkpoint), anomalies=Anomalies(), start_step=0)
         data: Any = SimpleNamespace()
         self.attempt = attempt
-        self.report = Report(attempt, Progress(None), segment, data, Tracker({}))
+        progress = Progress(None)
+        recorder = SegmentRecorder(attempt, progress, segment, Tracker({}), resumed={})
+        self.checkpoints = SegmentCheckpoints(attempt, progress, segment, data, recorder, resumed={}, passes_before={})
 
     def requests_of_a_save(self, step: int) -> Counter[str]:
         """Of two ranks with a small file each; the first checkpoint has the lowest held-out loss."""
@@ -46,7 +48,7 @@ class Training:
         with requests() as sent:
             names = [f"rank-{rank:05d}.safetensors" for rank in range(2)]
             files = {name: self.attempt.store.write_bytes(f"{folder}/{name}", b"weights") for name in names}
-            self.report._commit(Saved(step, files, 0.0, 0.0), facts, [{"step": step, "loss": 1.0}])
+            self.checkpoints._commit(Saved(step, files, 0.0, 0.0), facts, [{"step": step, "loss": 1.0}])
         return Counter(sent)
 
 

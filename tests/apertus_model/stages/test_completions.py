@@ -51,7 +51,7 @@ def test_greedy_completions_are_the_most_probable_tokens_for_prompts_of_any_leng
         assert 68 not in expected
         assert [one["tokens"] for one in row["completions"]] == [expected] * 2
         assert not row["completions"][0]["finished"]
-    assert artifact.manifest["metrics"] == {
+    assert artifact.manifest.metrics == {
         **{"prompts": 5, "completions": 10, "tokens": 60, "finished": 0},
         **{"mean_tokens": 6.0, "finished_share": 0.0},
     }

@@ -12,6 +12,7 @@ from apertus_model.chat import ChatEncoder, ChatError, render
 from apertus_model.data.conversation_tasks import AllConversations
 from apertus_model.data.conversations import ConversationShards
 from infra.store import Artifact, Attempt, StoreError
+from infra.store.documents import Unit, check
 from infra.store.inputs import SourceError
 
 SPLITS = ("train", "validation")
@@ -45,7 +46,7 @@ def _spec(folder: Path, files_per_task: int = 2, **source: Any) -> dict[str, Any
 
 
 def _bytes(artifact: Artifact) -> dict[str, bytes]:
-    return {name: artifact.bytes(name) for name in sorted(artifact.manifest["files"])}
+    return {name: artifact.bytes(name) for name in sorted(artifact.manifest.files)}
 
 
 class Interrupted(Exception):
@@ -68,7 +69,7 @@ class RecordsUnits(Attempt):
 
 def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, tokenizer: Artifact) -> None:
     artifact = bench.run("conversations", "c", _spec(chat), {"tokenizer": tokenizer})
-    metrics = artifact.manifest["metrics"]
+    metrics = artifact.manifest.metrics
     assert metrics["rejected"] == {"no_answer": 4, "not_json": 4}
     assert metrics["duplicates"] == 4
     assert metrics["read"]["conversations"] == 72
@@ -89,7 +90,7 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
     assert {item.group for item in found["train"]}.isdisjoint(item.group for item in found["validation"])
     assert 6 <= len(found["validation"]) <= 30
     assert [item.id for item in found["train"]] != sorted(item.id for item in found["train"])
-    facts = artifact.manifest["facts"]
+    facts = artifact.manifest.facts
     assert facts == {
         "tokenizer": "tokenizer0", "vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 10, "end_of_turn_id": 68,
         "train": ["train-00000"], "validation": ["validation-00000"],
@@ -99,7 +100,7 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
 def test_the_bytes_do_not_depend_on_workers_tasks_or_file_names(bench: Any, chat: Path, tokenizer: Artifact) -> None:
     one = bench.run("conversations", "one", _spec(chat), {"tokenizer": tokenizer}, workers=1)
     two = bench.run("conversations", "two", _spec(chat, files_per_task=5), {"tokenizer": tokenizer}, workers=2)
-    assert (one.manifest["metrics"]["tasks"], two.manifest["metrics"]["tasks"]) == (6, 3)
+    assert (one.manifest.metrics["tasks"], two.manifest.metrics["tasks"]) == (6, 3)
     assert _bytes(one) == _bytes(two)
     for number, path in enumerate(sorted(chat.glob("*.jsonl"), reverse=True)):
         path.rename(chat / f"renamed-{number:02d}.jsonl")
@@ -119,7 +120,7 @@ def test_a_killed_stage_redoes_only_what_was_not_committed(bench: Any, chat: Pat
     assert len(RecordsUnits.committed) == 2
     assert first.removesuffix(".json") not in RecordsUnits.committed
     assert _bytes(resumed) == _bytes(whole)
-    assert resumed.manifest["metrics"] == whole.manifest["metrics"]
+    assert resumed.manifest.metrics == whole.manifest.metrics
 
 
 def test_a_damaged_unit_is_refused_by_name(bench: Any, chat: Path, tokenizer: Artifact) -> None:
@@ -141,8 +142,8 @@ def test_another_seed_holds_out_other_groups(bench: Any, chat: Path, tokenizer: 
 
 def test_shards_are_bounded_and_hold_the_same_as_one(bench: Any, chat: Path, tokenizer: Artifact, tmp_path: Path) -> None:
     artifact = bench.run("conversations", "c", _spec(chat), {"tokenizer": tokenizer})
-    unit = bench.store.read_json(f"conversations/c/units/{bench.store.names('conversations/c/units')[0]}")
-    files = {name: Path(bench.store.full(record["path"])) for name, record in unit["files"].items()}
+    unit = check(Unit, bench.store.read_json(f"conversations/c/units/{bench.store.names('conversations/c/units')[0]}"), "the unit")
+    files = {name: Path(bench.store.full(record.path)) for name, record in unit.files.items()}
     conversations = AllConversations([files], 512)
     whole = conversations.write("whole", np.arange(len(conversations)), tmp_path)
     cut = conversations.write("cut", np.arange(len(conversations)), tmp_path, shard_tokens=200)
@@ -165,14 +166,14 @@ def test_of_two_with_the_same_content_the_choice_depends_on_neither_order_nor_fi
             (folder / f"{place}.jsonl").write_text(json.dumps(_row(number // 2, version=number)))
         spec = {**_spec(folder, files_per_task=1), "process": {"holdout": 0.5}, "seed": 1}
         artifact = bench.run("conversations", name, spec, {"tokenizer": tokenizer})
-        assert artifact.manifest["metrics"]["duplicates"] == 2
+        assert artifact.manifest.metrics["duplicates"] == 2
         kept.append([ConversationShards(artifact, split).conversation(0).metadata for split in SPLITS])
     assert kept[0] == kept[1]
 
 
 def test_the_limit_counts_conversations_over_all_files(bench: Any, chat: Path, tokenizer: Artifact) -> None:
     artifact = bench.run("conversations", "c", _spec(chat, limit=12), {"tokenizer": tokenizer}, workers=2)
-    metrics = artifact.manifest["metrics"]
+    metrics = artifact.manifest.metrics
     assert metrics["conversations"] + metrics["duplicates"] == 12
 
 
@@ -210,7 +211,7 @@ def test_a_tokenizer_without_chat_tokens_is_refused(bench: Any, chat: Path, toke
     (folder / "tokenizer.json").write_text(content)
     (folder / "tokenizer_config.json").write_bytes(tokenizer.bytes("tokenizer_config.json"))
     foreign = bench.run("tokenizer", "foreign", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
-    assert "chat_template.jinja" not in foreign.manifest["files"]
+    assert "chat_template.jinja" not in foreign.manifest.files
     with pytest.raises(ChatError, match=r"has no <\|tools_suffix\|>"):
         bench.run("conversations", "c", _spec(chat), {"tokenizer": foreign})
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.corpora import split_files
 from apertus_model.data.megatron import TokenFile
+from apertus_model.data.stream import split_files
 from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
 
@@ -33,7 +33,7 @@ def _documents(corpus: Artifact, split: str) -> list[list[int]]:
 
 
 def _bytes(corpus: Artifact) -> dict[str, bytes]:
-    return {name: corpus.bytes(name) for name in sorted(corpus.manifest["files"])}
+    return {name: corpus.bytes(name) for name in sorted(corpus.manifest.files)}
 
 
 class Interrupted(Exception):
@@ -74,7 +74,7 @@ def test_the_counts_account_for_every_document_and_token(bench: Any, documents: 
     (documents / "lines.txt").write_text("the same line again\n" * 20)
     filters = [{"filter": "length", "min_characters": 10}, {"filter": "alphabetic", "min_share": 0.5}, {"filter": "repeated-lines"}]
     corpus = bench.run("corpus", "c", _spec(documents, filters=filters), {"tokenizer": tokenizer})
-    metrics = corpus.manifest["metrics"]
+    metrics = corpus.manifest.metrics
     assert metrics["rejected"] == {"not_utf8": 1, "empty": 1}
     assert metrics["dropped"] == {"length": 1, "alphabetic": 1, "repeated-lines": 1}
     assert metrics["read"]["documents"] == 63
@@ -85,14 +85,14 @@ def test_the_counts_account_for_every_document_and_token(bench: Any, documents: 
         assert metrics[split]["tokens"] == sum(map(len, _documents(corpus, split)))
     assert metrics["tokens"] == metrics["train"]["tokens"] + metrics["validation"]["tokens"]
     shards = {"train": ["train-00000"], "validation": ["validation-00000"]}
-    assert corpus.manifest["facts"] == {"tokenizer": "tokenizer0", "vocab_size": 512, "bos_id": 1, "eos_id": 2, **shards}
+    assert corpus.manifest.facts == {"tokenizer": "tokenizer0", "vocab_size": 512, "bos_id": 1, "eos_id": 2, **shards}
 
 
 def test_the_bytes_do_not_depend_on_workers_tasks_or_file_names(bench: Any, documents: Path, tokenizer: Artifact) -> None:
     one = bench.run("corpus", "one", _spec(documents), {"tokenizer": tokenizer}, workers=1)
     two = bench.run("corpus", "two", _spec(documents, files_per_task=11), {"tokenizer": tokenizer}, workers=2)
-    assert one.manifest["metrics"]["tasks"] == 9
-    assert two.manifest["metrics"]["tasks"] == 6
+    assert one.manifest.metrics["tasks"] == 9
+    assert two.manifest.metrics["tasks"] == 6
     assert _bytes(one) == _bytes(two)
     for path in list(documents.glob("*.txt")):
         path.rename(documents / f"{hashlib.sha256(path.name.encode()).hexdigest()[:8]}.txt")
@@ -113,7 +113,7 @@ def test_a_killed_stage_redoes_only_what_was_not_committed(bench: Any, documents
     assert len(RecordsUnits.committed) == 2
     assert first[0].removesuffix(".json") not in RecordsUnits.committed
     assert _bytes(resumed) == _bytes(whole)
-    assert resumed.manifest["metrics"] == whole.manifest["metrics"]
+    assert resumed.manifest.metrics == whole.manifest.metrics
 
 
 def test_another_seed_shuffles_differently_and_holds_out_the_same(bench: Any, documents: Path, tokenizer: Artifact) -> None:
@@ -156,8 +156,8 @@ def test_probes_are_in_training_as_often_as_their_bucket_says(bench: Any, docume
         assert counts[tuple(probe["token_ids"])] == probe["bucket"]
         if probe["bucket"]:
             assert [*probe["token_ids"], 2] in _documents(corpus, "train")
-    assert corpus.manifest["metrics"]["probes"] == 9
-    assert corpus.manifest["metrics"]["train"]["documents"] == len(_documents(corpus, "train"))
+    assert corpus.manifest.metrics["probes"] == 9
+    assert corpus.manifest.metrics["train"]["documents"] == len(_documents(corpus, "train"))
 
 
 def test_more_probes_than_documents_are_refused_with_the_numbers(bench: Any, documents: Path, tokenizer: Artifact) -> None:
@@ -170,9 +170,9 @@ def test_the_limit_counts_documents_over_all_files(bench: Any, documents: Path, 
     spec = _spec(documents, files_per_task=3, holdout=0.5)
     spec["source"]["limit"] = 10
     corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
-    assert corpus.manifest["metrics"]["read"]["documents"] == 10
-    assert corpus.manifest["metrics"]["read"]["bytes"] == sum(len((documents / f"{i:02d}.txt").read_bytes()) for i in range(10))
-    assert corpus.manifest["metrics"]["documents"] == 10
+    assert corpus.manifest.metrics["read"]["documents"] == 10
+    assert corpus.manifest.metrics["read"]["bytes"] == sum(len((documents / f"{i:02d}.txt").read_bytes()) for i in range(10))
+    assert corpus.manifest.metrics["documents"] == 10
 
 
 def test_a_holdout_that_holds_out_nothing_names_the_share_that_would(bench: Any, documents: Path, tokenizer: Artifact) -> None:

@@ -66,7 +66,7 @@ def _spec(documents: Path, questions: Path, files_per_task: int) -> dict[str, An
 
 
 def _bytes(corpus: Artifact) -> dict[str, bytes]:
-    return {name: corpus.bytes(name) for name in sorted(corpus.manifest["files"])}
+    return {name: corpus.bytes(name) for name in sorted(corpus.manifest.files)}
 
 
 class Interrupted(Exception):
@@ -100,22 +100,22 @@ def test_filtered_bytes_do_not_depend_on_workers_tasks_names_or_kills(
 ) -> None:
     inputs = {"tokenizer": tokenizer}
     one = bench.run("corpus", "one", _spec(_write(tmp_path / "a", collection, 1), questions, 1000), inputs, workers=1)
-    assert one.manifest["metrics"]["tasks"] == 1
+    assert one.manifest.metrics["tasks"] == 1
     many = _spec(_write(tmp_path / "b", collection, 2), questions, 19)
     with pytest.raises(Interrupted):
         bench.run("corpus", "two", many, inputs, workers=2, attempt_class=StopsAfterTwoUnits)
     COMMITTED.clear()
     two = bench.run("corpus", "two", many, inputs, attempt="second", workers=2, attempt_class=CountsUnits)
-    assert two.manifest["metrics"]["tasks"] == 5 and len(COMMITTED) == 3
+    assert two.manifest.metrics["tasks"] == 5 and len(COMMITTED) == 3
     assert _bytes(one) == _bytes(two)
-    assert {**one.manifest["metrics"], "tasks": 5} == two.manifest["metrics"]
+    assert {**one.manifest.metrics, "tasks": 5} == two.manifest.metrics
 
 
 def test_every_document_and_character_is_accounted_for(
     bench: Any, tmp_path: Path, tokenizer: Artifact, collection: list[str], questions: Path
 ) -> None:
     corpus = bench.run("corpus", "c", _spec(_write(tmp_path / "a", collection, 1), questions, 40), {"tokenizer": tokenizer})
-    metrics = corpus.manifest["metrics"]
+    metrics = corpus.manifest.metrics
     dropped, characters = metrics["dropped"], metrics["dropped_characters"]
     assert metrics["filters"] == [step["filter"] for step in FILTERS]
     assert set(dropped) == set(characters) == set(metrics["filters"])
@@ -171,8 +171,8 @@ def test_columns_of_rows_reach_the_filters(bench: Any, tmp_path: Path, tokenizer
     }
     corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
     left = [i for i in range(10, 60, 2) if 0.99 + i / 6000 < 0.9977]
-    assert corpus.manifest["metrics"]["dropped"] == {"robots": 30, "score": 5, "toxicity": 25 - len(left)}
-    assert corpus.manifest["metrics"]["documents"] == len(left)
+    assert corpus.manifest.metrics["dropped"] == {"robots": 30, "score": 5, "toxicity": 25 - len(left)}
+    assert corpus.manifest.metrics["documents"] == len(left)
 
 
 def test_a_damaged_unit_is_refused(bench: Any, tmp_path: Path, tokenizer: Artifact, documents: Path) -> None:

@@ -96,7 +96,7 @@ class TestWithTheExtra:
         launch = {"processes": 2, "parallel": {"tp": 2}}
         artifact = bench.run("harness", "h", {"harness": TASK | {"limit": 8}}, {"model": put_model(bench, tokenizer)}, launch=launch)
         assert stated == [True]
-        metrics = artifact.manifest["metrics"]
+        metrics = artifact.manifest.metrics
         assert set(metrics) == {f"stdlib_functions/{name}" for name in ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr")}
         assert metrics["stdlib_functions/acc"] * 8 == pytest.approx(round(metrics["stdlib_functions/acc"] * 8))
         assert artifact.json("results.json")["results"]["stdlib_functions"]["acc,none"] == metrics["stdlib_functions/acc"]

@@ -68,7 +68,7 @@ def test_a_released_model_comes_out_of_the_store_as_it_went_in(bench: Any, token
         before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "generation_config.json"}
         assert {name: exported.bytes(name) for name in before} == before
         assert len(before) > 4
-    metrics = exported.manifest["metrics"]
+    metrics = exported.manifest.metrics
     assert metrics["logit_difference"] < 1e-5
     assert metrics["verified"] == ("every weight bit by bit, logits layer by layer" if shard == 30_000 else "opened as a whole")
     card = exported.bytes("README.md").decode()

@@ -39,7 +39,7 @@ def test_the_recipe_lists_the_corpora_in_the_order_of_their_fingerprints(bench: 
             {"fingerprint": "bb", "path": "corpus/bb", "weight": 3, "tokens": 50, "documents": 7},
         ],
     }
-    assert mixture.manifest["metrics"] == {"sources": 2, "shares": [0.7, 0.3], "tokens": 150}
+    assert mixture.manifest.metrics == {"sources": 2, "shares": [0.7, 0.3], "tokens": 150}
 
 
 def test_sources_are_drawn_in_proportion_to_their_tokens_times_their_factor(bench: Any) -> None:

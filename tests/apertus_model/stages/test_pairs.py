@@ -51,8 +51,8 @@ def test_a_pair_is_stored_for_people_and_as_arrays(bench: Any) -> None:
     assert arrays["prompt_lengths"].tolist() == [2, 2]
     assert arrays["rewards"].tolist() == [1.0, 0.25]
     assert [arrays[name].dtype for name in arrays] == [np.int32, np.int64, np.int64, np.float32]
-    assert artifact.manifest["facts"] == FACTS | {"pairs": 1, "sequences": 2}
-    assert artifact.manifest["metrics"] == {
+    assert artifact.manifest.facts == FACTS | {"pairs": 1, "sequences": 2}
+    assert artifact.manifest.metrics == {
         **{"pairs": 1, "prompts": 1, "without_pair": {}, "tokens": 10},
         **{"mean_quantile_chosen": 1.0, "mean_quantile_rejected": 0.25, "offline_chosen": 1.0, "offline_rejected": 0.0},
         "quantile_histogram": [0, 0, 1, 0, 0, 1, 0, 1, 0, 2],
@@ -62,7 +62,7 @@ def test_a_pair_is_stored_for_people_and_as_arrays(bench: Any) -> None:
 def test_prompts_without_a_pair_are_counted_by_reason(bench: Any) -> None:
     good = {"offline": [], "sampled": [1.0, 2.0]}
     artifact = _run(bench, [{"offline": [1.0, 2.0], "sampled": [1.0]}, good, {"offline": [], "sampled": [1.0, 1.0]}, good])
-    metrics = artifact.manifest["metrics"]
+    metrics = artifact.manifest.metrics
     assert (metrics["pairs"], metrics["without_pair"]) == (2, {"few_reference_rewards": 1, "equal_rewards": 1})
     assert [json.loads(line)["id"] for line in artifact.bytes("pairs.jsonl").splitlines()] == ["p1", "p3"]
 

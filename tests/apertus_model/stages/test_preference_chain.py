@@ -27,13 +27,13 @@ def test_pairs_are_made_of_conversations_and_of_what_the_model_says(bench: Any, 
     pairs = bench.run("pairs", "q", {"pairs": 2, "worst_quantile": 0.2, "max_tokens": 250}, read | {"rewards": rewards})
 
     assert all(row["offline"] == [1.0] and max(row["sampled"]) < 1 for row in Rows(rewards))
-    assert rewards.manifest["metrics"]["ties"] < 0.02
+    assert rewards.manifest.metrics["ties"] < 0.02
     lines = [json.loads(line) for line in pairs.bytes("pairs.jsonl").splitlines()]
     assert len(lines) == 24
     assert all(row["chosen"]["origin"] == "offline" and row["rejected"]["quantile"] <= 0.2 for row in lines[::2])
     assert all(row["chosen"]["origin"] == row["rejected"]["origin"] == "sampled" for row in lines[1::2])
 
-    facts = pairs.manifest["facts"]
+    facts = pairs.manifest.facts
     assert facts["pad_id"] == 10
     samples = PreferenceSamples.open(pairs, None, sequence_length=600, seed=0, pad_id=facts["pad_id"])
     encoder = encoder_of(tokenizer)

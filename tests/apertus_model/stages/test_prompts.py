@@ -37,7 +37,7 @@ def test_a_prompt_is_the_conversation_before_the_last_answer(bench: Any, tokeniz
     assert row["completions"] == [{"text": text, "tokens": encoder.completion(text).tolist()} for text in ("four", "five")]
     assert row["answer"] == "four"
     assert row["text"].endswith("<|assistant_start|>")
-    facts = artifact.manifest["facts"]
+    facts = artifact.manifest.facts
     assert (facts["end_of_turn_id"], facts["pad_id"], facts["rows"], facts["shards"]) == (68, 10, 1, ["prompts-00000"])
 
 
@@ -53,7 +53,7 @@ def test_every_drop_is_counted_under_its_reason(bench: Any, tokenizer: Artifact)
     single = dialogue("single", "a")
     prompt = encoder.prompt(short.messages[:1]).size
     artifact = _prompts(bench, tokenizer, [short, long_prompt, single], max_tokens=prompt + 20, max_new_tokens=8, sampled=0, min_branches=1)
-    assert artifact.manifest["metrics"] == {
+    assert artifact.manifest.metrics == {
         "conversations": 3,
         "conversations_too_long": 1,
         "conversations_merged": 0,
@@ -64,7 +64,7 @@ def test_every_drop_is_counted_under_its_reason(bench: Any, tokenizer: Artifact)
     }
     few = _prompts(bench, tokenizer, [dialogue("q", "a", "b"), single], "few", sampled=0, min_branches=2)
     assert [row["conversations"] for row in Rows(few)] == [["q"]]
-    assert few.manifest["metrics"]["prompts_with_few_completions"] == 1
+    assert few.manifest.metrics["prompts_with_few_completions"] == 1
 
 
 def test_the_room_for_a_new_completion_is_exact(bench: Any, tokenizer: Artifact) -> None:
@@ -85,7 +85,7 @@ def test_the_same_prompt_of_several_conversations_appears_once_with_all_completi
     artifact = bench.run("prompts", "p", PART, sources)
     rows = {tuple(row["conversations"]): [one["text"] for one in row["completions"]] for row in Rows(artifact)}
     assert rows == {("1", "3"): ["a", "b", "c"], ("2",): ["z"]}
-    metrics = artifact.manifest["metrics"]
+    metrics = artifact.manifest.metrics
     assert (metrics["conversations_merged"], metrics["completions_repeated"]) == (1, 1)
 
 
@@ -96,7 +96,7 @@ def test_the_order_is_that_of_the_seed_and_a_limit_takes_its_beginning(bench: An
     assert everything != [one.id for one in questions]
     limited = _prompts(bench, tokenizer, questions[::-1], "limited", limit=5)
     assert [row["conversations"][0] for row in Rows(limited)] == everything[:5]
-    assert limited.manifest["metrics"]["prompts_beyond_limit"] == 15
+    assert limited.manifest.metrics["prompts_beyond_limit"] == 15
     fewer = [row["conversations"][0] for row in Rows(_prompts(bench, tokenizer, questions[:10], "fewer"))]
     assert fewer == [name for name in everything if name in set(fewer)]
     assert [row["conversations"][0] for row in Rows(_prompts(bench, tokenizer, questions, "seed", seed=1))] != everything

@@ -32,7 +32,7 @@ def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
         {"id": "p1", "offline": [1.0], "sampled": [0.0, 0.0, 0.0]},
     ]
     sampled = [1.0, red, red, 0.0, 0.0, 0.0]
-    assert artifact.manifest["metrics"] == {
+    assert artifact.manifest.metrics == {
         "offline": 2,
         "sampled": 6,
         "mean_offline": 1.0,
@@ -48,7 +48,7 @@ def test_units_do_not_change_the_rewards(bench: Any) -> None:
     one = bench.run("rewards", "one", {"reward": "grounded-answer", "prompts_per_unit": 1}, inputs)
     many = bench.run("rewards", "many", {"reward": "grounded-answer", "prompts_per_unit": 64}, inputs)
     assert one.bytes("rewards-00000.jsonl") == many.bytes("rewards-00000.jsonl")
-    assert one.manifest["metrics"] == many.manifest["metrics"]
+    assert one.manifest.metrics == many.manifest.metrics
 
 
 def test_whether_a_completion_ended_reaches_the_reward(bench: Any) -> None:

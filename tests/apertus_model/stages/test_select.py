@@ -24,7 +24,7 @@ def evaluations(bench: Any, *metrics: dict[str, float]) -> dict[str, Artifact]:
 
 def select(bench: Any, inputs: dict[str, Artifact], **spec: Any) -> dict[str, float]:
     fields = {"metric": "reward/mean", "best": "lowest", "names": [f"model-{index}" for index in range(len(inputs))], **spec}
-    metrics: dict[str, float] = bench.run("select", f"select-{spec.get('best')}", fields, inputs).manifest["metrics"]
+    metrics: dict[str, float] = bench.run("select", f"select-{spec.get('best')}", fields, inputs).manifest.metrics
     return metrics
 
 

@@ -20,8 +20,8 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer
 
-from apertus_model.data.corpora import split_files
 from apertus_model.data.megatron import TokenFile, TokenFileError, TokenFileWriter
+from apertus_model.data.stream import split_files
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 
@@ -80,7 +80,7 @@ def _spec(url: object, kind: str, **source: Any) -> dict[str, Any]:
 
 
 def _bytes(corpus: Artifact) -> dict[str, bytes]:
-    return {name: corpus.bytes(name) for name in sorted(corpus.manifest["files"])}
+    return {name: corpus.bytes(name) for name in sorted(corpus.manifest.files)}
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def _tokens(corpus: Artifact, folder: Path, cut: slice = slice(None), dtype: str
 def _check(bench: Any, name: str, spec: dict[str, Any], tokenizer: Artifact, expected: Artifact, workers: int = 1) -> None:
     corpus = bench.run("corpus", name, spec, {"tokenizer": tokenizer}, workers=workers)
     assert _bytes(corpus) == _bytes(expected), name
-    assert corpus.manifest["metrics"]["read"] == expected.manifest["metrics"]["read"], name
+    assert corpus.manifest.metrics["read"] == expected.manifest.metrics["read"], name
 
 
 def test_the_container_of_the_documents_does_not_change_the_corpus(
@@ -150,7 +150,7 @@ def test_tokens_are_read_from_any_filesystem(bench: Any, tmp_path: Path, tokeniz
         memory.pipe_file(f"{root}/{path.name}", path.read_bytes())
     corpus = bench.run("corpus", "c", _spec(url, "megatron", tokenizer="trusted"), {"tokenizer": tokenizer})
     assert _bytes(corpus) == _bytes(expected)
-    assert corpus.manifest["spec"]["source"]["tokenizer"] == "trusted"
+    assert corpus.manifest.spec["source"]["tokenizer"] == "trusted"
 
 
 def test_the_limit_counts_documents_of_tokens_too(bench: Any, tmp_path: Path, tokenizer: Artifact, expected: Artifact) -> None:
@@ -169,7 +169,7 @@ def test_documents_without_tokens_or_with_a_marker_inside_are_counted(bench: Any
         for document in [*kept, [], [1, 2], [1, 300, 2, 1, 301, 2]]:
             writer.write(document)
     corpus = bench.run("corpus", "c", _spec(tmp_path / "tokens", "megatron", tokenizer="trusted"), {"tokenizer": tokenizer})
-    assert corpus.manifest["metrics"]["rejected"] == {"empty": 2, "marker_inside": 1}
+    assert corpus.manifest.metrics["rejected"] == {"empty": 2, "marker_inside": 1}
     assert sorted(_tokens(corpus, tmp_path)) == sorted(kept)
 
 
@@ -282,8 +282,8 @@ def test_rejections_of_rows_are_counted_in_the_manifest(bench: Any, tmp_path: Pa
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), folder / "a.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), folder / "b.parquet")
     corpus = bench.run("corpus", "c", _spec(folder, "parquet"), {"tokenizer": tokenizer})
-    assert corpus.manifest["metrics"]["rejected"] == {"not_utf8": 1, "empty": 2, "empty_file": 1}
-    assert corpus.manifest["metrics"]["read"]["documents"] == 60
+    assert corpus.manifest.metrics["rejected"] == {"not_utf8": 1, "empty": 2, "empty_file": 1}
+    assert corpus.manifest.metrics["read"]["documents"] == 60
 
 
 def test_a_document_of_a_million_tokens_is_one_document(bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str]) -> None:

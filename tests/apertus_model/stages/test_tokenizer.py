@@ -51,11 +51,11 @@ def test_special_tokens_have_the_ids_of_apertus(tokenizer: Artifact) -> None:
 
 
 def test_the_manifest_states_ids_and_compression(tokenizer: Artifact) -> None:
-    assert tokenizer.manifest["facts"] == {
+    assert tokenizer.manifest.facts == {
         "vocab_size": 512, "bos_token": "<s>", "bos_id": 1, "eos_token": "</s>", "eos_id": 2, "pad_token": "<pad>", "pad_id": 10,
         "end_of_turn_token": "<|assistant_end|>", "end_of_turn_id": 68,
     }  # fmt: skip
-    metrics = tokenizer.manifest["metrics"]
+    metrics = tokenizer.manifest.metrics
     assert metrics["vocab_size"] == 512
     assert 1.5 < metrics["bytes_per_token"][0] < 10
 
@@ -86,15 +86,15 @@ def test_two_processes_train_the_same_bytes(texts: list[str]) -> None:
 def test_each_source_gives_at_most_its_bytes(bench: Any, documents: Path) -> None:
     sources = [{"url": str(documents), "format": "text"}, {"url": str(documents), "format": "text", "limit": 1}]
     artifact = bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 1001})
-    assert artifact.manifest["metrics"]["bytes_read"] == [pytest.approx(1001, abs=3), len((documents / "00.txt").read_bytes())]
+    assert artifact.manifest.metrics["bytes_read"] == [pytest.approx(1001, abs=3), len((documents / "00.txt").read_bytes())]
 
 
 def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artifact) -> None:
     folder = _folder(tokenizer)
     artifact = bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 640, "bytes_per_source": 1})
     assert artifact.bytes("tokenizer.json") == tokenizer.bytes("tokenizer.json")
-    assert artifact.manifest["facts"] | {"vocab_size": 512} == tokenizer.manifest["facts"]
-    assert artifact.manifest["facts"]["vocab_size"] == 640
+    assert artifact.manifest.facts | {"vocab_size": 512} == tokenizer.manifest.facts
+    assert artifact.manifest.facts["vocab_size"] == 640
 
 
 def test_hugging_face_renders_conversations_with_the_folder(tokenizer: Artifact) -> None:
@@ -132,9 +132,9 @@ def test_an_imported_tokenizer_without_a_chat_template_gets_ours_if_it_has_the_t
         (folder / "tokenizer.json").write_text(text.replace(missing, "<|renamed|>") if missing else text)
         (folder / "tokenizer_config.json").write_bytes(tokenizer.bytes("tokenizer_config.json"))
         artifact = bench.run("tokenizer", name, {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
-        assert ("chat_template.jinja" in artifact.manifest["files"]) is shipped
-        assert artifact.manifest["facts"]["end_of_turn_id"] == end
-        assert artifact.manifest["facts"]["end_of_turn_token"] == (None if end is None else "<|assistant_end|>")
+        assert ("chat_template.jinja" in artifact.manifest.files) is shipped
+        assert artifact.manifest.facts["end_of_turn_id"] == end
+        assert artifact.manifest.facts["end_of_turn_token"] == (None if end is None else "<|assistant_end|>")
 
 
 def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(bench: Any, tokenizer: Artifact) -> None:

@@ -12,11 +12,11 @@ import pytest
 from test_training_stages import SPEC, Stages, weights_of
 
 import apertus_model.stages.train
-from apertus_model.stages.train import Report
+from apertus_model.stages.train import SegmentCheckpoints
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.trainer import ApertusTrainer
 from infra.store import Artifact, Store
-from infra.store.lease import LeaseLost
+from infra.store.writing.lease import LeaseLost
 from specs.anomalies import Anomalies
 from tests.infra.moto import Moto
 
@@ -45,7 +45,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def one_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of step 5 is NaN on every rank, the first time that a process gets there."""
-    take = ApertusTrainer._take
+    take = ApertusTrainer._accept_step
 
     def poisoned(trainer: ApertusTrainer, loss: float, grad_norm: float) -> bool:
         seen = tmp_path / f"seen-{os.environ['RANK']}"
@@ -54,7 +54,7 @@ def one_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             loss = math.nan
         return take(trainer, loss, grad_norm)
 
-    monkeypatch.setattr(ApertusTrainer, "_take", poisoned)
+    monkeypatch.setattr(ApertusTrainer, "_accept_step", poisoned)
 
 
 def events_of(artifact: Artifact, watched: Path) -> list[list[dict[str, Any]]]:
@@ -62,7 +62,7 @@ def events_of(artifact: Artifact, watched: Path) -> list[list[dict[str, Any]]]:
     shown = [json.loads(line) for line in watched.read_text().splitlines()]
     in_rows = [[row for row in rows if "anomaly" in row] for rows in (artifact.history(), shown)]
     assert all((row["step"], row["tokens"]) == (NAN_AT, NAN_AT * 64) for rows in in_rows for row in rows)
-    manifest = [{name: value for name, value in event.items() if value is not None} for event in artifact.manifest["facts"]["anomalies"]]
+    manifest = [{name: value for name, value in event.items() if value is not None} for event in artifact.manifest.facts["anomalies"]]
     return [
         manifest,
         *([{name: value for name, value in row["anomaly"].items() if value is not None} for row in rows] for rows in in_rows),
@@ -141,16 +141,16 @@ def test_training_on_object_storage_that_is_killed_goes_on_to_the_bits_of_one_on
     stages: Stages, moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
-    commit = Report._commit
+    commit = SegmentCheckpoints._commit
 
-    def dies(report: Report, *arguments: Any) -> None:
-        commit(report, *arguments)
+    def dies(checkpoints: SegmentCheckpoints, *arguments: Any) -> None:
+        commit(checkpoints, *arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with moto.in_environment() as bucket:
         remote = Stages(tmp_path, f"{bucket}/store")
         with monkeypatch.context() as patch:
-            patch.setattr(Report, "_commit", dies)
+            patch.setattr(SegmentCheckpoints, "_commit", dies)
             with pytest.raises(AssertionError, match="no answer"):
                 remote.train("killed", SPEC)
         killed = Artifact(remote.store, "pretrain/killed", 6)

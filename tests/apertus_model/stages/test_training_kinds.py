@@ -12,9 +12,10 @@ from test_training_stages import PAD, SPEC, Stages, weights_of
 
 import apertus_model.stages.train
 from apertus_model.stages import log_probabilities, merge
-from apertus_model.stages.train import Best, starting_point
+from apertus_model.stages.train import BestCheckpoints, starting_point
 from apertus_model.trainer.checkpoint import load_tensors
 from infra.store import Artifact, Attempt, Checkpoint, DamagedError, Store
+from infra.store.documents import CheckpointMarker, Seconds
 from specs.stages.merge import MergePart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.sft import Lora
@@ -146,7 +147,9 @@ NOWHERE = Artifact(Store.open("memory://nowhere"), "sft/none")
 
 
 def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
-    return Checkpoint(NOWHERE, step, "", {"facts": {"validation": validation, "validation_step": measured}})
+    facts = {"validation": validation, "validation_step": measured}
+    seconds = Seconds(startup=0.0, compute=0.0, storage=0.0)
+    return Checkpoint(NOWHERE, step, "", CheckpointMarker(step=step, attempt="a", folder="f", files={}, facts=facts, seconds=seconds))
 
 
 def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:
@@ -159,10 +162,10 @@ def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at
     ]
     by_step = {item.step: item for item in stored}
     artifact: Any = SimpleNamespace(checkpoint_steps=lambda: list(by_step), checkpoint=by_step.__getitem__)
-    assert Best(["val_loss"]).steps(artifact) == {2}
-    assert Best(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
-    assert Best(["val_loss/c"]).steps(artifact) == set()
-    assert Best([]).steps(artifact) == set()
+    assert BestCheckpoints(["val_loss"]).steps(artifact) == {2}
+    assert BestCheckpoints(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
+    assert BestCheckpoints(["val_loss/c"]).steps(artifact) == set()
+    assert BestCheckpoints([]).steps(artifact) == set()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -228,7 +231,7 @@ def test_log_probabilities_are_stored_by_sequence_id(stages: Stages, tuned: Arti
             places = np.flatnonzero(sample.segments == index)
             tokens += len(places)
             assert values[sequence] == pytest.approx(sum(log_p[i, sample.labels[i]].item() for i in places), rel=1e-5)
-    metrics = reference.manifest["metrics"]
+    metrics = reference.manifest.metrics
     assert (metrics["sequences"], metrics["tokens"]) == (pairs.sequences, tokens)
     assert metrics["log_probability_per_token"] == pytest.approx(values.sum() / tokens, rel=1e-6)
 
@@ -267,7 +270,7 @@ def test_preference_training_begins_at_its_reference(stages: Stages, tuned: Arti
     facts = trained.checkpoint(6).facts
     assert facts["passes"]["pairs"] == 24 / ROWS
     assert facts["passes"]["identity"] == 18.0
-    assert trained.manifest["metrics"]["accuracy"] == rows[-1]["accuracy"]
+    assert trained.manifest.metrics["accuracy"] == rows[-1]["accuracy"]
 
 
 # Merging
@@ -305,7 +308,7 @@ def test_an_average_knows_what_its_checkpoints_have_seen(stages: Stages, tuned: 
     facts = average.checkpoint(1).facts
     assert facts["passes"] == tuned.checkpoint(6).facts["passes"]
     assert facts["tokens"] == 6 * 64
-    assert average.manifest["metrics"]["checkpoints"] == 3
+    assert average.manifest.metrics["checkpoints"] == 3
 
 
 def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: Stages) -> None:

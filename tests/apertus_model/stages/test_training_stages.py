@@ -147,9 +147,9 @@ def trained(stages: Stages) -> Artifact:
 
 def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -> None:
     manifest = trained.manifest
-    assert manifest["step"] == 6
+    assert manifest.step == 6
     assert trained.checkpoint_steps() == [3, 6]
-    metrics = manifest["metrics"]
+    metrics = manifest.metrics
     assert (metrics["tokens"], metrics["samples"]) == (6 * 64, 24)
     assert set(metrics["validation"]) == {"steady", "striding"}
     rows = [row for row in trained.history() if "loss" in row]
@@ -198,7 +198,7 @@ def test_a_segment_that_was_at_its_end_already_only_commits(stages: Stages) -> N
     artifact = stages.train("ended", SPEC.model_copy(update={"end_step": 3}))
     artifact.store.remove(artifact.manifest_path)
     again = stages.train("ended", SPEC.model_copy(update={"end_step": 3}), attempt="second", resume_step=3)
-    assert again.manifest["metrics"]["tokens"] == 3 * 64
+    assert again.manifest.metrics["tokens"] == 3 * 64
 
 
 def test_two_processes_follow_one(stages: Stages, trained: Artifact) -> None:
@@ -213,7 +213,7 @@ def test_the_next_segment_takes_over_everything_and_counts_on(stages: Stages, tr
     longer = stages.train("longer", SPEC.model_copy(update={"end_step": 8}))
     next_segment = stages.train("next", chained, inputs={"parent": parent})
     assert weights_of(next_segment, 8) == weights_of(longer, 8)
-    assert next_segment.manifest["metrics"]["tokens"] == 8 * 64
+    assert next_segment.manifest.metrics["tokens"] == 8 * 64
 
 
 def test_a_branch_without_optimizer_begins_with_new_moments(stages: Stages, trained: Artifact) -> None:
@@ -242,7 +242,7 @@ def test_evaluation_scores_each_source_and_each_bucket(stages: Stages, trained: 
     name = f"evaluation-{processes}"
     spec = EVALUATION.model_dump(mode="json")
     stages.run(evaluate, stages.job("evaluate", name, spec, inputs=inputs), processes=processes)
-    metrics = Artifact(stages.store, f"evaluate/{name}").manifest["metrics"]
+    metrics = Artifact(stages.store, f"evaluate/{name}").manifest.metrics
     assert {key for key in metrics if key.startswith("perplexity")} == {
         "perplexity", "perplexity/steady", "perplexity/striding"
     }  # fmt: skip
@@ -256,7 +256,7 @@ def test_evaluation_scores_each_source_and_each_bucket(stages: Stages, trained: 
     assert low <= metrics["perplexity"] <= high
     assert all(math.isfinite(value) for value in metrics.values())
     if processes == 2:
-        alone = Artifact(stages.store, "evaluate/evaluation-1").manifest["metrics"]
+        alone = Artifact(stages.store, "evaluate/evaluation-1").manifest.metrics
         assert metrics == pytest.approx(alone, rel=1e-5)
 
 
@@ -279,7 +279,7 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
     stages.run(export, stages.job("export", "folder", EXPORT.model_dump(mode="json"), inputs=inputs))
     artifact = Artifact(stages.store, "export/folder")
-    files = artifact.manifest["files"]
+    files = artifact.manifest.files
     assert {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json", "README.md"} <= files.keys()
     assert sum(name.endswith(".safetensors") for name in files) > 1
     folder = Path(stages.store.full(artifact.stored_name("config.json"))).parent
@@ -293,7 +293,7 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
     assert type(model).__name__ == "ApertusForCausalLM"
     assert model.config.rope_parameters["rope_theta"] == 500_000
     assert model.config.max_position_embeddings == 16
-    assert artifact.manifest["metrics"]["logit_difference"] < 1e-5
+    assert artifact.manifest.metrics["logit_difference"] < 1e-5
     embeddings = weights_of(trained, 6)["tok_embeddings.weight"]
     assert model.get_input_embeddings().weight.flatten().tolist() == embeddings
     tokenizer = AutoTokenizer.from_pretrained(folder)

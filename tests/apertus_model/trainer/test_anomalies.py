@@ -11,7 +11,7 @@ import torch
 from harness import MODEL, ListedSamples, Result, WeightedSamples, difference, losses, same, segment, train
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.anomalies import Guard
+from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.loader import collate
@@ -34,8 +34,10 @@ def one_thread() -> Iterator[None]:
 
 
 def judged(policy: Anomalies, values: list[float], *, norms: list[float] | None = None) -> list[str | None]:
-    guard = Guard(policy, 0)
-    events = [guard.judge(step, loss, norm) for step, (loss, norm) in enumerate(zip(values, norms or [1.0] * len(values), strict=True), 1)]
+    detector = AnomalyDetector(policy, 0)
+    events = [
+        detector.check(step, loss, norm) for step, (loss, norm) in enumerate(zip(values, norms or [1.0] * len(values), strict=True), 1)
+    ]
     return [event.action if event else None for event in events]
 
 
@@ -69,15 +71,15 @@ def test_what_is_not_finite_stops_by_default_and_spikes_are_ignored() -> None:
 
 def test_the_policy_stops_after_so_many_events_and_says_what_to_do() -> None:
     nan = float("nan")
-    guard = Guard(Anomalies(nonfinite="skip", max_events=2), 0)
-    events = [guard.judge(step, nan, 1.0) for step in (1, 2, 3)]
+    detector = AnomalyDetector(Anomalies(nonfinite="skip", max_events=2), 0)
+    events = [detector.check(step, nan, 1.0) for step in (1, 2, 3)]
     assert [event.action for event in events if event] == ["skip", "skip", "stop"]
     assert events[2] is not None
-    assert "2 steps of this segment were passed over before, anomalies.max_events allows no more" in str(guard.stop(events[2]))
-    guard = Guard(Anomalies(), 0)
-    event = guard.judge(7, 2.0, float("inf"))
+    assert "2 steps of this segment were passed over before, anomalies.max_events allows no more" in str(detector.error(events[2]))
+    detector = AnomalyDetector(Anomalies(), 0)
+    event = detector.check(7, 2.0, float("inf"))
     assert event is not None
-    error = guard.stop(event)
+    error = detector.error(event)
     assert isinstance(error, ValueError)  # not worth another try
     assert str(error) == (
         "step 7: the grad norm is not finite; training stops; lower the learning rate, or let such steps be passed over "
@@ -92,15 +94,15 @@ def test_a_rollback_goes_to_a_multiple_that_is_old_enough_whatever_was_committed
     assert judged(policy, [float("nan")]) == ["skip"]
 
 
-def test_a_guard_that_goes_on_from_its_facts_decides_alike() -> None:
+def test_a_detector_that_resumes_from_its_state_decides_the_same() -> None:
     policy = Anomalies(spike="skip", nonfinite="skip", window=5, spike_threshold=1.5, max_events=100)
     values = [*np.random.default_rng(1).normal(3, 1, 60).tolist()]
     values[20] = float("nan")
-    whole, parts = Guard(policy, 0), Guard(policy, 0)
+    whole, parts = AnomalyDetector(policy, 0), AnomalyDetector(policy, 0)
     for step, value in enumerate(values, 1):
-        assert whole.judge(step, value, value / 2) == parts.judge(step, value, value / 2)
-        parts = Guard(policy, 0, parts.facts())
-    assert whole.facts() == parts.facts()
+        assert whole.check(step, value, value / 2) == parts.check(step, value, value / 2)
+        parts = AnomalyDetector(policy, 0, parts.state())
+    assert whole.state() == parts.state()
     assert len(whole.events) > 3
 
 
@@ -224,5 +226,6 @@ def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(tmp
 
 def test_an_optimizer_that_looks_at_a_batch_before_its_loss_is_known_cannot_skip_it() -> None:
     spec = spec_of(optimizer=OptimizerSpec(name="sophia", lr=1e-3).resolved({}), anomalies=Anomalies(spike="skip"))
+    unused: Any = None  # refused before anything is used
     with pytest.raises(StageError, match="no step can be skipped"):
-        trainer_config(spec, None, world_size=1)  # type: ignore[arg-type]  # refused before the hooks are looked at
+        trainer_config(spec, unused, unused, unused, world_size=1)

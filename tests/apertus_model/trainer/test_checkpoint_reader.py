@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from apertus_model.trainer import checkpoint_reader
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.checkpoint_reader import reader
-from apertus_model.trainer.upload import CheckpointWriter
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Checkpoint, Store
 from infra.store.records import DamagedCheckpoint
 from tests.infra.integrity import attempt
@@ -107,7 +107,7 @@ def test_a_flipped_bit_in_any_file_is_refused_by_the_loader(committed: Callable[
     checkpoint = committed(state)
     assert checkpoint.files.keys() == {"rank-00000.safetensors", "index.json"}
     for name, record in checkpoint.files.items():
-        at = int(record["size"] * place) if place >= 0 else record["size"] - 1
+        at = int(record.size * place) if place >= 0 else record.size - 1
         flip(store, f"{checkpoint.folder}/{name}", at)
         with pytest.raises(DamagedCheckpoint, match="damaged") as caught:
             load_tensors({key: torch.zeros_like(tensor) for key, tensor in state.items()}, checkpoint)

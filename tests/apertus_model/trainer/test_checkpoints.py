@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
-from apertus_model.trainer.upload import Staging
+from apertus_model.trainer.checkpoint_writer import Staging
 from infra.store import Store
+from infra.store.records import FileRecord
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 
@@ -61,7 +62,7 @@ def test_records_of_all_ranks_are_those_of_the_files_and_equal_states_have_equal
     runs = [train(tmp_path / name, segment(end_step=3), processes=2)[0] for name in ("one", "other")]
     records = runs[0].saved[3].files
     found = {path.name: path.read_bytes() for path in (tmp_path / "one" / "step-3").iterdir()}
-    assert records == {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in found.items()}
+    assert records == {name: FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in found.items()}
     assert found.keys() == {"rank-00000.safetensors", "rank-00001.safetensors", "index.json"}
     assert records == runs[1].saved[3].files
     assert not any(str(tmp_path).encode() in data for data in found.values())

@@ -20,12 +20,12 @@ from harness import (
 
 from apertus_model.model.model import model_config
 from apertus_model.optimizers.registry import NOT_DECAYED
-from apertus_model.trainer.checkpoint import Source, causes
+from apertus_model.trainer.checkpoint import Source, raise_cause
 from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import collate
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
-from apertus_model.trainer.upload import CheckpointWriter
 from infra.store import Store
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
@@ -220,7 +220,7 @@ def test_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0.1, torch.ones(2, dtype=torch.complex64)])
 def test_a_checkpoint_with_anything_but_tensors_of_known_types_is_not_written(tmp_path: Path, value: Any) -> None:
     writer = CheckpointWriter(Store.open(str(tmp_path)), "checkpoint")
-    with pytest.raises(TypeError, match=r"'settings.value' is no tensor of a type that checkpoints have \(bfloat16, bool, "), causes():
+    with pytest.raises(TypeError, match=r"'settings.value' is no tensor of a type that checkpoints have \(bfloat16, bool, "), raise_cause():
         dcp.save({"weight": torch.ones(2), "settings": {"value": value}}, storage_writer=writer, no_dist=True)
     assert not list(tmp_path.rglob("*.*"))
 

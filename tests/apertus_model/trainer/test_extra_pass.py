@@ -10,8 +10,7 @@ import torch
 from harness import segment, train
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import Vocabulary, cross_entropy
-from apertus_model.model.output import Reader
+from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
 from apertus_model.optimizers import registry
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from specs.launch import Parallel
@@ -30,11 +29,8 @@ class EveryOtherStep(WithExtraPass):
     def extra_pass_due(self) -> bool:
         return self.state[self.param_groups[0]["params"][0]]["steps"].item() % 2 == 0
 
-    def extra_loss(self, step: int, labels: Tensor, weights: Tensor, places: Tensor, denominator: Tensor) -> Reader:
-        def read(hidden: Tensor, weight: Tensor, vocabulary: Vocabulary) -> Tensor:
-            return cross_entropy(hidden, weight, labels, denominator, weights, vocabulary)
-
-        return read
+    def extra_loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, **batch: Any) -> Tensor:
+        return cross_entropy(hidden, weight, labels, batch["denominator"], batch["weights"], vocab)
 
     @torch.no_grad()
     def take_extra_gradients(self) -> None:

@@ -12,7 +12,7 @@ from harness import MODEL, PreferenceRows, SyntheticSamples, in_processes, segme
 import apertus_model.trainer.objectives
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 

@@ -12,7 +12,7 @@ import signal, sys, threading, time
 import apertus_model.trainer.hang as hang
 hang.GRACE_SECONDS = 1.0
 watch = hang.HangWatch(sys.argv[1], 3, 0.5)
-watch.alive()
+watch.heartbeat()
 def waits_for_ever():
     threading.Event().wait()
 threading.Thread(target=waits_for_ever, daemon=True).start()
@@ -35,11 +35,11 @@ import apertus_model.trainer.hang as hang
 hang.GRACE_SECONDS = 0.5
 watch = hang.HangWatch(sys.argv[1], 0, 1.0)
 for _ in range(5):
-    watch.alive()
+    watch.heartbeat()
     time.sleep(0.5)
-watch.alive()
+watch.heartbeat()
 time.sleep(1.2)  # slow, but not for ever
-watch.alive()
+watch.heartbeat()
 watch.close()
 time.sleep(2)
 """

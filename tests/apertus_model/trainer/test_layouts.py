@@ -17,7 +17,7 @@ from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import micro_batch_size, trainer_config
-from apertus_model.trainer.heldout import Evaluator
+from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from specs.stages.sft import Lora
@@ -214,9 +214,9 @@ def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(tmp_path
 
 @pytest.mark.parametrize(("kind", "name", "changes"), [("qrpo", "qrpo", {}), ("sft", "weighted-cross-entropy", {"prompt_weight": 0.5})])
 def test_a_pipeline_is_refused_for_objectives_that_need_more_than_labels(kind: str, name: str, changes: dict[str, Any]) -> None:
-    hooks: Any = None  # refused before they matter
+    unused: Any = None  # refused before anything is used
     with pytest.raises(ValueError, match=rf"the objective '{name}' cannot run in a pipeline \(pp: 2\)"):
-        trainer_config(segment(kind, parallel=Parallel(pp=2), **changes), hooks, world_size=2)
+        trainer_config(segment(kind, parallel=Parallel(pp=2), **changes), unused, unused, unused, world_size=2)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from apertus_model.trainer.loader import SampleLoader
-from apertus_model.trainer.prefetch import computed_ahead
+from apertus_model.trainer.loader import SampleLoader, computed_ahead
 
 
 class Numbered(NamedTuple):
@@ -40,9 +39,7 @@ class Samples:
 
 def _loader(prefetch: int, samples: Samples | None = None, *, ranks: int = 1, rank: int = 0, micro: int = 2) -> SampleLoader:
     chosen = samples or Samples()
-    config = SampleLoader.Config(
-        open_samples=lambda: chosen, first_sample=lambda step: 100 + step * 8, global_batch_size=8, prefetch=prefetch
-    )
+    config = SampleLoader.Config(samples=chosen, first_sample=lambda step: 100 + step * 8, global_batch_size=8, prefetch=prefetch)
     return SampleLoader(config, dp_world_size=ranks, dp_rank=rank, local_batch_size=micro)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODEL, PreferenceRows, SyntheticSamples, WeightedSamples, segment, train
+from harness import MODEL, Data, PreferenceRows, SyntheticSamples, WeightedSamples, segment, train
 from live_memory import LiveMemory
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -38,7 +38,7 @@ def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
         logits = TOKENS * WORDS // processes
         batch = next(trainer.batch_generator(trainer.dataloader))
         tokens = batch[0]["input"]
-        trainer.config.heldout = {"text": [SyntheticSamples()[index] for index in range(8)]}
+        trainer.config.data = Data(SyntheticSamples(), {"text": [SyntheticSamples()[index] for index in range(8)]})
         for work in (lambda: trainer.train_step(iter([batch])), trainer.heldout_losses):
             with LiveMemory() as memory:
                 work()
@@ -61,7 +61,7 @@ def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
 
     def check(trainer: Any) -> None:
         batches = trainer.batch_generator(trainer.dataloader)
-        trainer.config.heldout = {"text": [SyntheticSamples()[index] for index in range(8)]}
+        trainer.config.data = Data(SyntheticSamples(), {"text": [SyntheticSamples()[index] for index in range(8)]})
         for work in (lambda: trainer.train_step(batches), trainer.heldout_losses):
             with LiveMemory() as memory:
                 work()

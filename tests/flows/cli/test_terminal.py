@@ -49,7 +49,7 @@ def test_what_is_printed_of_an_unexpected_error_and_of_a_warning_holds_no_secret
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     def fail(*arguments: object) -> None:
-        logging.getLogger("infra.store.retry").warning("%s failed", "https://h/x?sig=abc")
+        logging.getLogger("infra.store.storage.retry").warning("%s failed", "https://h/x?sig=abc")
         raise RuntimeError("https://user:a/b@h/x")
 
     monkeypatch.setattr("flows.cli.commands.show.make_plan", fail)

@@ -14,10 +14,10 @@ from flows.execution import flow as pipeline
 from flows.execution.runner import Interrupted, Runner, StageFailed
 from flows.planning.plan import Plan, Step
 from infra.launchers.local import Ended, Process
-from infra.launchers.slurm import SlurmJob
+from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
-from infra.store.retention import referred_steps
+from infra.store.writing.retention import referred_steps
 from specs.launch import Retries
 from specs.profile import Profile
 from specs.units import Duration
@@ -119,7 +119,7 @@ def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
     first = next(name for name, node in plan.graph.nodes.items() if not plan.graph.parents(node))
 
     class Stage(SlurmJob):
-        def _wait(self) -> str:
+        def _wait(self, number: str) -> str:
             finish(plan, first)
             return "COMPLETED"
 
@@ -267,7 +267,7 @@ def test_planning_again_waits_for_a_storage_that_is_away(planned: Planned, monke
     """After a part has finished, when others of the run may be training for days."""
     plan, notes = planned("retries.attempts=2", "retries.backoff=0s"), Notes()
     Runner(plan, notes).prepare()
-    session = pipeline.Session(plan, notes, set(plan.pipeline.stages))
+    session = pipeline.Session(pipeline.Run(plan, notes, Profile()), set(plan.pipeline.stages))
     answers: list[Plan | StorageError] = [StorageError("the storage failed 7 times")] * 2
 
     def away(*arguments: Any) -> Plan:
@@ -277,10 +277,10 @@ def test_planning_again_waits_for_a_storage_that_is_away(planned: Planned, monke
 
     monkeypatch.setattr(pipeline, "make", away)
     answers.append(again := planned())
-    pipeline._check_again(session, "tokenizer")
+    pipeline._settle(session, "tokenizer")
     assert session.plan is again
     assert len(notes.notes) == 2 and "what follows could not be planned: the storage failed 7 times" in notes.notes[0]
     answers += [StorageError("the storage failed 7 times")] * 3
     with pytest.raises(StorageError):
-        pipeline._check_again(session, "tokenizer")
+        pipeline._settle(session, "tokenizer")
     assert not answers

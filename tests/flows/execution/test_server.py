@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.execution.interrupts import NUMBERS
 from flows.execution.server import SETTINGS
+from infra.liveness import STOP_SIGNALS
 from tests.e2e.conftest import command_line
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,6 +60,7 @@ def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_importe
 SLEEPING = """
 import atexit, os, subprocess, sys, time
 from flows.execution import interrupts, server
+from infra import liveness
 from prefect.server.api.server import SubprocessASGIServer
 
 def run(self):
@@ -68,7 +69,7 @@ def run(self):
 def start(self):
     self.server_process = self._run_uvicorn_command()
     atexit.register(self.stop)
-    print("up", self.server_process.pid, server._GUARDS[0].pid, flush=True)
+    print("up", self.server_process.pid, liveness._guards[0].pid, flush=True)
 
 SubprocessASGIServer._run_uvicorn_command, SubprocessASGIServer.start = run, start
 interrupts.listen()
@@ -96,13 +97,13 @@ def test_the_server_and_its_guard_end_after_the_run_and_not_before(tmp_path: Pat
     assert process.stdout is not None
     up, *others = process.stdout.readline().split()
     assert up == "up"
-    for number in NUMBERS:
+    for number in STOP_SIGNALS:
         for pid in map(int, others):
             os.kill(pid, number)
     if killed:
         process.kill()
     else:
-        for number in NUMBERS:
+        for number in STOP_SIGNALS:
             process.send_signal(number)
         assert process.stdout.readline() == "None\n", "the server has ended before the run"
     process.wait(20)

@@ -82,9 +82,8 @@ def test_a_mixture_shows_asked_and_realised_shares_within_the_bound(built: Plan)
 
 
 def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
-    from apertus_model.data.corpora import split_shards
     from apertus_model.data.samples import MixtureSamples
-    from apertus_model.data.stream import IGNORED
+    from apertus_model.data.stream import IGNORE_INDEX, split_shards
     from specs.stages.training import Goldfish
 
     found, text = _look(built, "cooldown", step=2, limit=3)
@@ -105,7 +104,7 @@ def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
             piece["tokens"] for document in shown["documents"] for piece in document["pieces"] if piece["status"] == "untrained"
         )
         inside = [t for t in range(1, 32) if sample.positions[t] > 0]
-        assert untrained == sum(int(sample.labels[t - 1]) == IGNORED for t in inside)
+        assert untrained == sum(int(sample.labels[t - 1]) == IGNORE_INDEX for t in inside)
         masked += untrained
         pieces = [piece["text"] for document in shown["documents"] for piece in document["pieces"]]
         assert "".join(pieces) == tokenizer.decode(shown["input"], skip_special_tokens=False)

@@ -188,7 +188,7 @@ def test_silence_changes_no_fingerprint(tmp_path: Path, store: Store) -> None:
 
 
 def test_an_unknown_code_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=re.escape("there is no advice 'learning-rate-jumps'; did you mean 'learning-rate-jump'?")):
+    with pytest.raises(SpecError, match=re.escape("there is no code of advice 'learning-rate-jumps'; did you mean 'learning-rate-jump'?")):
         load(write_recipe(tmp_path), ["stages.pretrain.silence=[learning-rate-jumps]"])
 
 

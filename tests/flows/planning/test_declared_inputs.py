@@ -124,7 +124,7 @@ def test_a_corpus_without_declared_tokens_is_refused_with_the_recipe(planned_as:
 
 @pytest.mark.parametrize("size", ["5 steps", "0 tokens"])
 def test_a_size_that_is_none_is_refused(planned_as: Planned, size: str) -> None:
-    with pytest.raises(SpecError, match="is no size of a source"):
+    with pytest.raises(SpecError, match="is not the size of a source"):
         planned_as(ABSENT.replace("10k tokens", size))
 
 

@@ -22,8 +22,9 @@ from flows.planning.estimate.time_and_cost import spent
 from flows.planning.estimate.timeline import spans
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.plan import Plan, make
-from infra.store import Attempt, Store, sinks
-from infra.store.retention import prune
+from infra.store import Attempt, Store
+from infra.store.files import sinks
+from infra.store.writing.retention import prune
 from specs.cluster import GPUS, Cluster
 from specs.errors import SpecError
 from specs.intervals import young_daly

@@ -201,7 +201,7 @@ def test_exclusion_that_cannot_be_exact_is_refused(mixed: Planned) -> None:
         ("{weights: {corpus/notes: 0}}", "a weight of 0 draws nothing; leave the source out"),
         ("{weights: {corpus/notes: 1}, proportional: [corpus/notes]}", "either weights: .* or proportional"),
         ("{}", "either weights: .* or proportional"),
-        ("{proportional: [corpus/notes, corpus/notes]}", "corpus/notes is named twice"),
+        ("{proportional: [corpus/notes, corpus/notes]}", "corpus/notes is repeated"),
         ("{proportional: [main]}", "stage 'main' is a mixture; corpus is needed here"),
         ("{weights: {second: 1}}", "the stages form a cycle: second -> second"),
         ("{weights: {main: 1}, exclude: [corpus]}", "stage 'corpus' is a corpus; one of cooldown"),

@@ -13,7 +13,7 @@ import pytest
 
 from flows.planning.plan import Plan, make
 from infra.store import Store
-from infra.store.artifact import put_away
+from infra.store.reading.artifact import quarantine
 from specs.errors import SpecError
 from specs.recipe import load
 from tests.flows.conftest import finish
@@ -169,7 +169,7 @@ def test_what_is_drawn_of_the_only_source_is_all_that_was_trained_on_up_to_a_sta
 
 def test_a_part_that_was_withdrawn_says_so(planned: Planned, store: Store) -> None:
     finish(planned(), "tokenizer")
-    put_away(store, [f"{planned().graph.nodes['tokenizer'].path}/manifest.json"])
+    quarantine(store, [f"{planned().graph.nodes['tokenizer'].path}/manifest.json"])
     assert planned().steps["tokenizer"].reason == "it was damaged, and is withdrawn"
 
 

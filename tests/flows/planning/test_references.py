@@ -74,7 +74,7 @@ def test_the_best_checkpoint_is_that_of_the_lowest_loss_over_all_or_of_one_sourc
     [
         (
             "stages.cooldown.checkpoint.best=[val_loss]",
-            r"cooldown\.checkpoint\.best\[0\]: 'val_loss' is a held-out loss, and 'cooldown' measures none. Fix: give it a validation",
+            r"cooldown\.checkpoint\.best\[0\]: 'val_loss' is a held-out loss, but 'cooldown' measures none. Fix: give it a validation",
         ),
         (
             "stages.pretrain.checkpoint.best=[val_loss/corpus/notes, val_loss/note]",
@@ -142,7 +142,7 @@ REFUSED = [
         "generation.sampling.max_new_tokens: max_new_tokens 128 leave no room for a prompt in context length 128",
     ),
     ("stages.probes.sources.notes.repeats.buckets=[2, 2, -1]", "repeats.buckets[2]: -1: input should be greater than or equal to 0"),
-    ("stages.probes.sources.notes.repeats.buckets=[0, 2, 2]", "repeats.buckets: 2 stands here twice; state it once"),
+    ("stages.probes.sources.notes.repeats.buckets=[0, 2, 2]", "repeats.buckets: 2 is repeated; state it once"),
     ("stages.pretrain.checkpoint.milestones=[-3]", "milestones[0]: -3: input should be greater than or equal to 1"),
     ("stages.pretrain.checkpoint.milestones=[5, 0]", "milestones[1]: 0: input should be greater than or equal to 1"),
     ("stages.pretrain.budget=100000001 steps", "stages.pretrain.budget: 100000001 steps are 100,000,001 steps; the limit is"),
@@ -238,8 +238,8 @@ def test_a_best_that_was_measured_nowhere_says_what_was_kept_and_measured(chat: 
     ("override", "message"),
     [
         ("stages.evaluate-sft.from=sft@best:val_loss/chat/question", "which 'sft' does not train on. Fix: did you mean 'chat/questions'"),
-        ("stages.chat-model.from=merged@best:val_loss", r"'merged' is a merge, which has one result. Fix: write 'merged'"),
-        ("stages.chat.tokenizer=tokenizer@step=3", r"'tokenizer@step=3' names a step, and 'tokenizer' is a tokenizer, which has none"),
+        ("stages.chat-model.from=merged@best:val_loss", r"'merged' is a merge and has one result. Fix: write 'merged'"),
+        ("stages.chat.tokenizer=tokenizer@step=3", r"'tokenizer@step=3' names a step, but a tokenizer such as 'tokenizer' has no steps"),
         ("stages.evaluate.sources=[corpus/notes@last, corpus/notes@step=2]", r"sources\[1\]: 'corpus/notes@step=2' names a step"),
         ("stages.sft.from=longer/1@step=9", r"'longer/1@step=9' lies outside stage 'longer/1', which has 4 steps"),
     ],

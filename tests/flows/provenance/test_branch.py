@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flows.planning.plan import Plan, make
 from flows.provenance.branch import Made, branch
 from infra.store import Store, StoreError
-from infra.store.retention import referred_steps
+from infra.store.writing.retention import referred_steps
 from specs.errors import SpecError
 from specs.recipe import load
 from specs.stages.training import Segment

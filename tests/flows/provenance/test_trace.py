@@ -21,9 +21,9 @@ from flows.provenance import diff, lineage
 from flows.provenance.lookup import Found, find
 from flows.provenance.picture import svg
 from infra.store import Artifact, Attempt, Store, StoreError, runs
-from infra.store import lineage as lineages
-from infra.store.collect import survey
 from infra.store.inputs import lock, recorded_files
+from infra.store.maintenance.garbage import survey
+from infra.store.reading import lineage as lineages
 from specs.recipe import load
 from tests.flows.conftest import finish, job_of
 from tests.infra.sealed import sealed

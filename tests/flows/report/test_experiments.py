@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.execution.flow import Session
+from flows.execution.flow import Run, Session
 from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
@@ -16,6 +16,7 @@ from flows.report.experiments import Point, Value, experiment, front
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
+from specs.profile import Profile
 from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.flows.report.report_store import store as commit
@@ -69,7 +70,7 @@ def test_a_name_with_a_star_stands_for_all_stages_that_it_fits(planned: Callable
 
 def test_what_follows_a_selection_waits_for_it_and_then_reads_the_chosen_checkpoint_itself(planned: Callable[..., Plan]) -> None:
     plan = planned()
-    assert "chosen" in Session(plan, None, set(plan.pipeline.stages)).needs("after")  # type: ignore[arg-type]  # nobody watches
+    assert "chosen" in Session(Run(plan, None, Profile()), set(plan.pipeline.stages)).needs("after")  # type: ignore[arg-type]  # nobody watches
     assert any("'chosen' is chosen when its candidates have finished" in note for note in plan.graph.notes)
     finish(plan, *(name for name in plan.graph.nodes if not name.startswith(("chosen", "after", "measured", "exported"))))
     commit(plan, "chosen", metrics={"chosen": 1, "value": 2.0})
@@ -100,7 +101,7 @@ WRONG = {
     'stages.chosen.metric="perplexity"': "checkpoints are compared by val_loss",
     'stages.chosen.evaluations=["evaluate"]': "either checkpoints or evaluations",
     'stages.after.from="chosen@step=2"': "names a step, and 'chosen' is one checkpoint",
-    'figures.rates.y.stage="nothing-{variant}"': "no stage fits '*' in nothing-{variant}",
+    'figures.rates.y.stage="nothing-{variant}"': "no stage matches '*' in nothing-{variant}",
     'figures.rates.x.stage="pretrain-{variant}"': "there is no stage 'pretrain-1e-3'",
     'figures.rates.x.stage="pretrain"': "names no variant",
 }

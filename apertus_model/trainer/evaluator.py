@@ -1,0 +1,301 @@
+"""Evaluation of a model on any layout: losses on held-out sequences and their gradient, log-probabilities,
+divergence, continuations. Weights are read, never changed.
+
+Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that
+only fill up a batch carry no labels and change no result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
+
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
+from apertus_model.losses.divergence import kl_divergence
+from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.trainer.loader import SampleLike, collate
+
+PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
+"""See `ApertusTrainer.pipelined_loss`."""
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Mean loss on the held-out sequences of a source."""
+
+    nats: float  # per token
+    tokens: int  # labels that it is the mean over
+
+
+@dataclass(frozen=True)
+class PaddingRow:
+    """A row without labels and sequences, which fills up a batch."""
+
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+
+    @classmethod
+    def like(cls, sample: SampleLike) -> "PaddingRow":
+        """A row of the length of `sample`."""
+        nowhere = np.full_like(sample.labels, -1)
+        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions, nowhere)
+
+
+class Evaluator:
+    """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel
+    rank."""
+
+    def __init__(self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int) -> None:
+        self.model = model
+        self.device = device
+        self.batch_size = batch_size
+        self._dims = parallel_dims
+        batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
+        self.ranks = batch_mesh.size() if batch_mesh is not None else 1
+        self.rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
+
+    @torch.no_grad()
+    def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
+        """Mean loss over all labels of `samples`, which are the same on every rank. Collective.
+
+        Raises:
+            ValueError: there is no label in them.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for rows in self._batches_of_rank(samples):
+            log_probabilities, labels, _ = self._log_probabilities(*self._tensors(rows))
+            total[0] -= log_probabilities.double().sum()
+            total[1] += (labels != IGNORE_INDEX).sum()
+        nats, tokens = self._sum_over_ranks(total).tolist()
+        if tokens == 0:
+            raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
+        return HeldOutLoss(nats / tokens, int(tokens))
+
+    def gradient(self, samples: Sequence[SampleLike]) -> None:
+        """Puts the gradient of the mean loss over all labels of `samples`, which are the same on every rank,
+        into `.grad` of the parameters. The weights may have been changed since the last pass. Collective."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a pass without gradients leaves some weights gathered
+        labels = sum(int((sample.labels != IGNORE_INDEX).sum()) for sample in samples)
+        self.model.zero_grad()
+        for rows in self._batches_of_rank(samples):
+            log_probabilities, _, _ = self._log_probabilities(*self._tensors(rows))
+            (-log_probabilities.sum() / labels).backward()
+
+    @torch.no_grad()
+    def loss_by_position(self, samples: Sequence[SampleLike], edges: Sequence[int]) -> list[tuple[float, int]]:
+        """(Sum of the loss in nats, labels) by position in the document. Collective.
+
+        Args:
+            samples: the same on every rank.
+            edges: n + 1 increasing positions; bucket k has the labels at input positions edges[k] <= p <
+                edges[k + 1], counted from 0 at the first token of a document. Labels outside of the edges
+                count nowhere.
+        """
+        total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
+        borders = torch.tensor(edges, device=self.device)
+        for rows in self._batches_of_rank(samples):
+            log_probabilities, labels, positions = self._log_probabilities(*self._tensors(rows))
+            scored = labels != IGNORE_INDEX
+            bucket = torch.bucketize(positions, borders, right=True)[scored]  # 0 lies before the first edge
+            total[0].index_add_(0, bucket, -log_probabilities[scored].double())
+            total[1].index_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
+        nats_by_bucket, tokens_by_bucket = self._sum_over_ranks(total)[:, 1:-1].tolist()
+        return [(nats, int(tokens)) for nats, tokens in zip(nats_by_bucket, tokens_by_bucket, strict=True)]
+
+    @torch.no_grad()
+    def divergence(self, other: "Evaluator", rows: Sequence[SampleLike]) -> tuple[float, int]:
+        """(Sum of KL(self || other) in nats over the places that have a label, their number), over the whole
+        vocabulary. Collective.
+
+        Args:
+            other: a model with the same vocabulary, layout and batch size.
+            rows: the same on every rank.
+        """
+        assert (other.batch_size, other.ranks) == (self.batch_size, self.ranks), "both models run on the same rows"
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for own in self._batches_of_rank(rows):
+            tensors = self._tensors(own)
+            logits, labels, _ = self._forward(*tensors)
+            other_logits, _, _ = other._forward(*tensors)
+            scored = labels != IGNORE_INDEX
+            total[0] += kl_divergence(_full_tensor(logits)[scored], _full_tensor(other_logits)[scored])
+            total[1] += scored.sum()
+        divergence, tokens = self._sum_over_ranks(total).tolist()
+        return divergence, int(tokens)
+
+    @torch.no_grad()
+    def sequence_log_probabilities(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
+        """ln p(y|x) of the sequences of packed rows, with the bits of training's forward pass: (rows,
+        sequences), float32 on CPU, the same on every rank, 0 where there is none. Collective.
+
+        Args:
+            rows: samples with `segments`, the same on every rank.
+            sequences: places for sequences per row.
+        """
+        group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
+        turns = []
+        for own in self._batches_of_rank(rows):
+            inputs, labels = collate(own, ("segments",))
+            log_probabilities, labels, _ = self._log_probabilities(inputs["input"], inputs["positions"], labels)
+            (segments,) = self._split(inputs["segments"].to(self.device))
+            sums, _ = sequence_log_probabilities(log_probabilities, labels, segments, sequences, group)
+            turns.append(self._gather_rows(sums))
+        return torch.cat(turns)[: len(rows)].cpu()
+
+    @torch.no_grad()
+    def next_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The most likely next token of each row, (batch, length) -> (batch,), rows on this rank only.
+        Collective.
+
+        Every rank passes rows of the same number and length.
+        """
+        multiple = self._dims.seq_len_divisor
+        length = tokens.shape[1]
+        padded = torch.nn.functional.pad(tokens, (0, -length % multiple))
+        positions = torch.arange(padded.shape[1]).expand(padded.shape)
+        logits, _, _ = self._forward(padded, positions, padded)
+        if self._dims.cp_enabled:
+            mesh = self._dims.get_mesh("cp")
+            own = _full_tensor(logits).contiguous()
+            slices = [torch.empty_like(own) for _ in range(mesh.size())]
+            dist.all_gather(slices, own, group=mesh.get_group())
+            logits = torch.cat(slices, dim=1)
+        return _full_tensor(logits)[:, length - 1].argmax(dim=-1).cpu()
+
+    def continue_greedily(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
+        """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on
+        CPU. Collective.
+
+        Every pass runs over the whole row again: the training model keeps no key-value cache.
+
+        Args:
+            prompts: token ids, the same on every rank; the ranks share the rows.
+            length: tokens to add.
+        """
+        shares = prompts.tensor_split(self.ranks) if self.ranks > 1 else (prompts,)
+        rows = max(len(share) for share in shares)
+        tokens = shares[self.rank]
+        filler = prompts[:1].expand(rows - len(tokens), -1)
+        tokens = torch.cat([tokens, filler])
+        for _ in range(length):
+            tokens = torch.cat([tokens, self.next_tokens(tokens)[:, None]], dim=1)
+        own = tokens[:, -length:]
+        if self.ranks == 1:
+            return own
+        gathered = [torch.empty_like(own, device=self.device) for _ in range(self.ranks)]
+        dist.all_gather(gathered, own.to(self.device), group=self._dims.get_mesh("batch").get_group())
+        parts = zip(gathered, shares, strict=True)
+        return torch.cat([part[: len(share)].cpu() for part, share in parts])
+
+    def _batches_of_rank(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
+        """The rows of this rank, batch by batch: as many batches on every rank, and every batch full."""
+        turn = self.batch_size * self.ranks
+        for begin in range(0, len(samples), turn):
+            own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
+            yield [samples[index] if index < len(samples) else PaddingRow.like(samples[0]) for index in own]
+
+    @staticmethod
+    def _tensors(rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        inputs, labels = collate(rows)
+        return inputs["input"], inputs["positions"], labels
+
+    def _sum_over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+        """`sums`, added up over the ranks that see different tokens; in place."""
+        if (mesh := self._dims.get_optional_mesh("loss")) is not None:
+            dist.all_reduce(sums, group=mesh.get_group())
+        return sums
+
+    def _gather_rows(self, own: torch.Tensor) -> torch.Tensor:
+        """The rows of all data-parallel ranks, in order."""
+        if self.ranks == 1:
+            return own
+        gathered = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(gathered, own.contiguous(), group=self._dims.get_mesh("batch").get_group())
+        return torch.cat(gathered)
+
+    def _split(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This rank's slice of (batch, sequence) tensors, where ranks share a sequence."""
+        if not self._dims.cp_enabled:
+            return tensors
+        slices, _ = cp_shard(self._dims.get_mesh("cp"), tensors, None, None)
+        return slices
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits, labels and positions of this rank's part of the rows."""
+        tokens, positions, labels, masks = self._local(tokens, positions, labels)
+        return self.model(tokens, positions, masks), labels, positions
+
+    def _log_probabilities(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """ln p(label) at every place, without all logits; labels and positions; of this rank's part of the
+        rows."""
+        tokens, positions, labels, masks = self._local(tokens, positions, labels)
+        return self.model(tokens, positions, masks, labels=labels, loss_fn=log_probabilities), labels, positions
+
+    def _local(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
+        """This rank's part of the rows, and the attention masks for it."""
+        tokens, positions, labels = (tensor.to(self.device) for tensor in (tokens, positions, labels))
+        masks = None
+        if self._dims.cp_enabled:
+            masks = self.model.get_attention_masks(positions) if self._masks_are_made_before_the_split() else None
+            kwargs = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
+            tokens, labels, kwargs = prepare_context_parallel_input(tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None)
+            positions, masks = kwargs["positions"], kwargs.get("attention_masks")
+        return tokens, positions, labels, masks
+
+    def _masks_are_made_before_the_split(self) -> bool:
+        return getattr(self.model, "cp_mesh", None) is None
+
+
+class PipelineEvaluator(Evaluator):
+    """Scores rows with the pipeline of a training run. What needs logits on every rank is not for pipelines:
+    the specs refuse it."""
+
+    def __init__(
+        self,
+        stage: torch.nn.Module,
+        loss: PipelineLoss,
+        parallel_dims: ParallelDims,
+        device: torch.device,
+        *,
+        batch_size: int,
+    ) -> None:
+        """`loss`: see `ApertusTrainer.pipelined_loss`; `batch_size`: rows that it takes; `stage`: a part of
+        the model, for its layout."""
+        super().__init__(stage, parallel_dims, device, batch_size=batch_size)
+        self._loss = loss
+
+    @torch.no_grad()
+    def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
+        """As `Evaluator.loss`."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for rows in self._batches_of_rank(samples):
+            inputs, labels = collate(rows)
+            inputs, labels = {name: tensor.to(self.device) for name, tensor in inputs.items()}, labels.to(self.device)
+            total[0] += self._loss(inputs, labels, torch.ones((), device=self.device)).double()
+            (own,) = self._split(labels)
+            total[1] += (own != IGNORE_INDEX).sum()
+        nats, tokens = self._sum_over_ranks(total).tolist()
+        if tokens == 0:
+            raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
+        return HeldOutLoss(nats / tokens, int(tokens))
+
+
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,185 @@
+"""Whether another process still lives, seen by a pipe, by a file, or by its number; and the signals that end
+a run.
+
+- A pipe: the observer reads one whose write end the observed process alone holds (`wait_for_end`).
+- A file or an object of storage: the observed process rewrites it again and again (`Beats`); the observer
+  looks whether it changes (`Silence`).
+- A process of this machine: its number and its start time (`is_running`).
+
+Invariant: nobody compares clocks of two machines; an observer measures on its own monotonic clock how long a
+sign of life stood still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""End a run. They may be sent to every process of it at once."""
+BEAT_SECONDS = 5.0  # between two signs of life in a file
+LOST_SECONDS = 600.0  # without one, until its writer counts as gone: shared folders are slow at times
+ROOT = Path(__file__).parents[1]
+_guards: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
+LONGEST_GAP = 60.0  # between two looks at a file
+
+
+@contextlib.contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Blocks `STOP_SIGNALS` for this thread, and for good in the processes that it starts meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def wait_for_end(pipe: int = 0) -> None:
+    """Blocks until no process holds the write end of a pipe (standard input by default)."""
+    with contextlib.suppress(OSError):
+        while os.read(pipe, 4096):
+            continue
+
+
+def start_guard(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts a process that does something when this one has ended, however that came about: its standard
+    input ends then."""
+    nowhere = subprocess.DEVNULL  # whoever reads what this process prints waits for all that hold its output
+    with stop_signals_blocked():
+        guard = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    _guards.append(guard)
+    return guard
+
+
+class Beats:
+    """Inside the block, calls `beat` every `seconds` in a thread; `beat` handles its own errors."""
+
+    def __init__(self, beat: Callable[[], object], seconds: float, name: str) -> None:
+        self._beat = beat
+        self._seconds = seconds
+        self._over = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+
+    def __enter__(self) -> Beats:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._wake.set()
+        self._thread.join()
+
+    def now(self) -> None:
+        """Makes the next beat come at once."""
+        self._wake.set()
+
+    def _keep(self) -> None:
+        while True:
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+            if self._over:
+                return
+            self._beat()
+
+
+@contextlib.contextmanager
+def beats_in_file(file: Path) -> Iterator[None]:
+    """Rewrites a file every `BEAT_SECONDS`, in a thread: this process lives, whatever its other threads
+    do."""
+    counts = itertools.count()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):
+            file.write_text(str(next(counts)))
+
+    beat()
+    with Beats(beat, BEAT_SECONDS, f"beats in {file.name}"):
+        yield
+
+
+class Silence:
+    """How long a sign of life has stood still.
+
+    Two looks further apart than `longest_gap` seconds count as so far apart: an observer that slept, or could
+    not look, does not take its own absence for the other's.
+    """
+
+    def __init__(self, longest_gap: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest_gap = longest_gap
+        self._clock = clock
+        self._sign: object = self  # no sign is equal to it
+        self._looked = self._seconds = 0.0
+
+    def after(self, sign: object) -> float:
+        """Seconds during which successive looks have seen this sign."""
+        now = self._clock()
+        self._seconds = self._seconds + min(now - self._looked, self._longest_gap) if sign == self._sign else 0.0
+        self._sign, self._looked = sign, now
+        return self._seconds
+
+
+class FileSilence:
+    """`Silence` of whoever writes `beats_in_file`. A file that cannot be read has not changed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._last: str | None = None
+        self._silence = Silence(LONGEST_GAP)
+
+    def seconds(self) -> float:
+        """Looks, and returns for how long the file has stood still."""
+        with contextlib.suppress(OSError):
+            self._last = self._file.read_text()
+        return self._silence.after(self._last)
+
+
+# Processes of this machine; where there is no /proc, nothing is known of them
+
+
+def machine() -> tuple[str, str]:
+    """Is equal for two processes that see each other's process ids: the boot of the machine, and the
+    namespace of ids."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "", ""
+
+
+def started(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot. None when it is gone, or only waits to be
+    reaped."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else int(words[19])
+
+
+def is_running(pid: int, start: int | None) -> bool:
+    """Whether the process `pid` that was started at `start` runs: ids are used again."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's, which may be hidden from this one
+        return True
+    return started(pid) == start
+
+
+def reads_pipe(inode: int) -> bool:
+    """Whether a process has this pipe as its standard input."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and os.readlink(folder / "fd" / "0") == f"pipe:[{inode}]":
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,267 @@
+"""The JSON documents of a store: a model for each, through which it is written and read.
+
+They are the store's data, written by who knows whom: what reads one checks it here before anything is done
+with it. What differs from kind to kind (metrics, facts, the resolved spec) stays a dictionary; the fields of
+it that others compute with are checked.
+
+Invariants: a document that passes has every field that is named here, of the type that is named here. It is
+written with the fields that were stated, and with no others.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from infra.store.records import DamagedError, FileRecord, LocatedRecord, SingleName, StoreError, StorePath
+from specs.foreign import Foreign, ForeignError, M, checked
+
+Count = Annotated[int, Field(ge=0, le=2**63)]
+Step = Count | None
+Document = dict[str, Any]
+FIX = "`apertus verify --all --fix` withdraws it, so that it is made again"
+
+
+class _With:
+    """Annotates a dictionary that is kept as it is, after the fields of `model` in it were checked."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._model = model
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def keep(value: Any, check: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            check(value)
+            return value
+
+        as_it_is = core_schema.plain_serializer_function_ser_schema(lambda value: value)
+        return core_schema.no_info_wrap_validator_function(keep, handler.generate_schema(self._model), serialization=as_it_is)
+
+
+class Format(Foreign):
+    """`format.json`."""
+
+    format: Count
+
+
+class Input(Foreign):
+    """What an artifact was made from."""
+
+    kind: str  # of the artifact; `external`: documents outside the store
+    fingerprint: str
+    name: str = ""
+    path: str | None = None
+    step: Step = None
+    checkpoint: str | None = None
+
+    @property
+    def place(self) -> str | None:
+        """The folder of the artifact in the store; None for documents outside it."""
+        return None if self.kind == "external" else self.path or f"{self.kind}/{self.fingerprint}"
+
+
+class Hashed(Foreign):
+    """What is read of the spec of an artifact, which differs from kind to kind."""
+
+    start_step: Count = 0
+    start_tokens: Count = 0
+    global_batch_size: Count = 0
+    sequence_length: Count = 0
+
+
+class Identity(Foreign):
+    """`identity.json`: what was hashed into the fingerprint."""
+
+    kind: str
+    version: Count
+    fingerprint: str
+    name: str
+    spec: Annotated[Document, _With(Hashed)]
+    inputs: dict[str, Input]  # by role
+
+
+class Split(Foreign):
+    tokens: Count = 0
+    documents: Count = 0
+    conversations: Count = 0
+
+
+class Metrics(Foreign):
+    """What a plan or a report computes with."""
+
+    tokens: Count = 0
+    documents: Count = 0
+    rows: Count = 0
+    chosen: Count = 0
+    tokens_per_second: float = 0.0
+    train: Split = Split()
+
+
+class Facts(Foreign):
+    """What is read of a checkpoint by others than the program that trains on."""
+
+    validation: dict[str, float] | None = None
+    validation_step: Step = None
+    passes: dict[str, float] | None = None
+
+
+class Seconds(Foreign):
+    """Of a part, over the attempts that it continues."""
+
+    startup: float
+    compute: float
+    storage: float
+
+
+class Execution(Foreign):
+    """How a part was run: what does not enter its fingerprint."""
+
+    launch: Document = Field(default_factory=dict)
+    spec: Document = Field(default_factory=dict)
+
+
+class Unit(Foreign):
+    """`units/<key>.json`."""
+
+    attempt: SingleName
+    files: dict[StorePath, LocatedRecord]
+    data: Any = None
+
+
+class CheckpointMarker(Foreign):
+    """`checkpoints/<step>.json`."""
+
+    step: Count
+    attempt: SingleName
+    attempts: list[str] = Field(default_factory=list)  # that led to it, with this one
+    folder: StorePath  # in the attempt
+    files: dict[StorePath, FileRecord]  # by name in that folder
+    facts: Annotated[Document, _With(Facts)]
+    history: list[LocatedRecord] = Field(default_factory=list)  # rows of metrics, below `attempts/`
+    seconds: Seconds
+    created: str = ""
+
+
+class Manifest(Foreign):
+    """`manifest.json`, `manifest-<step>.json`. It repeats what `identity.json` says, for people."""
+
+    kind: str = ""
+    version: Count = 0
+    fingerprint: str = ""
+    name: str = ""
+    spec: Document = Field(default_factory=dict)
+    inputs: dict[str, Input] = Field(default_factory=dict)
+    attempt: SingleName
+    files: dict[StorePath, FileRecord]  # by name in the attempt
+    metrics: Annotated[Document, _With(Metrics)]
+    facts: Document
+    seconds: Seconds | None = None
+    execution: Execution = Execution()
+    versions: dict[str, str] = Field(default_factory=dict)  # of Python and the libraries
+    created: str = ""
+    # Of the end of a training segment
+    step: Step = None
+    checkpoint: str | None = None  # its folder in the store
+    history: list[LocatedRecord] = Field(default_factory=list)
+
+
+class MetricsRow(Foreign):
+    """A row of the history of training; what else is measured at a step has fields of its own."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=True)
+
+    step: Count
+    tokens: Count | None = None  # consumed by the stage up to this step
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_second: float | None = None
+    validation: dict[str, float] | None = None  # held-out loss by source
+    checkpoint: dict[str, float] | None = None  # what committing one cost
+    anomaly: Document | None = None
+
+
+class RunPart(Foreign):
+    path: str
+    step: Step = None
+
+
+class Run(Foreign):
+    """`runs/<pipeline>/<time>.json`."""
+
+    parts: dict[str, RunPart]
+    spec: Document | None = None  # the recipe as resolved
+
+
+class Protected(Foreign):
+    """`protected/<kind>-<fingerprint>[-<step>].json`."""
+
+    name: str
+    path: str
+    step: Step
+
+
+class Lock(Foreign):
+    """`inputs/<key>.json`: the digest of documents outside the store, by their listing."""
+
+    digest: str
+    url: str = ""
+    bytes: Count = 0
+    files: Count = 0
+
+
+class InputFile(Foreign):
+    """A line of `inputs/<digest>.files.jsonl`."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Reference(Foreign):
+    """`references/<step>-<id>.json`."""
+
+    referrer: str
+
+
+def check(model: type[M], document: Any, what: str) -> M:
+    """DamagedError, which names the fields that are wrong, for a document that is none of that model."""
+    try:
+        return checked(model, document)
+    except ForeignError as error:
+        raise DamagedError(f"{what} is damaged: {error}; {FIX}") from error
+
+
+def check_checkpoint(document: Any, step: int, what: str) -> CheckpointMarker:
+    """The marker of the checkpoint of that step."""
+    marker = check(CheckpointMarker, document, what)
+    if marker.step != step:
+        raise DamagedError(f"{what} is damaged: it is of step {marker.step}; {FIX}")
+    return marker
+
+
+def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
+    """The manifest of that step of a training artifact, or (None) of another artifact."""
+    manifest = check(Manifest, document, what)
+    if manifest.step != step:
+        raise DamagedError(f"{what} is damaged: it is of step {manifest.step}; {FIX}")
+    return manifest
+
+
+def check_unit(document: Any, path: str, what: str) -> Unit:
+    """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's
+    attempts."""
+    unit = check(Unit, document, what)
+    for name, record in unit.files.items():
+        if not record.path.startswith(f"{path}/attempts/"):
+            raise StoreError(f"{what} names '{record.path}' as its file '{name}': that is not a path inside the artifact {path}")
+    return unit
+
+
+def to_json(document: Any) -> bytes:
+    """The bytes that a document is stored as."""
+    if isinstance(document, BaseModel):
+        document = document.model_dump(exclude_unset=True)
+    return (json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()

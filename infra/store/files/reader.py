@@ -1,0 +1,325 @@
+"""Reading a file that a marker names, whole or in parts.
+
+Invariants:
+- Every byte that is given out belongs to a piece whose SHA-256 was compared with the record. A file on local disk is checked a piece at a
+  time, once per process, when it is first touched; what comes over a network is checked each time it comes.
+- A piece that differs is read once more before it is called damaged, so a bit that was flipped on the way is no damage.
+- Opening reads nothing. A file in many pieces has its list of digests loaded with the first part that is read.
+- Safe in several threads; picklable.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.store.records import DIGEST_BYTES, WHOLE_BYTES, DamagedError, FileRecord, StoreError, sidecar_path
+from infra.store.storage.filesystem import Filesystem
+from infra.store.storage.retry import StorageError
+
+OPEN_FILES = 256
+FETCH_BYTES = 8 * 2**20
+"""Of one request, for long reads. Half a part of an upload: Swift compares the MD5 of every part that it reads whole, which took a fifth
+of a download (`benchmarks.checkpoint_io`)."""
+FETCHES = 8  # at a time
+
+
+class RangeFile(Protocol):
+    """A file that is read in parts. `name` is for messages, `size` in bytes; `remote` when a read may wait for a network."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def remote(self) -> bool: ...
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), 0 <= start <= stop <= size."""
+
+
+class CheckedFile:
+    """A file of the store. `name` is its path, for messages; `size` in bytes, as recorded; `remote` when a read may wait for a network."""
+
+    def __init__(self, store: Filesystem, path: str, record: FileRecord) -> None:
+        if record.size > WHOLE_BYTES and record.pieces is None:
+            raise StoreError(
+                f"'{path}' has {record.size} bytes and no digests of its pieces: whoever writes more than {WHOLE_BYTES >> 20} MiB "
+                "states them (docs/data_formats.md)"
+            )
+        self.name = path
+        self.record = record
+        self.size = record.size
+        self.piece_bytes = record.piece_bytes or max(self.size, 1)
+        self.pieces = -(-self.size // self.piece_bytes)
+        self.remote = not store.is_local
+        self._store = store
+        self._digests: bytes | None = None
+        self._loading = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CheckedFile, (self._store, self.name, self.record)
+
+    @property
+    def digests(self) -> bytes:
+        """SHA-256 of the pieces, 32 bytes each. DamagedError when the sidecar is not what the record states."""
+        with self._loading:
+            if self._digests is None:
+                self._digests = self._load_digests()
+        return self._digests
+
+    def _load_digests(self) -> bytes:
+        stated = self.record.pieces
+        if stated is None:
+            stated = [self.record.sha256] if self.size else []
+        if isinstance(stated, list):
+            return b"".join(bytes.fromhex(piece) for piece in stated)
+        sidecar = sidecar_path(self.name)
+        data = self._store.read_range(sidecar, 0, self.pieces * DIGEST_BYTES)
+        if len(data) != self.pieces * DIGEST_BYTES or hashlib.sha256(data).hexdigest() != stated:
+            raise DamagedError(f"'{sidecar}' is damaged: {len(data)} bytes that are not the digests of the {self.pieces} pieces stated")
+        return data
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), 0 <= start <= stop <= size. DamagedError when they are not what was written."""
+        if not self.remote:
+            return self._local.read(start, stop)
+        first, last = start // self.piece_bytes, -(-stop // self.piece_bytes)
+        if last - first <= max(1, FETCH_BYTES // self.piece_bytes):
+            data = self.fetch(first, last)
+            return data[start - first * self.piece_bytes : stop - first * self.piece_bytes]
+        return b"".join(self.blocks(start, stop))
+
+    def fetch(self, first: int, last: int) -> bytes:
+        """The pieces [first, last), checked: one request."""
+        self.digests  # noqa: B018  (loaded before, not behind the long reads of other threads)
+        start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
+        data = self._store.read_range(self.name, start, stop)
+        if wrong := self._differing(data, first):
+            data = self._store.read_range(self.name, start, stop)
+            if wrong := self._differing(data, first):
+                raise self.damaged(wrong)
+        return data
+
+    def _differing(self, data: bytes, first: int) -> list[int]:
+        view, digests = memoryview(data), self.digests
+        parts = (view[start : start + self.piece_bytes] for start in range(0, len(view), self.piece_bytes))
+        return [number for number, part in enumerate(parts, start=first) if not _matches(part, digests, number)]
+
+    def damaged(self, pieces: list[int]) -> DamagedError:
+        """The error for pieces, by number, that are not what was written."""
+        shown = ", ".join(str(piece) for piece in pieces[:8]) + (f" and {len(pieces) - 8} more" if len(pieces) > 8 else "")
+        start, stop = pieces[0] * self.piece_bytes, min((pieces[0] + 1) * self.piece_bytes, self.size)
+        return DamagedError(
+            f"'{self.name}' is damaged: piece {shown} of {self.pieces} (bytes {start} to {stop}) differs from the digest that the manifest "
+            "states; apertus verify --all --fix withdraws what is damaged, and the next run makes it again"
+        )
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Consecutive checked blocks of [start, stop), at most `FETCH_BYTES` long; `FETCHES` of them are read ahead, side by side."""
+        step = max(1, FETCH_BYTES // self.piece_bytes) * self.piece_bytes
+        return read_ahead((self, *span) for span in cut(start, self.size if stop is None else stop, step))
+
+    def bytes(self) -> bytes:
+        """The whole content, checked; one request for a file of up to `FETCH_BYTES`."""
+        if self.remote and self.size <= FETCH_BYTES:
+            data = self._store.read_bytes(self.name)
+            if len(data) == self.size and not self._differing(data, 0):
+                return data
+        self.check_size()
+        return b"".join(self.blocks())
+
+    def check(self) -> None:
+        """Compares all of it, whatever was compared before. DamagedError names the pieces that differ."""
+        self.check_size()
+        self.digests  # noqa: B018  (damage of the list is told as such)
+        if wrong := [piece for numbers in self.check_pieces() for piece in numbers]:
+            raise self.damaged(wrong)
+
+    def check_size(self) -> None:
+        """DamagedError when the store does not have the file, or another number of bytes of it."""
+        found = self._store.size(self.name)
+        if found is None:
+            raise DamagedError(f"'{self.name}' is missing from the store {self._store.url}")
+        if found != self.size:
+            raise DamagedError(
+                f"'{self.name}' is damaged: it has {found} bytes, the manifest states {self.size}; apertus verify --all "
+                "--fix withdraws what is damaged, and the next run makes it again"
+            )
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The pieces, [first, last) at a time, as `differing` takes them: of about `FETCH_BYTES`."""
+        count = max(1, FETCH_BYTES // self.piece_bytes)
+        return ((first, min(first + count, self.pieces)) for first in range(0, self.pieces, count))
+
+    def differing(self, first: int, last: int) -> list[int]:
+        """Of the pieces [first, last), the numbers of those that differ or cannot be had."""
+        start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
+        try:
+            wrong = self._differing(self._store.read_range(self.name, start, stop), first)
+            return wrong and self._differing(self._store.read_range(self.name, start, stop), first)
+        except DamagedError:
+            return list(range(first, last))
+
+    def check_pieces(self) -> Iterator[list[int]]:
+        """`differing` over all spans, side by side."""
+        spans = list(self.spans())
+        if len(spans) < 2:
+            yield from (self.differing(*span) for span in spans)
+            return
+        with ThreadPoolExecutor(FETCHES, "check") as pool:
+            yield from pool.map(lambda span: self.differing(*span), spans)
+
+    def stream(self) -> io.BufferedReader:
+        """The file as a binary file object that can seek."""
+        return io.BufferedReader(_Raw(self), FETCH_BYTES // 4 if self.remote else 2**17)
+
+    def download(self, target: Path) -> None:
+        """A checked copy on local disk. StorageError when that is full."""
+        try:
+            with open(target, "wb") as copy:
+                for block in self.blocks():
+                    copy.write(block)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(error.errno, f"cannot keep a copy of '{self.name}' in {target.parent}: {error}") from error
+
+    @property
+    def place(self) -> Path:
+        """Where a file of a store on local disk lies."""
+        assert not self.remote, "a local store"
+        return Path(self._store.full(self.name))
+
+    def ensure(self) -> None:
+        """Checks those pieces of a file on local disk that this process has not checked yet."""
+        self._local.ensure()
+
+    @functools.cached_property
+    def _local(self) -> LocalPieces:
+        self.check_size()
+        return LocalPieces(self, self._store.full(self.name))
+
+
+def cut(start: int, stop: int, step: int) -> list[tuple[int, int]]:
+    """[start, stop) in consecutive spans that end at multiples of `step`."""
+    borders = [start, *range((start // step + 1) * step, stop, step), stop]
+    return [(begin, end) for begin, end in itertools.pairwise(borders) if begin < end]
+
+
+def read_ahead(spans: Iterable[tuple[RangeFile, int, int]]) -> Iterator[bytes]:
+    """The content of each span of a file, in turn; `FETCHES` of them are read at a time, side by side."""
+    todo = list(spans)
+    if len(todo) < 2:
+        yield from (file.read(begin, end) for file, begin, end in todo)
+        return
+    with ThreadPoolExecutor(FETCHES, "read") as pool:
+        pending: deque[Future[bytes]] = deque()
+        try:
+            for file, begin, end in todo:
+                pending.append(pool.submit(file.read, begin, end))
+                if len(pending) > FETCHES:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+class LocalPieces:
+    """A file on local disk whose pieces are checked when they are first touched."""
+
+    def __init__(self, file: CheckedFile, path: str) -> None:
+        self._file = file
+        self._path = path
+        seen = os.stat(path)
+        self._sound = _sound((path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record.sha256), file.pieces)
+
+    def read(self, start: int, stop: int) -> bytes:
+        width = self._file.piece_bytes
+        first, last = start // width, -(-stop // width)
+        missing = [piece for piece in range(first, last) if not self._sound[piece]]
+        if missing:
+            begin, end = missing[0] * width, min((missing[-1] + 1) * width, self._file.size)
+            data = self._check(missing[0], missing[-1] + 1)
+            if begin <= start and stop <= end:
+                return data[start - begin : stop - begin]
+        file = descriptor(self._path)  # held while reading: another thread may put it out of the cache
+        data = os.pread(file.number, stop - start, start)
+        if len(data) < stop - start:
+            raise DamagedError(f"'{self._file.name}' ends at byte {start + len(data)}; it had {self._file.size} bytes when it was opened")
+        return data
+
+    def ensure(self) -> None:
+        spans = [(first, last) for first, last in self._file.spans() if not all(self._sound[first:last])]
+        with ThreadPoolExecutor(FETCHES, "check") as pool:
+            for _ in pool.map(lambda span: self._check(*span), spans):
+                pass
+
+    def _check(self, first: int, last: int) -> bytes:
+        data = self._file.fetch(first, last)
+        self._sound[first:last] = b"\1" * (last - first)
+        return data
+
+
+class _Raw(io.RawIOBase):
+    """What `io.BufferedReader` reads from."""
+
+    def __init__(self, file: CheckedFile) -> None:
+        self._file = file
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._place + len(buffer), self._file.size)
+        data = self._file.read(self._place, stop) if stop > self._place else b""
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+class Descriptor:
+    """An open file. Closed with the last reference, so never under a thread that reads."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound here: modules may be gone when a process ends
+        if hasattr(self, "number"):
+            close(self.number)
+
+
+descriptor = functools.lru_cache(maxsize=OPEN_FILES)(Descriptor)
+
+_checked_here: dict[tuple[Any, ...], bytearray] = {}
+
+
+def _sound(key: tuple[Any, ...], pieces: int) -> bytearray:
+    """Per piece of a local file, as it was when it was opened, whether this process has checked it."""
+    return _checked_here.setdefault(key, bytearray(pieces))
+
+
+def _matches(part: memoryview, digests: bytes, number: int) -> bool:
+    return hashlib.sha256(part).digest() == digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]

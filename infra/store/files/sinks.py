@@ -1,0 +1,219 @@
+"""Where the parts of one file go while it is written: local disk, an S3 server, or any other filesystem.
+
+Invariant: nothing is visible under the file's own name before `finish` did its last step, and that step makes all of it visible. Every step
+can be repeated, so each is tried again by itself; but for syncs of local disk, whose failure is the end of the file (`storage/local.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.store.storage.filesystem import Filesystem
+from infra.store.storage.local import sync, sync_folder
+from infra.store.storage.retry import StorageError
+
+PART_BYTES = 16 * 2**20
+PARTS_AHEAD = 8
+ABORT_SECONDS = 10.0
+PARTS_OF_A_SIZE = 1000
+"""S3 allows 10,000 parts of 5 MiB to 5 GiB: each thousand is twice as long as the one before, which suffices for 16 TiB."""
+
+
+def part_length(before: int) -> int:
+    """Bytes of the part of an upload that `before` others come before."""
+    return PART_BYTES << (before // PARTS_OF_A_SIZE)
+
+
+def parts_of(size: int) -> int:
+    """Parts in which a file of so many bytes is uploaded; 0 for one that is shorter than a part, which is put in one go."""
+    number = 0
+    while size > 0 and (number or size >= PART_BYTES):
+        size, number = size - part_length(number), number + 1
+    return number
+
+
+class Sink(Protocol):
+    """Where the parts of one file go."""
+
+    def next_length(self) -> int:
+        """Bytes of the next part, when it is not the last."""
+
+    def put(self, part: bytes | bytearray) -> None: ...
+    def finish(self, last: bytes) -> None:
+        """Takes the last part (it may be empty) and makes the file visible."""
+
+    def abort(self) -> None: ...
+
+
+def sink_for(store: Filesystem, path: str) -> Sink:
+    if store.is_local:
+        return LocalSink(store, path)
+    return MultipartSink(store, path) if hasattr(store.fs, "call_s3") else SpoolSink(store, path)
+
+
+class LocalSink:
+    """A temporary file beside the place, synced and renamed at the end. Parts are written by position, so that a try can be repeated."""
+
+    def __init__(self, store: Filesystem, path: str) -> None:
+        self._store, self._path = store, path
+        self._target = Path(store.full(path))
+        self._temporary = self._target.parent / f".tmp-{uuid.uuid4().hex}"
+        self._file: io.FileIO | None = None
+        self._offset = 0
+
+    def next_length(self) -> int:
+        return PART_BYTES
+
+    def put(self, part: bytes | bytearray) -> None:
+        self._store.call(f"writing '{self._path}'", lambda: self._write(part))
+        self._offset += len(part)
+
+    def _write(self, part: bytes | bytearray) -> None:
+        if self._file is None:
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            self._file = io.FileIO(self._temporary, "wb")
+        written, view = 0, memoryview(part)
+        while written < len(part):
+            written += os.pwrite(self._file.fileno(), view[written:], self._offset + written)
+
+    def finish(self, last: bytes) -> None:
+        self.put(last)
+        file, what = self._file, f"writing '{self._path}'"
+        assert file is not None, "put opened it"
+        self._store.call(what, lambda: sync(file.fileno(), self._target))
+        file.close()
+        self._store.call(what, lambda: os.replace(self._temporary, self._target))
+        self._temporary = self._target  # which is what `abort` takes away from here on
+        self._store.call(what, lambda: sync_folder(self._target.parent))
+
+    def abort(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+class MultipartSink:
+    """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for a file that is shorter than a part."""
+
+    def __init__(self, store: Filesystem, path: str) -> None:
+        self._store, self._path, self._full = store, path, store.full(path)
+        bucket, key, _ = store.fs.split_path(self._full)
+        self._place = {"Bucket": bucket, "Key": key}
+        self._upload = ""
+        self._pool = ThreadPoolExecutor(PARTS_AHEAD, "upload")
+        self._sent: list[Future[dict[str, Any]]] = []
+        self._size = 0
+
+    def next_length(self) -> int:
+        return part_length(len(self._sent))
+
+    def _s3(self, method: str, size: int = 0, **arguments: Any) -> dict[str, Any]:
+        what = f"writing '{self._path}' ({method})"
+        answer: dict[str, Any] = self._store.call(what, lambda: self._store.fs.call_s3(method, **self._place, **arguments), size=size)
+        return answer
+
+    def put(self, part: bytes | bytearray) -> None:
+        if not self._upload:
+            self._upload = self._s3("create_multipart_upload")["UploadId"]
+        if len(self._sent) >= PARTS_AHEAD:
+            self._sent[-PARTS_AHEAD].result()
+        number = len(self._sent) + 1
+        self._sent.append(self._pool.submit(self._s3, "upload_part", len(part), UploadId=self._upload, PartNumber=number, Body=part))
+        self._size += len(part)
+
+    def finish(self, last: bytes) -> None:
+        if not self._upload:
+            self._store.call(f"writing '{self._path}'", lambda: self._store.fs.pipe_file(self._full, last), size=len(last))
+            self._pool.shutdown()
+            return
+        if last:
+            self.put(last)
+        parts = [{"PartNumber": number, "ETag": sent.result()["ETag"]} for number, sent in enumerate(self._sent, start=1)]
+        try:
+            self._s3("complete_multipart_upload", self._size, UploadId=self._upload, MultipartUpload={"Parts": parts})
+        except FileNotFoundError:  # no such upload: an earlier try had completed it, and its answer was lost
+            if self._store.size(self._path) != self._size:
+                raise
+        self._upload = ""
+        self._pool.shutdown()
+
+    def abort(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait(self._sent, timeout=ABORT_SECONDS)
+        if self._upload:
+            upload, self._upload = self._upload, ""
+            try:
+                self._store.fs.call_s3("abort_multipart_upload", **self._place, UploadId=upload)
+            except Exception:  # what brought us here is raised already
+                return
+
+
+class SpoolSink:
+    """For filesystems of which nothing is known but that they take a file: it is collected in a temporary one, and put in one call."""
+
+    def __init__(self, store: Filesystem, path: str) -> None:
+        self._store, self._path, self._full = store, path, store.full(path)
+        self._spool: Any = None
+        self._size = 0
+        self._placing = False
+
+    def next_length(self) -> int:
+        return PART_BYTES
+
+    def put(self, part: bytes | bytearray) -> None:
+        try:
+            if self._spool is None:
+                self._spool = tempfile.NamedTemporaryFile(prefix="apertus-upload-", dir=_scratch())  # noqa: SIM115  (lives until `_close`)
+            self._spool.write(part)
+        except OSError as error:
+            raise StorageError(error.errno, f"cannot collect '{self._path}' in {_scratch()} before it is stored: {error}") from error
+        self._size += len(part)
+
+    def finish(self, last: bytes) -> None:
+        if self._spool is not None:
+            self.put(last)
+            self._spool.flush()
+        self._placing = True
+        self._store.call(
+            f"writing '{self._path}'", lambda: self._store.in_folder(self._full, lambda: self._place(last)), size=max(self._size, len(last))
+        )
+        self._close()
+
+    def _place(self, last: bytes) -> None:
+        if self._spool is None:
+            self._store.fs.pipe_file(self._full, last)
+        else:
+            self._store.fs.put_file(self._spool.name, self._full)
+
+    def abort(self) -> None:
+        self._close()
+        if self._placing:
+            try:
+                self._store.fs.rm_file(self._full)
+            except Exception:  # most often there is nothing
+                return
+
+    def _close(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+
+
+def _scratch() -> str:
+    folder = os.environ.get("APERTUS_SCRATCH")
+    return folder if folder and os.path.isdir(folder) else tempfile.gettempdir()
+
+
+def write_whole(store: Filesystem, path: str, data: bytes) -> None:
+    """Writes a file in one go, without a record: for sidecars."""
+    sink = sink_for(store, path)
+    try:
+        sink.finish(data)
+    except BaseException:
+        sink.abort()
+        raise

@@ -1,0 +1,280 @@
+"""Garbage: what no named run reaches.
+
+Reached is what the last record of a named run refers to, what a record younger than the grace period refers
+to, what may be running, and all that these were made from. May be running: an artifact with a file younger
+than the grace period, with a lease that is not released, or whose holder is a process of this machine. Ages
+are differences between this machine's clock and the storage's, so nothing is removed while this machine's is
+ahead. Of a reached trajectory everything up to the furthest step that is reached stays, as its own retention
+left it. In a reached artifact goes what no marker names: attempts that came to nothing, and the units of a
+part that is finished.
+
+Invariants: removing follows a survey that was made after the wish to remove. Markers go first, of everything, and files after them: a crash
+in the middle leaves files without a marker, which the next collection finds, and never a marker without its files. Nothing is removed when
+a run was recorded since the survey. What cannot be read keeps what it is part of; where it is not known what something reached was made
+from, every artifact stays.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infra.store import runs
+from infra.store.documents import Lock, check
+from infra.store.reading.walk import Contents, Listed, Marker, artifacts, list_files, open_contents, reach, time_of
+from infra.store.store import Store, StoreError
+from infra.store.writing.lease import Beat, holder_of
+
+GRACE = 86_400.0  # seconds
+LEASE_GRACE = 3_600.0  # seconds that a lease counts as held after its last change, whatever the grace period
+CLOCK_AHEAD = 600.0  # seconds that this machine's clock may be ahead of the storage's
+Why = Literal[
+    "no run reaches it",
+    "later than any run reaches",
+    "an attempt without result",
+    "units of a finished part",
+    "references of what goes",
+    "inputs of no run",
+]
+END = None  # in place of a step: the whole trajectory
+
+
+@dataclass
+class Item:
+    """Something to remove: markers and files of one artifact, for one reason. `marks` say that a protected stage had finished there."""
+
+    path: str
+    kind: str
+    name: str
+    why: Why
+    marks: list[str] = field(default_factory=list)
+    markers: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    bytes: int = 0
+    whole: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.markers) + len(self.files)
+
+
+@dataclass
+class Survey:
+    """A store as it was found. `bytes` and `files`: of all of it; `live`: what may be running; `notes`: what could not be read; `records`:
+    of all runs, by place."""
+
+    items: list[Item]
+    bytes: int
+    files: int
+    reached: int
+    runs: list[str]
+    live: list[str]
+    notes: list[str]
+    records: frozenset[str]
+
+    @property
+    def freed(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> Survey:
+    """Finds what no named run reaches. Reads one listing of the store, and the markers of its artifacts.
+
+    Args:
+        grace: seconds; nothing younger is collected, nor what it was made from.
+        now: unix time; a test's.
+
+    Raises:
+        StoreError: a record of a run is damaged, so that what it reaches is not known.
+    """
+    now = time.time() if now is None else now
+    records = _records(store)
+    listing = list_files(store)
+    found = {path: open_contents(store, path, files) for path, files in artifacts(listing).items()}
+    live = [path for path, contents in found.items() if _may_run(store, contents, grace, now)]
+    roots: list[tuple[str, int | None]] = [(path, END) for path in live]
+    for name in runs.names(store):
+        stamps = runs.stamps(store, name)
+        for record in [runs.read(store, name, stamp) for stamp in stamps]:
+            if record.stamp == stamps[-1] or now - record.time < grace:
+                roots += record.parts.values()
+    steps = reach(lambda path: found[path].inputs if path in found else (), roots)
+    documents = {digest for path in steps if path in found for digest in found[path].documents}
+    unknown = sorted(path for path in steps if path in found and not found[path].says_inputs)
+    if unknown:
+        steps = {path: {END} for path in found}
+    items = [item for contents in found.values() for item in _garbage(contents, steps.get(contents.path), contents.path in live)]
+    whole = {item.path for item in items if item.whole}
+    for gone in items:
+        ends = [marker.step for marker in found[gone.path].markers if marker.kind == "manifest" and marker.path in gone.markers]
+        gone.marks = [mark for step in ends if (mark := runs.protected_mark(gone.path, step)) in listing]
+    items += [item for contents in found.values() if (item := _references(contents, whole)) is not None]
+    items += [] if unknown else _inputs(store, listing, documents, grace, now)
+    notes = [f"'{name}' cannot be read; its artifact is kept as it is" for contents in found.values() for name in contents.damaged]
+    notes += [f"'{path}/identity.json' does not say what it was made from, so every artifact is kept" for path in unknown]
+    total = sum(file.size for file in listing.values())
+    return Survey(items, total, len(listing), len(steps.keys() & found.keys()), runs.names(store), live, notes, records)
+
+
+def _records(store: Store) -> frozenset[str]:
+    return frozenset(f"{name}/{stamp}" for name in runs.names(store) for stamp in runs.stamps(store, name))
+
+
+def remove(
+    store: Store,
+    found: Survey,
+    on_item: Callable[[Item], None] = lambda item: None,
+    clock: Callable[[], float] = time.time,
+) -> int:
+    """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are gone. StoreError, and nothing is
+    removed, when a run was recorded since, or this machine's clock is ahead of the storage's."""
+    _compare_clocks(store, clock)
+    chosen = found.items
+    if new := sorted(_records(store) - found.records):
+        raise StoreError(
+            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed, give the command again"
+        )
+    order = {"manifest": 0, "checkpoints": 1, "units": 2}
+    markers = [
+        (order.get(name[len(item.path) + 1 :].split("/")[0].split(".")[0].split("-")[0], 3), name)
+        for item in chosen
+        for name in item.markers
+    ]
+    for mark in [mark for item in chosen for mark in item.marks]:
+        store.remove(mark)
+    for _, name in sorted(markers):
+        store.remove(name)
+    for item in chosen:
+        if item.whole:
+            store.remove(item.path)
+        else:
+            for folder in _folders(store, item.files):
+                store.remove(folder)
+        on_item(item)
+    return sum(item.bytes for item in chosen)
+
+
+def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
+    """StoreError when files look older to this machine than they are."""
+    probe = f".tmp-{uuid.uuid4().hex}"
+    store.replace(probe, b"clock")
+    try:
+        here, written = clock(), time_of(store, probe)
+    finally:
+        store.remove(probe)
+    if written is not None and (ahead := here - written) > CLOCK_AHEAD:
+        raise StoreError(
+            f"this machine's clock is {ahead:,.0f} s ahead of that of the store {store.url}, "
+            "so what is young looks old; nothing was removed. Fix: set the clock"
+        )
+
+
+def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool:
+    """Whether somebody may be working at an artifact. A file without a time counts as old, a lease without one as held."""
+    if any(file.modified is not None and now - file.modified < grace for file in contents.files.values()):
+        return True
+    folder, longest = f"{contents.path}/leases/", max(grace, LEASE_GRACE)
+    leases = {name: file.modified for name, file in contents.files.items() if name.startswith(folder)}
+    if held := [name for name, when in leases.items() if when is None or now - when < longest]:
+        return not _released(store, contents, max(held))
+    # This machine's clock dates the files of a local store, and may have jumped since the last change.
+    holder = holder_of(store, contents.path) if leases and store.is_local else None
+    return holder is not None and holder.on_this_machine
+
+
+def _released(store: Store, contents: Contents, lease: str) -> bool:
+    """Whether the beat of the newest claim says so."""
+    generation = lease.rpartition("/")[2].split("-")[0].split(".")[0]
+    for name in contents.files:
+        if name.startswith(f"{contents.path}/leases/{generation}"):
+            try:
+                if Beat.read(store.read_bytes(name)).released:
+                    return True
+            except StoreError:
+                continue
+    return False
+
+
+def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) -> list[Item]:
+    if live or contents.damaged:
+        return []
+    if reached is None:
+        item = Item(contents.path, contents.kind, contents.name, "no run reaches it", whole=True)
+        item.markers = [marker.path for marker in contents.markers]
+        item.files = [name for name in contents.files if name not in item.markers]
+        item.bytes = sum(file.size for file in contents.files.values())
+        return [item]
+    last = None if END in reached else max(step for step in reached if step is not None)
+
+    def why(marker: Marker) -> Why | None:
+        if marker.step is not None and last is not None and marker.step > last:
+            return "later than any run reaches"
+        return "units of a finished part" if marker.kind == "unit" and contents.finished else None
+
+    kept = [marker for marker in contents.markers if why(marker) is None]
+    needed = {name for marker in kept for name in marker.all_files}
+    attempts = {attempt for marker in kept for attempt in marker.attempts}
+    logs = {f"{contents.path}/logs/{attempt}.txt" for attempt in attempts}
+    items: dict[Why, Item] = {}
+
+    def item_of(reason: Why) -> Item:
+        return items.setdefault(reason, Item(contents.path, contents.kind, contents.name, reason))
+
+    gone: set[str] = set()
+    for marker in contents.markers:
+        if (reason := why(marker)) is not None:
+            item = item_of(reason)
+            files = [name for name in marker.all_files if name in contents.files and name not in needed | gone]
+            gone |= set(files)
+            item.markers.append(marker.path)
+            item.files += files
+            item.bytes += sum(contents.files[name].size for name in (marker.path, *files))
+    for name, file in contents.files.items():
+        if name.startswith((f"{contents.path}/attempts/", f"{contents.path}/logs/")) and name not in needed | gone | logs:
+            item = item_of("an attempt without result")
+            item.files.append(name)
+            item.bytes += file.size
+    return list(items.values())
+
+
+def _references(contents: Contents, whole: set[str]) -> Item | None:
+    """What artifacts that go have written beside a checkpoint of one that stays."""
+    files = [name for name, referrer in contents.references.items() if referrer in whole and contents.path not in whole]
+    size = sum(contents.files[name].size for name in files)
+    return Item(contents.path, contents.kind, contents.name, "references of what goes", files=files, bytes=size) if files else None
+
+
+def _inputs(store: Store, listing: dict[str, Listed], documents: set[str], grace: float, now: float) -> list[Item]:
+    """Records of documents outside the store that nothing reached was made from. They cost a reading of the documents, no more."""
+    item = Item("inputs", "inputs", "inputs", "inputs of no run")
+    for name, file in listing.items():
+        if not name.startswith("inputs/") or file.modified is None or now - file.modified < grace:
+            continue
+        digest = name.removeprefix("inputs/").removesuffix(".files.jsonl")
+        if name.endswith(".json"):
+            try:
+                digest = check(Lock, store.read_json(name), name).digest
+            except StoreError:
+                continue
+        elif not name.endswith(".files.jsonl"):
+            continue
+        if digest not in documents:
+            item.files.append(name)
+            item.bytes += file.size
+    return [item] if item.files else []
+
+
+def _folders(store: Store, files: list[str]) -> list[str]:
+    """The files, or, where all that lies in a folder goes, the folder."""
+    going = set(files)
+    by_folder: dict[str, list[str]] = {}
+    for name in files:
+        by_folder.setdefault(name.rsplit("/", 1)[0], []).append(name)
+    chosen: list[str] = []
+    for folder, inside in by_folder.items():
+        whole = folder != "inputs" and set(list_files(store, folder)) <= going
+        chosen += [folder] if whole else inside
+    return chosen

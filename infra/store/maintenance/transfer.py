@@ -1,0 +1,133 @@
+"""Copying artifacts, with all that they were made from, to another store.
+
+Invariants: an artifact comes after everything it was made from, its files before its markers, and every file is compared with the digest
+that its marker states while it is copied. So the target is a sound store at every moment, and a copy that was cut off goes on. What no
+marker names (logs, leases, attempts without result) stays behind, and so do the units of a part that is finished. A marker that the target
+has already is left as it is: the same fingerprint is the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from infra.store.documents import Lock, check
+from infra.store.reading.walk import Contents, Marker, open_contents, reach
+from infra.store.records import DamagedError, FileRecord, StoreError
+from infra.store.store import Store
+
+_ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
+
+
+@dataclass
+class Amount:
+    """What was copied, and what was there already; bytes are those of files that markers name."""
+
+    artifacts: int = 0
+    files: int = 0
+    bytes: int = 0
+    present_files: int = 0
+    present_bytes: int = 0
+
+
+def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple[Contents, int | None]]:
+    """The artifacts that are stored among `roots` (place and, of a trajectory, step) and all that they were made from, inputs first, each
+    with the furthest step that is wanted of it. StoreError for a marker that cannot be read."""
+    opened: dict[str, Contents] = {}
+
+    def inputs_of(path: str) -> list[tuple[str, int | None]]:
+        contents = opened[path] = open_contents(store, path)
+        for why in contents.damaged.values():
+            raise StoreError(why)
+        return contents.inputs
+
+    steps = reach(inputs_of, roots)
+    wanted = [(opened[path], max((step for step in at if step is not None), default=None)) for path, at in steps.items()]
+    return [(contents, step) for contents, step in wanted if contents.files]
+
+
+def markers_of(contents: Contents, step: int | None) -> list[Marker]:
+    """The markers of an artifact that are copied: those up to `step`, in the order in which they are written."""
+    chosen = [
+        marker
+        for marker in contents.markers
+        if not (marker.kind == "unit" and contents.finished) and not (marker.step is not None and step is not None and marker.step > step)
+    ]
+    return sorted(chosen, key=lambda marker: (_ORDER[marker.kind], marker.step or 0, marker.path))
+
+
+def copy_artifacts(
+    source: Store,
+    target: Store,
+    artifacts: Iterable[tuple[Contents, int | None]],
+    on_bytes: Callable[[str, int], None] = lambda name, size: None,
+) -> Amount:
+    """Copies artifacts (`closure`) and the records of the documents that they were made from.
+
+    `on_bytes` is told of every file that is done, copied or found. StoreError for a file that is missing, or is not what its marker
+    states: nothing that names it is written then."""
+    amount = Amount()
+    target.initialise()
+    documents: set[str] = set()
+    references: list[tuple[str, str]] = []
+    copied: set[str] = set()
+    for contents, step in artifacts:
+        copied.add(contents.path)
+        references += contents.references.items()
+        documents |= contents.documents
+        if contents.identity:
+            path = f"{contents.path}/identity.json"
+            target.write_once(path, source.read_whole(path))
+        done: set[str] = set()
+        for marker in markers_of(contents, step):
+            there = target.exists(marker.path)
+            for name, record in marker.all_files.items():
+                if name in done:
+                    continue
+                done.add(name)
+                if there or _equal(target, name, record):
+                    amount.present_files, amount.present_bytes = amount.present_files + 1, amount.present_bytes + record.size
+                else:
+                    _copy_file(source, target, name, record)
+                    amount.files, amount.bytes = amount.files + 1, amount.bytes + record.size
+                on_bytes(name, record.size)
+            if not there:
+                target.write_once(marker.path, marker.data)
+        amount.artifacts += 1
+    chosen = [name for name, referrer in references if referrer in copied]
+    for name in [*chosen, *_records(source, documents)]:
+        target.write_once(name, source.read_whole(name))
+    return amount
+
+
+def _equal(target: Store, name: str, record: FileRecord) -> bool:
+    """Whether the target has the file already, by size first, then by content."""
+    if target.size(name) != record.size:
+        return False
+    try:
+        target.reader(name, record).check()
+    except StoreError:
+        return False
+    return True
+
+
+def _copy_file(source: Store, target: Store, name: str, record: FileRecord) -> None:
+    try:
+        with target.writer(name) as writer:
+            for block in source.reader(name, record).blocks():
+                writer.write(block)
+    except DamagedError as error:
+        raise DamagedError(f"{error} (in the store {source.url}); nothing that names it was copied") from error
+
+
+def _records(source: Store, documents: set[str]) -> Iterator[str]:
+    """The records of documents outside the store, by digest."""
+    for name in source.names("inputs"):
+        path = f"inputs/{name}"
+        if name.endswith(".files.jsonl"):
+            if name.removesuffix(".files.jsonl") in documents:
+                yield path
+        elif name.endswith(".json"):
+            lock = check(Lock, source.read_json(path), f"'{path}' in the store {source.url}")
+            if lock.digest in documents:
+                yield path

@@ -1,0 +1,204 @@
+"""Re-checking what is stored: every marker, and every file that a marker names, piece by piece.
+
+Invariants: `verify` only reads. `withdraw` takes markers away, and keeps each below `damaged/`; files stay where they are. What is
+withdrawn is what names a damaged file, so the next run finds it missing and makes it again. Stages that read a damaged artifact are named
+and kept: they compared what they read with its digests when they read it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from infra.store.documents import Identity, Lock, Run, check
+from infra.store.files.reader import CheckedFile
+from infra.store.inputs import ROWS, recorded_files
+from infra.store.reading.artifact import Artifact, quarantine
+from infra.store.reading.walk import ARTIFACT, Listed, artifacts, list_files, open_contents
+from infra.store.records import StoreError
+from infra.store.store import Store
+
+READERS = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was committed. `markers` name it, and are what `withdraw` takes away; `file` is empty when the marker
+    itself cannot be read, `pieces` when the file is gone or has another size."""
+
+    artifact: str
+    markers: tuple[str, ...]
+    file: str
+    what: str
+    pieces: tuple[int, ...] = ()
+    history: bool = False
+
+
+@dataclass
+class Verified:
+    """What was looked at, and what was found. `names`: artifact -> name of the stage's part; `readers`: artifact -> those made from it."""
+
+    markers: int = 0
+    files: int = 0
+    bytes: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, list[str]] = field(default_factory=dict)
+
+    def rerun(self) -> list[dict[str, str]]:
+        """Parts whose artifact is damaged, then those that were made from them, nearest first: `{"name", "artifact", "because"}`."""
+        damaged = [damage.artifact for damage in self.damages if not damage.history]
+        found = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
+        queue = deque(found)
+        while queue:
+            artifact = queue.popleft()
+            for reader in self.readers.get(artifact, []):
+                if reader not in found:
+                    found[reader] = f"made from {self.names.get(artifact, artifact)}"
+                    queue.append(reader)
+        return [{"name": self.names.get(path, path), "artifact": path, "because": because} for path, because in found.items()]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A file, and the markers that name it."""
+
+    file: CheckedFile
+    artifact: str
+    markers: list[str]
+    history: bool
+
+
+def verify(
+    store: Store, chosen: Iterable[str] | None = None, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Verified:
+    """Reads everything.
+
+    Args:
+        chosen: artifacts to check; all of the store, with its records of runs and inputs, by default.
+        on_progress: called with bytes done and bytes in all.
+    """
+    found = Verified()
+    everything = artifacts(list_files(store))
+    with ThreadPoolExecutor(READERS, "verify") as pool:
+        named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), found)
+        if chosen is None:
+            _read_records(store, pool, found)
+        total, done = sum(entry.file.size for entry in named), 0
+        found.files, found.bytes = len(named), total
+        on_progress(0, total)
+        for entry, problem in zip(named, pool.map(lambda entry: _look(entry.file), named), strict=True):
+            if problem:
+                found.damages.append(_damage(entry, problem))
+                total -= entry.file.size
+        damaged = {damage.file for damage in found.damages}
+        tasks = ((entry, span) for entry in named if entry.file.name not in damaged for span in entry.file.spans())
+        wrong: dict[int, list[int]] = {}
+        for (entry, (first, last)), pieces in _side_by_side(pool, tasks, lambda task: task[0].file.differing(*task[1])):
+            done += min(last * entry.file.piece_bytes, entry.file.size) - first * entry.file.piece_bytes
+            on_progress(done, total)
+            if pieces:
+                wrong.setdefault(id(entry), []).extend(pieces)
+        for entry in named:
+            if differing := wrong.get(id(entry)):
+                found.damages.append(_damage(entry, str(entry.file.damaged(differing)), tuple(differing)))
+    return found
+
+
+def _read_markers(
+    store: Store, pool: ThreadPoolExecutor, everything: dict[str, dict[str, Listed]], chosen: set[str], found: Verified
+) -> list[_Named]:
+    files: dict[tuple[str, str], _Named] = {}
+    others = [path for path in everything if path not in chosen]
+    identities = dict(zip(others, pool.map(lambda path: _identity(store, path), others), strict=True))
+    for artifact in sorted(chosen & everything.keys()):
+        contents = open_contents(store, artifact, everything[artifact], pool.map)
+        identities[artifact] = contents.identity
+        own = f"{artifact}/identity.json"
+        damaged = contents.damaged
+        if contents.begun and contents.identity is None:
+            damaged = {own: f"'{own}' is not in the store {store.url}"} | damaged
+        for path, why in damaged.items():
+            manifests = [marker.path for marker in contents.markers if marker.kind == "manifest"] if path == own else []
+            found.damages.append(Damage(artifact, (path, *manifests), "", why))
+        found.markers += len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
+        for marker in contents.markers:
+            for history, records in ((False, marker.files), (True, marker.rows)):
+                for name, record in records.items():
+                    entry = _Named(store.reader(name, record), artifact, [], history)
+                    files.setdefault((name, record.sha256), entry).markers.append(marker.path)
+    for path, identity in identities.items():
+        if identity is not None:
+            found.names[path] = identity.name
+            for place in {read.place for read in identity.inputs.values() if read.place is not None}:
+                found.readers.setdefault(place, []).append(path)
+    return list(files.values())
+
+
+def _identity(store: Store, path: str) -> Identity | None:
+    try:
+        return Artifact(store, path).identity
+    except StoreError:
+        return None
+
+
+def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
+    """Records of runs and of documents outside have no files; they must be JSON, and a list of documents makes its digest."""
+    paths = [f"inputs/{name}" for name in store.names("inputs")]
+    paths += [f"runs/{pipeline}/{name}" for pipeline in store.names("runs") for name in store.names(f"runs/{pipeline}")]
+    found.markers += len(paths)
+
+    def read(path: str) -> str:
+        try:
+            if path.endswith(ROWS):
+                recorded_files(store, path.removeprefix("inputs/").removesuffix(ROWS))
+            else:
+                model = Lock if path.startswith("inputs/") else Run
+                check(model, store.read_json(path), f"'{path}' in the store {store.url}")
+            return ""
+        except StoreError as error:
+            return str(error)
+
+    for path, problem in zip(paths, pool.map(read, paths), strict=True):
+        if problem:
+            found.damages.append(Damage(path.rsplit("/", 1)[0], (path,), "", problem))
+
+
+def _look(file: CheckedFile) -> str:
+    """What is wrong with the size or the list of digests of a file; empty when nothing is."""
+    try:
+        file.check_size()
+        file.digests  # noqa: B018  (they are loaded and compared here)
+        return ""
+    except StoreError as error:  # damaged, or a link that leads out of the store
+        return str(error)
+
+
+def _damage(entry: _Named, what: str, pieces: tuple[int, ...] = ()) -> Damage:
+    return Damage(entry.artifact, tuple(entry.markers), entry.file.name, what, pieces, entry.history)
+
+
+def _side_by_side(pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[T], R]) -> Iterator[tuple[T, R]]:
+    """Results in the order of the tasks, of which few are begun ahead."""
+    pending: deque[tuple[T, Future[R]]] = deque()
+    for task in tasks:
+        pending.append((task, pool.submit(work, task)))
+        if len(pending) >= 2 * READERS:
+            first, future = pending.popleft()
+            yield first, future.result()
+    for task, future in pending:
+        yield task, future.result()
+
+
+def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
+    """Takes the markers of what is damaged away, and keeps them below `damaged/<time>/`; their paths. A checkpoint whose rows of metrics
+    alone are damaged stays: what it holds is sound."""
+    gone = sorted({marker for damage in damages if not damage.history for marker in damage.markers})
+    quarantine(store, reversed(gone))  # a manifest goes before the checkpoint that it names
+    return gone

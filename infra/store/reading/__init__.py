@@ -1,0 +1,1 @@
+"""What is committed: artifacts and checkpoints, parts of their files, and what they were made from."""

@@ -1,0 +1,251 @@
+"""Reading what is committed: manifests, checkpoints, units, files.
+
+Invariant: a file is reached only through the marker that names it, and its content is checked against the digests that the marker states.
+What a marker says is itself checked before it is used: no name in it leads out of the artifact's attempts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from infra.store.documents import FIX, CheckpointMarker, Identity, Manifest, check, check_checkpoint, check_manifest
+from infra.store.files.reader import FETCHES, CheckedFile
+from infra.store.files.rows import decode
+from infra.store.records import DamagedCheckpoint, DamagedError, FileRecord, StoreError
+from infra.store.store import Store
+from specs.foreign import ForeignError, parse_json, shown
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit marker."""
+
+    artifact: Artifact
+    step: int
+    folder: str
+    marker: CheckpointMarker
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.marker.facts
+
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """Name in the folder -> record."""
+        return self.marker.files
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"checkpoint {self.step} of {self.artifact.path} in the store {self.artifact.store.url}"
+
+    def open(self, name: str) -> CheckedFile:
+        """A file of the checkpoint, for reading in parts, checked."""
+        if name not in self.files:
+            raise DamagedError(f"{self.name} has no file '{name}'; it has {', '.join(sorted(self.files))}")
+        return self.artifact.store.reader(f"{self.folder}/{name}", self.files[name])
+
+    def damaged(self, error: DamagedError) -> DamagedCheckpoint:
+        """What is wrong with a file, as the checkpoint's error."""
+        return DamagedCheckpoint(str(error), self.artifact.path, self.step)
+
+    def check(self, *, content: bool = True) -> None:
+        """Every file is there with its length; with `content`, all of it is read and compared too. Several at a time. DamagedCheckpoint
+        names the first that differs."""
+        with ThreadPoolExecutor(FETCHES, "check") as pool:
+            checks = [pool.submit(file.check if content else file.check_size) for file in map(self.open, self.files)]
+            try:
+                for check in checks:
+                    check.result()
+            except DamagedError as error:
+                raise self.damaged(error) from error
+            finally:
+                for check in checks:
+                    check.cancel()
+
+    def validation_loss(self, metric: str) -> float | None:
+        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None for any other, and when it was not measured at this
+        very step."""
+        losses: dict[str, float] = self.facts.get("validation") or {}
+        if not losses or self.facts.get("validation_step") != self.step:
+            return None
+        if metric == "val_loss":
+            return sum(losses.values()) / len(losses)
+        return losses.get(metric.removeprefix("val_loss/")) if metric.startswith("val_loss/") else None
+
+
+class Artifact:
+    """The folder of one fingerprint. `step` chooses the manifest of a training artifact; None is the only one of the others."""
+
+    def __init__(self, store: Store, path: str, step: int | None = None) -> None:
+        self.store = store
+        self.path = path
+        self.step = step
+
+    @property
+    def manifest_path(self) -> str:
+        return f"{self.path}/manifest.json" if self.step is None else f"{self.path}/manifest-{self.step:08d}.json"
+
+    @property
+    def complete(self) -> bool:
+        return self.store.exists(self.manifest_path)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The committed manifest. StoreError when there is none, or it is not one."""
+        what = f"'{self.manifest_path}' in the store {self.store.url}"
+        return check_manifest(self.store.read_json(self.manifest_path), self.step, what)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What was hashed into the fingerprint. StoreError when it cannot be read."""
+        path = f"{self.path}/identity.json"
+        return check(Identity, self.store.read_json(path), f"'{path}' in the store {self.store.url}")
+
+    def metric(self, *path: str) -> float:
+        """A number among the metrics of the manifest. DamagedError, which names it, where there is none."""
+        value: Any = self.manifest.metrics
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            where = f"'{self.manifest_path}' in the store {self.store.url}"
+            what = f"metrics.{'.'.join(path)} is {shown(value)}, not a number"
+            raise DamagedError(f"{where} is damaged: {what}; {FIX}")
+        return value
+
+    def stored_name(self, name: str) -> str:
+        """Where a file of the manifest lies in the store."""
+        return f"{self.path}/attempts/{self.manifest.attempt}/{name}"
+
+    def open(self, name: str) -> CheckedFile:
+        """A file of the manifest, for reading in parts or as a stream, checked."""
+        files = self.manifest.files
+        if name not in files:
+            raise StoreError(f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(files))}")
+        return self.store.reader(self.stored_name(name), files[name])
+
+    def bytes(self, name: str) -> bytes:
+        """Content of a file of the manifest, checked."""
+        return self.open(name).bytes()
+
+    def json(self, name: str) -> Any:
+        """A JSON file of the manifest. DamagedError when it is none."""
+        try:
+            return parse_json(self.bytes(name))
+        except ForeignError as error:
+            where = f"'{self.stored_name(name)}' in the store {self.store.url}"
+            raise DamagedError(f"{where} is damaged: {error}") from error
+
+    def local(self, name: str) -> Path:
+        """A local file with the checked content: the stored file itself, or a copy in the cache. All of it is compared with its digests,
+        once per process; who needs parts of a large one takes `open`."""
+        return local_file(self.open(name))
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the committed checkpoints; one listing, no marker is read."""
+        names = self.store.names(f"{self.path}/checkpoints")
+        return [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name.removesuffix(".json").isdecimal()]
+
+    def marker_path(self, step: int) -> str:
+        """What makes the checkpoint of a step complete."""
+        return f"{self.path}/checkpoints/{step:08d}.json"
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        path = self.marker_path(step)
+        what = f"'{path}' in the store {self.store.url}"
+        marker = check_checkpoint(self.store.read_json(path), step, what)
+        return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
+
+    def withdraw(self, step: int) -> None:
+        """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there: it is not complete any more."""
+        quarantine(self.store, [Artifact(self.store, self.path, step).manifest_path, self.marker_path(step)])
+
+    def manifest_steps(self) -> list[int]:
+        """Steps at which this trajectory was brought to a committed end."""
+        names = self.store.names(self.path)
+        return [int(name[len("manifest-") : -len(".json")]) for name in names if name.startswith("manifest-") and name.endswith(".json")]
+
+    def history(self, marker: CheckpointMarker | Manifest | None = None) -> Iterator[dict[str, Any]]:
+        """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""
+        for entry in (marker or self.manifest).history:
+            yield from decode(self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path)
+
+
+def quarantine(store: Store, markers: Iterable[str]) -> None:
+    """Moves markers, in this order, to `damaged/<time>/`; those that are not there are left out."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    for path in markers:
+        kept = f"damaged/{stamp}/{path}"
+        if store.is_local:  # where a folder, a pipe or a terabyte may stand in its place
+            store.move_aside(path, kept)
+        elif (data := store.read_if_there(path)) is not None:
+            store.write_once(kept, data)
+            store.remove(path)
+
+
+def local_file(file: CheckedFile) -> Path:
+    """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by its digest. A copy that is there
+    already is compared with the digest once per process, and made again where it differs."""
+    if not file.remote:
+        file.ensure()
+        return file.place
+    target = cache_folder() / file.record.sha256 / Path(file.name).name
+    if not _is_copy(target, file):
+        file.check_size()
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            file.download(partial)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+        _compared_here.add(_state(target))
+    return target
+
+
+def cache_folder() -> Path:
+    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made where it is not there. StoreError where others than this
+    user could have put something into it: what is copied there is used long after it was compared."""
+    stated = os.environ.get("APERTUS_CACHE")
+    cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = os.stat(cache, follow_symlinks=bool(stated))  # anybody may leave a link in the temporary folder
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise StoreError(
+            f"the cache folder {cache} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}; it has to be user "
+            f"{os.getuid()}'s, and nobody else's to write to. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
+        )
+    return cache
+
+
+_compared_here: set[tuple[str, int, int, int]] = set()
+
+
+def _state(copy: Path) -> tuple[str, int, int, int]:
+    """A copy as it is now: what it was when this process compared it, unless somebody has touched it since."""
+    seen = copy.stat()
+    return str(copy), seen.st_size, seen.st_mtime_ns, seen.st_ino
+
+
+def _is_copy(target: Path, file: CheckedFile) -> bool:
+    """Whether the content of `file` is there."""
+    try:
+        state = _state(target)
+        if state not in _compared_here and target.stat().st_size == file.size:
+            with open(target, "rb") as copy:
+                if hashlib.file_digest(copy, "sha256").hexdigest() == file.record.sha256:
+                    _compared_here.add(state)
+    except FileNotFoundError:
+        return False
+    return state in _compared_here

@@ -1,0 +1,135 @@
+"""What an artifact was made from, read from the store alone.
+
+Invariant: the answer needs no recipe: `identity.json` of every artifact names its inputs by their place in
+the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.store.documents import FIX, Identity, Input, Manifest
+from infra.store.reading.artifact import Artifact
+from infra.store.reading.walk import reach
+from infra.store.records import DamagedError
+from infra.store.store import Store, StoreError
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """One artifact of a lineage. `manifest` is None where a checkpoint was read before its stage had
+    ended."""
+
+    path: str
+    step: int | None
+    identity: Identity
+    manifest: Manifest | None
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def kind(self) -> str:
+        return self.identity.kind
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The resolved spec as the manifest records it; empty where there is none."""
+        return self.manifest.execution.spec if self.manifest else {}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The resolved spec: what was hashed, and around it what was only recorded."""
+        return {**self.recorded, **self.identity.spec}
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """What it was made from, by role."""
+        return self.identity.inputs
+
+    def source(self, role: str) -> dict[str, Any]:
+        """What was recorded of the documents behind an input: url, format, language, license, as far as the
+        recipe stated them."""
+        spec = {**self.identity.spec, **self.recorded}
+        named, index = spec.get("source"), role.partition(":")[2]
+        if named is None and isinstance(spec.get("sources"), list) and index.isdecimal() and int(index) < len(spec["sources"]):
+            named = spec["sources"][int(index)]
+        if isinstance(named, dict):
+            return dict(named)
+        return {name: spec[name] for name in ("url", "language", "license") if spec.get(name)}
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of this part up to the step that was read; 0 for what does not train."""
+        return self.step - int(self.spec.get("start_step", 0)) if self.step is not None and "global_batch_size" in self.spec else 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that these steps consumed."""
+        return _tokens_at(self.spec, self.step) if self.step is not None else 0
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return self.manifest.metrics if self.manifest else {}
+
+
+def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
+    """An artifact and all that it was made from, inputs first. `step`: of a checkpoint. StoreError when a
+    part of it is gone."""
+    identities, reached = _ancestry(store, path, step, lambda role, read: True)
+
+    def manifest(place: str, at: int | None) -> Manifest | None:
+        try:
+            return Artifact(store, place, at).manifest
+        except StoreError:
+            return None
+
+    ordered = ((place, at) for place, steps in reached.items() for at in sorted(steps, key=lambda at: -1 if at is None else at))
+    return [Ancestor(place, at, identities[place], manifest(place, at)) for place, at in ordered]
+
+
+def tokens_before(store: Store, path: str) -> int:
+    """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made
+    from, the most. StoreError when a part of it is gone."""
+    identities, reached = _ancestry(store, path, None, _trained_on_before)
+    found = dict.fromkeys(reached, 0)
+    for place in reached:
+        for role, read in identities[place].inputs.items():
+            if read.place is not None and read.step is not None and _trained_on_before(role, read):
+                found[place] = max(found[place], found[read.place] + _tokens_at(identities[read.place].spec, read.step))
+    return found[path]
+
+
+def _trained_on_before(role: str, read: Input) -> bool:
+    return read.place is not None and read.step is not None and role.split(":")[0] in ("parent", "checkpoint")
+
+
+def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
+    """Tokens that a part itself has consumed at a step."""
+    if "global_batch_size" not in spec:
+        return 0
+    return (step - int(spec.get("start_step", 0))) * int(spec["global_batch_size"]) * int(spec["sequence_length"])
+
+
+def _ancestry(
+    store: Store, path: str, step: int | None, counts: Callable[[str, Input], bool]
+) -> tuple[dict[str, Identity], dict[str, set[int | None]]]:
+    """What an artifact was made from, through the inputs that count: identities, and the steps at which each
+    is read, inputs first."""
+    identities: dict[str, Identity] = {}
+
+    def inputs_of(place: str) -> list[tuple[str, int | None]]:
+        identity = identities[place] = Artifact(store, place).identity
+        return [(read.place, read.step) for role, read in identity.inputs.items() if read.place is not None and counts(role, read)]
+
+    reached = reach(inputs_of, [(path, step)])
+    seen: set[str] = set()
+    for place in reached:
+        if any(read.place not in seen for role, read in identities[place].inputs.items() if read.place is not None and counts(role, read)):
+            what = f"'{place}/identity.json' in the store {store.url}"
+            raise DamagedError(f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}")
+        seen.add(place)
+    return identities, reached

@@ -1,0 +1,142 @@
+"""Reading parts of large files: a local one by position, a stored one in pieces that a bounded local cache keeps.
+
+Invariants:
+- Opening reads nothing. What is held in memory and on disk does not grow with the files, but for 33 bytes per MiB of those that are read
+  (`infra.store.records`): `reader.OPEN_FILES` descriptors, `CACHE_BYTES` of pieces.
+- A part has exactly the bytes that were asked for, or reading it fails. Those of a stored file were compared with the digests of the
+  pieces they belong to (`infra.store.files.reader`); a local file that is no artifact's (`LocalFile`) has none.
+- Safe in several threads: pieces of a network store are fetched side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.store.files.reader import descriptor
+from infra.store.records import PIECE_BYTES, StoreError
+
+if TYPE_CHECKING:
+    from infra.store.reading.artifact import Artifact
+
+CACHE_BYTES = 4 * 2**30
+
+logger = logging.getLogger(__name__)
+
+
+class LocalFile:
+    """A local file. Raises FileNotFoundError when there is none; StoreError when it has become shorter since."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.name = str(path)
+        self.size = os.stat(path).st_size
+        self.remote = False
+
+    def read(self, start: int, stop: int) -> bytes:
+        file = descriptor(self.name)  # held while reading: another thread may put it out of the cache
+        data = os.pread(file.number, stop - start, start)
+        if len(data) < stop - start:
+            raise StoreError(f"{self.name} ends at byte {start + len(data)}; it had {self.size} bytes when it was opened")
+        return data
+
+
+class BlockCache:
+    """Pieces of stored files, checked before they are put here, in one unnamed file below `folder`, the least recently used replaced first.
+    It goes with the process, however that ends. A disk that takes no more makes it smaller, and is logged. Without a folder it lies in the
+    system's temporary one. `block_bytes`: the longest piece that it keeps."""
+
+    def __init__(self, folder: Path | str | None = None, *, block_bytes: int = PIECE_BYTES, capacity_bytes: int = CACHE_BYTES) -> None:
+        self.folder = str(folder or tempfile.gettempdir())
+        self.block_bytes = block_bytes
+        self.capacity_bytes = capacity_bytes
+        self.fetched_bytes = 0
+        self._slots: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._free = list(reversed(range(capacity_bytes // block_bytes)))  # a slot is in here, or is one piece's, or is given up
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(BlockCache, block_bytes=self.block_bytes, capacity_bytes=self.capacity_bytes), (self.folder,)
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return len(self._slots)
+
+    @functools.cached_property
+    def _file(self) -> Any:
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self.folder, prefix="pieces-")
+
+    def get(self, file: str, piece: int, begin: int, end: int) -> bytes | None:
+        """Bytes [begin, end) of a piece, or None where it is not kept."""
+        with self._lock:
+            slot = self._slots.get((file, piece))
+            if slot is None:
+                return None
+            self._slots.move_to_end((file, piece))
+            return os.pread(self._file.fileno(), end - begin, slot * self.block_bytes + begin)
+
+    def put(self, file: str, piece: int, data: bytes | memoryview) -> None:
+        """Keeps a piece; one that is longer than `block_bytes` is not kept."""
+        with self._lock:
+            self.fetched_bytes += len(data)
+            if (file, piece) in self._slots or not (self._free or self._slots) or len(data) > self.block_bytes:
+                return
+            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+            try:
+                written = os.pwrite(self._file.fileno(), data, slot * self.block_bytes)
+            except OSError:
+                written = 0
+            if written == len(data):
+                self._slots[file, piece] = slot
+            else:
+                self._free.clear()
+                size = len(self._slots) * self.block_bytes >> 20
+                logger.warning("the disk of %s takes no more: the cache of pieces stays at %d MiB", self.folder, size)
+
+
+class StoredFile:
+    """A file of an artifact. DamagedError when what is read of it is not what the manifest states.
+
+    Args:
+        cache: of its pieces, for a store elsewhere; None reads a checked copy of the whole (`Artifact.local`). A file on local disk is read
+            where it lies.
+    """
+
+    def __init__(self, artifact: Artifact, name: str, cache: BlockCache | None) -> None:
+        self._artifact, self._name = artifact, name
+        self._file = artifact.open(name)
+        self._cache = cache if self._file.remote else None
+        self.name = self._file.name
+        self.size = self._file.size
+        self.remote = self._cache is not None
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._cache is not None:
+            return self._read_pieces(self._cache, start, stop)
+        return self._copy.read(start, stop) if self._file.remote else self._file.read(start, stop)
+
+    def _read_pieces(self, cache: BlockCache, start: int, stop: int) -> bytes:
+        width = self._file.piece_bytes
+        within = {
+            piece: (max(start - piece * width, 0), min(stop - piece * width, width)) for piece in range(start // width, -(-stop // width))
+        }
+        found = {piece: cache.get(self.name, piece, *span) for piece, span in within.items()}
+        missing = [piece for piece, data in found.items() if data is None]
+        if missing:
+            data = memoryview(self._file.fetch(missing[0], missing[-1] + 1))
+            for piece in range(missing[0], missing[-1] + 1):
+                begin, end = within[piece]
+                content = data[(piece - missing[0]) * width : (piece - missing[0] + 1) * width]
+                found[piece] = bytes(content[begin:end])
+                cache.put(self.name, piece, content)
+        return b"".join(data or b"" for data in found.values())
+
+    @functools.cached_property
+    def _copy(self) -> LocalFile:
+        return LocalFile(self._artifact.local(self._name))

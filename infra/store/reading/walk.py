@@ -1,0 +1,247 @@
+"""What a store holds: its artifacts, the markers of each, the files that each marker names, and what each
+artifact was made from.
+
+Verification, garbage collection, transfer and lineage work on this, so that they agree on what belongs to
+what.
+
+Invariant: one listing, and one read per marker. A file is named by its place in the store; what this program
+does not know it never counts as anything's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from infra.store.documents import (
+    Identity,
+    Input,
+    Reference,
+    check,
+    check_checkpoint,
+    check_manifest,
+    check_unit,
+)
+from infra.store.reading.artifact import Artifact
+from infra.store.records import DamagedError, FileRecord, StoreError, sidecar_path, sidecar_record
+from infra.store.storage.listing import tree
+from infra.store.store import Store
+
+MarkerKind = Literal["unit", "checkpoint", "manifest"]
+LISTING_BYTES = 2**32
+"""What the listing of a store may carry, some million names: bounds the time of the one call that object
+storage needs for it."""
+ARTIFACT = re.compile(r"^(?!(?:inputs|runs|reports|protected|damaged)/)([a-z][a-z0-9_]*)/([0-9a-f]{32})$")
+_DOCUMENT = re.compile(
+    r"identity\.json|manifest[^/]*\.json|checkpoints/[^./][^/]*\.json|units/(.*/)?[^./][^/]*\.json|references/[^./][^/]*"
+)
+_STEP = re.compile(r"(?:checkpoints/|manifest-)(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One stored file: size in bytes, and unix time of its last change where the storage tells it."""
+
+    size: int
+    modified: float | None
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A commit marker."""
+
+    kind: MarkerKind
+    path: str
+    step: int | None
+    data: bytes  # as stored
+    files: dict[str, FileRecord]  # that it names, by place in the store
+    rows: dict[str, FileRecord]  # of metrics, likewise
+    attempts: frozenset[str]  # whose logs belong to it
+
+    @property
+    def all_files(self) -> dict[str, FileRecord]:
+        """Files, rows of metrics, and the sidecars of both."""
+        named = self.files | self.rows
+        return named | {sidecar_path(file): sidecar_record(record) for file, record in named.items() if isinstance(record.pieces, str)}
+
+
+@dataclass
+class Contents:
+    """An artifact's folder."""
+
+    path: str
+    files: dict[str, Listed]  # by place in the store
+    identity: Identity | None = None
+    markers: list[Marker] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)  # documents that cannot be read, and why
+    references: dict[str, str] = field(default_factory=dict)  # files that say which artifact starts from a checkpoint of this one
+
+    @property
+    def name(self) -> str:
+        """Of the part, as the run that made it called it."""
+        return self.identity.name if self.identity else ""
+
+    @property
+    def kind(self) -> str:
+        return self.path.split("/")[0]
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has more than what attempts left that came to nothing."""
+        return bool(self.identity or self.markers or self.damaged)
+
+    @property
+    def says_inputs(self) -> bool:
+        """Whether it is known what it was made from. Where nothing is committed yet, nothing was made."""
+        return self.identity is not None or not (self.markers or self.damaged)
+
+    @property
+    def inputs(self) -> list[tuple[str, int | None]]:
+        """Place and, of a checkpoint, step of every artifact that it was made from."""
+        return [(read.place, read.step) for read in self._inputs if read.place is not None]
+
+    @property
+    def documents(self) -> set[str]:
+        """Digests of the documents outside the store that it was made from."""
+        return {read.fingerprint for read in self._inputs if read.place is None}
+
+    @property
+    def _inputs(self) -> list[Input]:
+        return list(self.identity.inputs.values()) if self.identity else []
+
+    @property
+    def finished(self) -> bool:
+        """Whether the manifest of a part without steps is there."""
+        return any(marker.kind == "manifest" and marker.step is None for marker in self.markers)
+
+
+def list_files(store: Store, path: str = "") -> dict[str, Listed]:
+    """All files below a folder, or of the whole store, by place in the store; so is a folder that stands
+    where a document should. OSError when a part of it cannot be listed."""
+    root = store.full(path) if path else store.root
+    begin = len(store.root) + 1
+
+    def call(folder: str, ask: Callable[[], Any]) -> Any:
+        def fresh() -> Any:
+            store.fs.invalidate_cache()
+            return ask()
+
+        return store.call(f"listing '{folder[begin:]}'", fresh, size=LISTING_BYTES)
+
+    try:
+        found = tree(store.fs, root, call=call, as_file=lambda folder: folder.endswith(".json"))
+    except FileNotFoundError:
+        return {}
+    return {name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry)) for name, entry in sorted(found.items())}
+
+
+def time_of(store: Store, path: str) -> float | None:
+    """When a file was written, by the storage's clock, where it says so."""
+    return _modified(store.call(f"looking for '{path}'", lambda: store.fs.info(store.full(path))))
+
+
+def _modified(entry: Mapping[str, Any]) -> float | None:
+    for key in ("LastModified", "mtime", "last_modified", "created"):
+        value = entry.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
+
+
+def artifacts(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
+    """The files of each artifact in the listing of a store, by the artifact's place."""
+    found: dict[str, dict[str, Listed]] = {}
+    for name, file in listing.items():
+        path = "/".join(name.split("/")[:2])
+        if ARTIFACT.match(path) and name.count("/") >= 2:
+            found.setdefault(path, {})[name] = file
+    return found
+
+
+def open_contents(store: Store, path: str, files: dict[str, Listed] | None = None, each: Callable[..., Iterable[Any]] = map) -> Contents:
+    """Reads the documents of an artifact.
+
+    Args:
+        files: its part of a listing that was made before.
+        each: calls a function for each of many names; `map` of an executor reads side by side.
+    """
+    contents = Contents(path, list_files(store, path) if files is None else files)
+    names = [name for name in contents.files if _DOCUMENT.fullmatch(name[len(path) + 1 :])]
+
+    def read(name: str) -> Identity | Reference | Marker | StoreError:
+        try:
+            return _read(store, path, name)
+        except StoreError as error:
+            return error
+
+    for name, found in zip(names, each(read, names), strict=True):
+        if isinstance(found, StoreError):
+            contents.damaged[name] = str(found)
+        elif isinstance(found, Identity):
+            contents.identity = found
+        elif isinstance(found, Reference):
+            contents.references[name] = found.referrer
+        else:
+            contents.markers.append(found)
+    return contents
+
+
+def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
+    inner, what = name[len(path) + 1 :], f"'{name}' in the store {store.url}"
+    if inner == "identity.json":
+        return Artifact(store, path).identity
+    if (found := store.read_document(name)) is None:
+        raise DamagedError(f"{what} is gone")
+    data, document = found
+    if inner.startswith("references/"):
+        return check(Reference, document, what)
+    if inner.startswith("units/"):
+        unit = check_unit(document, path, what)
+        files: dict[str, FileRecord] = {record.path: record for record in unit.files.values()}
+        return Marker("unit", name, None, data, files, {}, frozenset([unit.attempt]))
+    stated = _STEP.fullmatch(inner)
+    if stated is None and inner != "manifest.json":
+        raise StoreError(f"{what} is no marker: its name has no step")
+    step, attempts = int(stated[1]) if stated else None, f"{path}/attempts"
+    if inner.startswith("checkpoints/"):
+        marker = check_checkpoint(document, step or 0, what)
+        files = {f"{attempts}/{marker.attempt}/{marker.folder}/{file}": record for file, record in marker.files.items()}
+        made_by, history = {marker.attempt, *marker.attempts}, marker.history
+    else:
+        manifest = check_manifest(document, step, what)
+        files = {f"{attempts}/{manifest.attempt}/{file}": record for file, record in manifest.files.items()}
+        made_by, history = {manifest.attempt}, manifest.history
+    kind: MarkerKind = "checkpoint" if inner.startswith("checkpoints/") else "manifest"
+    rows: dict[str, FileRecord] = {f"{attempts}/{record.path}": record for record in history}
+    return Marker(kind, name, step, data, files, rows, frozenset(made_by))
+
+
+def reach(
+    inputs_of: Callable[[str], Iterable[tuple[str, int | None]]], roots: Iterable[tuple[str, int | None]]
+) -> dict[str, set[int | None]]:
+    """`roots` and all that they were made from, inputs first: the steps at which each artifact is read, by
+    its place.
+
+    Args:
+        inputs_of: place and, of a checkpoint, step of what the artifact in a place was made from; asked once
+            for each.
+    """
+    steps: dict[str, set[int | None]] = {}
+    order: list[str] = []
+    open_: list[tuple[str, Iterator[tuple[str, int | None]]]] = [("", iter(roots))]
+    while open_:
+        path, inputs = open_[-1]
+        if (read := next(inputs, None)) is None:
+            open_.pop()
+            order.append(path)
+            continue
+        place, step = read
+        if place not in steps:
+            open_.append((place, iter(inputs_of(place))))
+        steps.setdefault(place, set()).add(step)
+    return {path: steps[path] for path in order[:-1]}

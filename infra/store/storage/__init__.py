@@ -1,0 +1,1 @@
+"""Calls of the filesystem that a store lies on: tried again, timed, atomic."""

@@ -1,0 +1,308 @@
+"""Calls of the filesystem that a store lies on: tried again, timed, never outside the root, and write-once.
+
+Invariants: a file appears whole or not at all, and the first writer of a file wins (`write_once`). No answer comes from a
+cache of listings. A read has exactly the bytes that were asked for.
+
+Everything goes through `Filesystem.call` (tries again, limits the time of a try, counts the seconds), in few ways:
+
+    here            `info` (exists, size), `ls` (names), `cat_file` (read_bytes, read_range), `pipe_file` (write_once), `rm` (remove)
+    files/sinks.py  `pipe_file` for a file of up to one part; `call_s3` for the parts of a longer one on S3, `put_file` elsewhere; `info`
+    reading/walk.py `ls` of every folder, or `find` where the storage lists a tree by itself
+    local disk      the same through `os`: temporary file, fsync, hard link or rename, fsync of the folder
+
+A small file costs one PUT and one HEAD, a longer one a request per part and three more, and as much for its sidecar if it has one; a
+marker a GET, a PUT and a GET. Committing a checkpoint costs its rows of metrics (a small file) and its marker, whatever is stored already;
+finding the newest one a listing of `checkpoints/`, whose length retention bounds, and a GET.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from infra.store.documents import FIX
+from infra.store.records import DamagedError, StoreError, inside, one_name
+from infra.store.storage import local
+from infra.store.storage.retry import Retry, WrongLength
+from specs.foreign import ForeignError, check_regular
+
+SLOWEST = 2**20  # bytes per second: what a large transfer may take beyond the time of a small one
+
+T = TypeVar("T")
+_clock_lock = threading.Lock()
+
+
+class Filesystem:
+    """A folder on an fsspec filesystem, whichever. Paths are relative to it, with `/`. `seconds` is the time during which at least one
+    call was under way."""
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, retry: Retry | None = None) -> None:
+        self.fs = fs
+        self.root = root.rstrip("/")
+        self.retry = retry or Retry()
+        self.seconds = 0.0
+        self._calls_under_way = 0
+        self._since = 0.0
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def url(self) -> str:
+        """The store's own URL, absolute."""
+        return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
+
+    def full(self, path: str) -> str:
+        """Path on the filesystem. StoreError for a path that would leave the store."""
+        full = f"{self.root}/{inside(path, 'a call')}"
+        if self.is_local and not Path(full).resolve().is_relative_to(Path(self.root).resolve()):
+            raise StoreError(f"'{path}' leads out of the store through a link")
+        return full
+
+    def location(self, path: str) -> str:
+        """What other libraries open: a local path, or a URL with its protocol."""
+        full = self.full(path)
+        return full if self.is_local else str(self.fs.unstrip_protocol(full))
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts the time inside as storage time, once where several calls overlap."""
+        with _clock_lock:
+            self._calls_under_way += 1
+            if self._calls_under_way == 1:
+                self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            with _clock_lock:
+                self._calls_under_way -= 1
+                if not self._calls_under_way:
+                    self.seconds += time.perf_counter() - self._since
+
+    def call(self, what: str, function: Callable[[], T], *, size: int = 0) -> T:
+        """One call of the filesystem. `size`: bytes that it carries.
+
+        Raises:
+            StorageError: it failed until the tries were used up, or the disk is full.
+            FileNotFoundError, PermissionError, FileExistsError: as the filesystem says.
+        """
+        with self.timed():
+            return self.retry.call(f"{what} in the store {self.url}", function, guard=None if self.is_local else size / SLOWEST)
+
+    def again(self, what: str, function: Callable[[], T]) -> T:
+        """The same for a function that makes calls itself, and finds their answers wrong."""
+        with self.timed():
+            return self.retry.call(f"{what} in the store {self.url}", function)
+
+    # What there is
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
+        full = self.full(path)
+
+        def ask() -> int:
+            self.fs.invalidate_cache(full)
+            return int(self.fs.info(full)["size"] or 0)
+
+        try:
+            return self.call(f"looking for '{path}'", ask)
+        except FileNotFoundError:
+            return None
+
+    def exists(self, path: str) -> bool:
+        return self.size(path) is not None
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names in a folder (empty: the root); none when there is no such folder. Temporary and hidden files are left out."""
+        full = self.full(path) if path else self.root
+
+        def ask() -> list[str]:
+            self.fs.invalidate_cache(full)
+            return [str(entry) for entry in self.fs.ls(full, detail=False)]
+
+        try:
+            entries = self.call(f"listing '{path}'", ask)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")}
+        return sorted(name for name in names if name and not name.startswith("."))
+
+    # Reading
+
+    def read_if_there(self, path: str) -> bytes | None:
+        """Content of a small file, or None where there is none: one request."""
+        full = self.full(path)
+        try:
+            return self.call(f"reading '{path}'", lambda: self._content(path, full))
+        except FileNotFoundError:
+            return None
+
+    def _content(self, path: str, full: str, **span: int) -> bytes:
+        if self.is_local:  # a pipe would be waited for, a device never ends
+            try:
+                check_regular(full)
+            except ForeignError as error:
+                raise self.damaged(path, error) from error
+        data: bytes = self.fs.cat_file(full, **span)
+        return data
+
+    def damaged(self, path: str, error: Exception) -> DamagedError:
+        """What is said of a file that does not hold what it should."""
+        return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {FIX}")
+
+    def read_bytes(self, path: str) -> bytes:
+        """Content of a small file. StoreError where there is none."""
+        data = self.read_if_there(path)
+        if data is None:
+            raise DamagedError(f"'{path}' is not in the store {self.url}")
+        return data
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file that is known to have them. DamagedError when it is gone, or has become shorter."""
+        full, length = self.full(path), stop - start
+
+        def ask() -> bytes:
+            data = self._content(path, full, start=start, end=stop)
+            if len(data) != length:
+                has = self.size(path)
+                if has is not None and has < stop:
+                    raise DamagedError(f"'{path}' is damaged: the store {self.url} has {has} bytes of it, of which {stop} are needed")
+                raise WrongLength(f"the store {self.url} gave {len(data)} bytes of '{path}' for {start} to {stop}")
+            return data
+
+        try:
+            return self.call(f"reading '{path}' from {start} to {stop}", ask, size=length) if length else b""
+        except FileNotFoundError as error:
+            raise DamagedError(f"'{path}' is not in the store {self.url}") from error
+
+    def read_whole(self, path: str) -> bytes:
+        """Content of a file of which no digest is stated: its length is compared, so that an answer that was cut is asked for again."""
+        size = self.size(path)
+        return self.read_bytes(path) if size is None else self.read_range(path, 0, size)
+
+    def check_whole(self, path: str, data: bytes) -> None:
+        """WrongLength, which is met with another try, when the store has more or fewer bytes of a file than it gave."""
+        if (has := self.size(path)) != len(data):
+            raise WrongLength(f"the store {self.url} gave {len(data)} bytes of '{path}' and says that it has {has}")
+
+    # Writing
+
+    def write_once(self, path: str, data: bytes) -> bool:
+        """Writes a small file whole or not at all. False when it was there already, which then stays as it is.
+
+        Exclusive on local disk, and where the storage has conditional writes; elsewhere two writers at the same moment may both be told
+        True, and the later one's content stays. Trying again after an answer that was lost is safe: what is there is compared with `data`,
+        so a content that matters to one writer only must say whose it is.
+        """
+        full = self.full(path)
+        if self.is_local:
+            return self._link(path, Path(full), data)
+        found = self._found(path, data)
+        if found is not None and not _is_torn(found, data):
+            return False
+        if found is None:
+            self._create(path, full, data)
+            found = self._found(path, data)
+        if found is None or _is_torn(found, data):  # by a storage whose writes are not atomic: nobody else writes a part of our bytes
+            self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"))
+            found = self._found(path, data)
+        return found == data
+
+    def _found(self, path: str, data: bytes) -> bytes | None:
+        """What is there where `data` is to be, whole."""
+
+        def ask() -> bytes | None:
+            found = self.read_if_there(path)
+            if found is not None and found != data:
+                self.check_whole(path, found)
+            return found
+
+        return self.again(f"reading '{path}'", ask)
+
+    def _link(self, path: str, full: Path, data: bytes) -> bool:
+        tries = 0
+
+        def link() -> bool:
+            nonlocal tries
+            tries += 1
+            return local.write_once(full, data) or (tries > 1 and full.read_bytes() == data)
+
+        return self.call(f"writing '{path}'", link)
+
+    def _create(self, path: str, full: str, data: bytes) -> None:
+        """A conditional write where the filesystem has one. Whatever is there afterwards counts, so a conflict is no error."""
+
+        def create() -> None:
+            try:
+                self._pipe(full, data, "create")
+            except FileExistsError:
+                return
+            except NotImplementedError:
+                self._pipe(full, data, "overwrite")
+            except OSError:  # a lost answer, or a server whose conflict is an error of another name: what is there decides
+                if not self.exists(path):
+                    raise
+
+        self.call(f"writing '{path}'", create, size=len(data))
+
+    def _pipe(self, full: str, data: bytes, mode: str) -> None:
+        self.in_folder(full, lambda: self.fs.pipe_file(full, data, mode=mode))
+
+    def in_folder(self, full: str, write: Callable[[], object]) -> None:
+        """Calls `write`, which writes the file `full`; where that needs the folder to exist, it is made."""
+        try:
+            write()
+        except FileNotFoundError:
+            if hasattr(self.fs, "call_s3"):  # object storage has no folders: the bucket is missing
+                raise
+            self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+            write()
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Puts a small file in the place of another one, at once. For what is not a commit marker."""
+        full = self.full(path)
+        if self.is_local:
+            self.call(f"writing '{path}'", lambda: local.replace(Path(full), data))
+            return
+        self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"), size=len(data))
+        if self._found(path, data) != data:
+            raise StoreError(f"'{path}' was written to the store {self.url} and reads as something else; try again")
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Rewrites a small file that is rewritten again and again: one call, not tried again, and not made durable on local disk."""
+        full = self.full(path)
+        with self.timed():
+            if self.is_local:
+                local.replace(Path(full), data, durable=False)
+            else:
+                self.fs.pipe_file(full, data)
+
+    def move_aside(self, path: str, target: str) -> None:
+        """Moves a file, or whatever stands in its place; nothing happens when there is nothing. On local disk."""
+        folder, name = Path(self.full(path.rpartition("/")[0])), one_name(path.rpartition("/")[2], "a call")
+        if not os.path.lexists(folder / name):
+            return
+        place = Path(self.full(target))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, place)
+
+    def remove(self, path: str) -> None:
+        """Removes a file or a folder; nothing happens when it is not there."""
+        full = self.full(path)
+        try:
+            self.call(f"removing '{path}'", lambda: self.fs.rm(full, recursive=True))
+        except FileNotFoundError:
+            pass
+
+
+def _is_torn(found: bytes, data: bytes) -> bool:
+    return len(found) < len(data) and data.startswith(found)

@@ -1,0 +1,222 @@
+"""Writing: one attempt at one part.
+
+Invariant: an attempt writes below its own folder only; what it wrote becomes visible when a marker (`manifest.json`, a checkpoint's, a
+unit's) is written, after every file that the marker names. So an attempt that was thought dead cannot damage anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from infra.store.documents import CheckpointMarker, Execution, Identity, Input, Manifest, Seconds, Unit, check_unit, to_json
+from infra.store.files.rows import SUFFIX, encode
+from infra.store.reading.artifact import Artifact, Checkpoint, local_file
+from infra.store.records import DamagedError, FileRecord, LocatedRecord, StoreError, inside
+from infra.store.store import Store
+from infra.store.writing.lease import require
+from infra.store.writing.retention import hold
+from specs.job import Job
+
+LIBRARIES = ("torch", "torchtitan", "transformers", "datatrove", "tokenizers", "prefect", "fsspec", "numpy", "pydantic")
+
+
+class Attempt:
+    """One attempt, made from a `Job`. `workdir` is a local folder for files before they are put."""
+
+    def __init__(self, job: Job, store: Store | None = None) -> None:
+        self.job = job
+        self.store = store or Store.open(job.store)
+        self.artifact = Artifact(self.store, job.path)
+        self.workdir = Path(job.scratch) / "work"
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        self.files: dict[str, FileRecord] = {}
+        self.history: list[LocatedRecord] = []
+        self._rows: list[dict[str, Any]] = []
+        self._before = Seconds(startup=0.0, compute=0.0, storage=0.0)
+        self._resumed_from: list[str] = []
+        self._begun = time.monotonic()
+        # By the clocks of two machines, perhaps.
+        self._startup = max(0.0, time.time() - job.launched_at) if job.launched_at else 0.0
+        if job.resume_step is not None:
+            marker = self.artifact.checkpoint(job.resume_step).marker
+            self.history = marker.history
+            self._before = marker.seconds
+            self._resumed_from = marker.attempts
+
+    def begin(self) -> None:
+        """Records what the fingerprint stands for, before any work."""
+        self.store.write_once(f"{self.job.path}/identity.json", to_json(self._identity()))
+        for read in self.job.inputs.values():
+            if read.path is not None and read.step is not None:
+                hold(self.store, read.path, read.step, self.job.path)
+
+    def _identity(self) -> Identity:
+        return Identity(
+            kind=self.job.kind,
+            version=self.job.version,
+            fingerprint=self.job.fingerprint,
+            name=self.job.node,
+            spec=self.job.identity,
+            inputs={role: Input(**ref.model_dump(exclude_none=True)) for role, ref in self.job.inputs.items()},
+        )
+
+    def check_lease(self) -> None:
+        """LeaseLost when another attempt has taken over, while this one was paused, say. Asked before a marker is written or taken away;
+        one listing."""
+        if self.job.lease is not None:
+            require(self.store, self.job.path, self.job.lease, self.job.attempt)
+
+    def input_checkpoint(self, role: str) -> Checkpoint:
+        """The checkpoint that an input names."""
+        read = self.job.inputs[role]
+        assert read.path is not None and read.step is not None, "the launcher gives place and step"
+        return Artifact(self.store, read.path).checkpoint(read.step)
+
+    # Files of the artifact
+
+    def folder(self, name: str = "") -> str:
+        """Path in the store of this attempt's folder, or of something in it."""
+        return f"{self.job.path}/attempts/{self.job.attempt}" + (f"/{inside(name, 'an attempt')}" if name else "")
+
+    def put(self, local: Path | str, name: str) -> None:
+        """Uploads a local file as file `name` of the artifact."""
+        self.files[name] = self.store.upload(Path(local), self.folder(name))
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        self.files[name] = self.store.write_bytes(self.folder(name), data)
+
+    def write_json(self, name: str, document: Any) -> None:
+        self.write_bytes(name, to_json(document))
+
+    # Units: restartable pieces of a stage's work
+
+    def unit(self, key: str) -> Unit | None:
+        """The committed unit of that key, by whichever attempt, or None."""
+        path = f"{self.job.path}/units/{key}.json"
+        unit = self.store.read_json_if_there(path)
+        return None if unit is None else check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
+
+    def unit_files(self, key: str, unit: Unit) -> dict[str, Path]:
+        """Local paths of the files of a unit, content checked: the stored ones, or copies of them. DamagedError names one that differs."""
+        try:
+            return {name: local_file(self.store.reader(record.path, record)) for name, record in unit.files.items()}
+        except DamagedError as error:
+            raise DamagedError(f"{error} (unit {key})") from error
+
+    def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> Unit:
+        """Uploads the files of a unit, then makes it visible. The unit as committed, which may be another attempt's."""
+        records = {}
+        for name, local in (files or {}).items():
+            stored = self.folder(f"units/{key}/{name}")
+            records[name] = _located(self.store.upload(local, stored), stored)
+        self.check_lease()
+        unit = Unit(attempt=self.job.attempt, data=data, files=records)
+        self.store.write_once(f"{self.job.path}/units/{key}.json", to_json(unit))
+        committed = self.unit(key)
+        if committed is None:
+            raise StoreError(f"unit {key} of {self.job.path} was committed and is gone")
+        return committed
+
+    # Checkpoints
+
+    @staticmethod
+    def checkpoint_folder(step: int) -> str:
+        """Name, inside the attempt, of the folder that a checkpoint is written to."""
+        return f"step-{step:08d}"
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """A row of the training history; kept with the next checkpoint."""
+        self._rows.append(row)
+
+    def commit_checkpoint(self, step: int, facts: dict[str, Any], *, files: dict[str, FileRecord]) -> Checkpoint:
+        """Makes files in `checkpoint_folder(step)` a checkpoint; the checkpoint as committed, which may be another attempt's.
+
+        Args:
+            facts: consumed tokens and samples, last losses.
+            files: name in the folder -> record, of every file, as `Store.writer` gave it to whichever process wrote it. Nothing is listed
+                or read here.
+        """
+        if not files:
+            raise StoreError(f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}")
+        self._flush_history(step)
+        marker = CheckpointMarker(
+            step=step,
+            attempt=self.job.attempt,
+            attempts=[*self._resumed_from, self.job.attempt],
+            folder=self.checkpoint_folder(step),
+            files=files,
+            facts=facts,
+            history=self.history,
+            seconds=self.seconds(),
+            created=_now(),
+        )
+        self.check_lease()
+        self.store.write_once(self.artifact.marker_path(step), to_json(marker))
+        return self.artifact.checkpoint(step)
+
+    def _flush_history(self, step: int) -> None:
+        if not self._rows:
+            return
+        name = f"history/{step:08d}{SUFFIX}"
+        record = self.store.write_bytes(self.folder(name), encode(self._rows))
+        self.history = [*self.history, _located(record, f"{self.job.attempt}/{name}")]
+        self._rows = []
+
+    # The end
+
+    def seconds(self) -> Seconds:
+        """Start-up, compute and storage time of this part so far, over the attempts that it continues."""
+        storage = self.store.seconds
+        compute = max(0.0, time.monotonic() - self._begun - storage)
+        return Seconds(
+            startup=round(self._before.startup + self._startup, 3),
+            compute=round(self._before.compute + compute, 3),
+            storage=round(self._before.storage + storage, 3),
+        )
+
+    def commit(self, *, metrics: dict[str, Any], facts: dict[str, Any] | None = None, step: int | None = None) -> None:
+        """Writes the manifest, last of all. `step`: the end of a training segment, whose checkpoint is committed already."""
+        end: dict[str, Any] = {"attempt": self.job.attempt, "files": self.files}
+        if step is not None:
+            checkpoint = self.artifact.checkpoint(step)
+            marker = checkpoint.marker
+            files = {f"{marker.folder}/{name}": record for name, record in marker.files.items()}
+            end = {"attempt": marker.attempt, "files": files, "history": marker.history, "step": step, "checkpoint": checkpoint.folder}
+        manifest = Manifest(
+            **dict(self._identity()),
+            **end,
+            metrics=metrics,
+            facts=facts or {},
+            seconds=self.seconds(),
+            execution=Execution(launch=self.job.launch, spec=self.job.spec),
+            versions=_versions(),
+            created=_now(),
+        )
+        self.check_lease()
+        self.store.write_once(Artifact(self.store, self.job.path, step).manifest_path, to_json(manifest))
+
+
+def _located(record: FileRecord, path: str) -> LocatedRecord:
+    return LocatedRecord(path=path, **record.model_dump(exclude_unset=True))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Of Python and the libraries; looking them up takes 30 ms, and they do not change while a process runs."""
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

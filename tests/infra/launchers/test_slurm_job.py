@@ -1,0 +1,383 @@
+"""Attempts as Slurm jobs, on a real Slurm of this machine where it can be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from infra import slurm
+from infra.launchers import Ended, launch_job
+from infra.launchers.cluster import nodes_of
+from infra.launchers.local import TAIL_LINES
+from infra.launchers.slurm_job import SlurmJob
+from infra.slurm import SlurmError, SlurmMissing
+from specs.errors import StageError
+from specs.job import Job
+from specs.launch import Launch
+from specs.profile import Profile, SlurmProfile
+from specs.units import Duration
+from tests.infra.slurm import LittleSlurm, little_slurm
+
+PROFILE = Profile.model_validate(
+    {
+        "launcher": "slurm",
+        "gpus_per_node": 4,
+        "modules": ["cuda/12"],
+        "setup": ["ulimit -n 4096"],
+        "environment": {"NCCL_DEBUG": "WARN"},
+        "slurm": {
+            "partition": "normal",
+            "time_limit": "150s",
+            "stop_before_end": "2m",
+            "cpus_per_task": 64,
+            "memory": "400G",
+            "arguments": {"account": "team", "gpus-per-node": 4},
+            "srun_arguments": {"container-image": "/images/apertus one.sqsh"},
+        },
+    }
+)
+
+
+def _job(folder: Path) -> Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Job(
+        pipeline="mini", node="pretrain/2", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
+        store=str(folder / "store"), path="pretrain/f", attempt="a", scratch=str(folder), progress=str(folder / "progress.jsonl"),
+    )  # fmt: skip
+
+
+# What is submitted
+
+
+def test_what_the_profile_says_reaches_sbatch_srun_and_the_nodes(tmp_path: Path) -> None:
+    job = SlurmJob(_job(tmp_path), Launch(processes=8, threads=2), PROFILE, distributed=True, exclude=["node7"])
+    flags = slurm.flags(job.options())
+    asked = {
+        "--partition=normal",
+        "--time=3",
+        "--signal=B:USR1@120",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=64",
+        "--mem=400G",
+    }
+    assert asked | {"--account=team", "--gpus-per-node=4", "--exclude=node7", "--no-requeue", "--job-name=apertus-mini-pretrain/2"} <= set(
+        flags
+    )
+    script, node = job.script(), job.node_script()
+    assert "module load cuda/12\nulimit -n 4096\n" in script
+    assert "srun --nodes=2 --ntasks=2 --cpus-per-task=64 --kill-on-bad-exit=1 '--container-image=/images/apertus one.sqsh' bash" in script
+    assert "export NCCL_DEBUG=WARN\n" in node and "export OMP_NUM_THREADS=2\n" in node
+    assert "--nnodes=2 --nproc-per-node=4" in node and '--rdzv-endpoint="$1":$((20000 + SLURM_JOB_ID % 20000))' in node
+    for text in (script, node):
+        assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_what_is_not_stated_is_left_to_the_cluster(tmp_path: Path) -> None:
+    flags = slurm.flags(SlurmJob(_job(tmp_path), Launch(processes=1, threads=1), Profile(launcher="slurm"), distributed=True).options())
+    assert not [flag for flag in flags if flag.startswith(("--partition", "--time=", "--signal", "--mem", "--cpus", "--exclude"))]
+
+
+@pytest.mark.parametrize(("processes", "most", "expected"), [(1, 4, (1, 1)), (4, 4, (1, 4)), (8, 4, (2, 4)), (6, 4, (2, 3))])
+def test_processes_are_divided_evenly_among_as_few_nodes_as_they_need(processes: int, most: int, expected: tuple[int, int]) -> None:
+    assert nodes_of(Launch(processes=processes), Profile(gpus_per_node=most)) == expected
+
+
+def test_processes_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(StageError, match=r"launch.processes is 5, which 2 nodes of 4 GPUs cannot share evenly. Fix: a multiple of 4"):
+        nodes_of(Launch(processes=5), Profile(gpus_per_node=4))
+
+
+@pytest.mark.parametrize(
+    ("launch", "settings", "seconds"),
+    [
+        ({}, {}, 90),
+        ({}, {"time_limit": "1h", "stop_before_end": "10m"}, 600),
+        ({}, {"stop_before_end": "10m"}, 90),  # without a limit nothing is announced
+        ({"stop_before_end": Duration(900)}, {"time_limit": "1h", "stop_before_end": "10m"}, 900),
+    ],
+)
+def test_a_stage_is_told_the_time_that_it_has_and_everybody_waits_for_longer(
+    tmp_path: Path, launch: dict[str, Any], settings: dict[str, str], seconds: int
+) -> None:
+    profile = Profile.model_validate({"launcher": "slurm", "slurm": settings})
+    job = SlurmJob(_job(tmp_path), Launch(processes=1, threads=1, **launch), profile, distributed=True)
+    node = job.node_script()
+    assert f"export APERTUS_STOP_SECONDS={seconds}\n" in node
+    assert f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds + 30}\n" in node
+    assert job.grace == seconds + 30
+
+
+def test_a_stage_that_would_be_told_to_stop_as_it_begins_is_refused() -> None:
+    with pytest.raises(ValidationError, match="stop_before_end is 600s and time_limit 300s"):
+        SlurmProfile(time_limit=Duration(300), stop_before_end=Duration(600))
+    with pytest.raises(ValidationError, match="stop_before_end is 300s and time_limit 300s"):
+        SlurmProfile(time_limit=Duration(300))
+    assert SlurmProfile(time_limit=Duration(301)).stop_before_end == Duration(300)
+
+
+def test_only_what_the_profile_sends_there_goes_to_the_cluster(tmp_path: Path) -> None:
+    launch = Launch(processes=1, threads=1)
+    assert isinstance(launch_job(_job(tmp_path), launch, PROFILE, distributed=True), SlurmJob)
+    assert not isinstance(launch_job(_job(tmp_path), launch, PROFILE, distributed=False), SlurmJob)
+    everything = PROFILE.model_copy(update={"stages": "all"})
+    assert isinstance(launch_job(_job(tmp_path), launch, everything, distributed=False), SlurmJob)
+
+
+def test_a_machine_without_slurm_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SlurmMissing, match="no 'sbatch'"):
+        SlurmJob(_job(tmp_path), Launch(processes=1, threads=1), PROFILE, distributed=True).run(print, print)
+
+
+# What becomes of it: a stage of a few lines of Python, on a real Slurm but for what that does not do when it is asked to
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """NOT Slurm: a job that has run already, whose states squeue tells one after another."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    told = rf"sed 's/^/7 N\/A /;1q' {folder}/states; [ $(wc -l < {folder}/states) = 1 ] || sed -i 1d {folder}/states"
+    squeue = f'case "$*" in *%N*) echo "nid[001-002]" ;; *) {told} ;; esac'
+    for name, line in {"sbatch": "echo 7", "scancel": "true", "squeue": squeue, "sinfo": "echo nid001 idle; echo nid002 down"}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return lambda *states: (folder / "states").write_text("\n".join([*states, ""]))
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "said"),
+    [
+        (("COMPLETING", "NODE_FAIL"), 1, ""),
+        (("RUNNING", "COMPLETING"), 1, "srun: error: Node failure on nid002\n"),
+        (("FAILED",), 1, "srun: error: Node failure on nid002\n"),
+        (("COMPLETING",), 0, "srun: error: Node failure on nid002\n"),  # which is what srun 22.05 returns then
+    ],
+)
+def test_a_step_that_failed_with_its_node_is_no_failure_of_the_stage(
+    answers: Callable[..., None], tmp_path: Path, states: tuple[str, ...], code: int, said: str
+) -> None:
+    """The exit code is there before Slurm has the last state of the job, or nobody tells it; the rest of the log is of other ranks."""
+    answers(*states)
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text(f"{code}\n")
+    (job.scratch / "log.txt").write_text(said + "connection closed by peer\n" * TAIL_LINES)
+    ended = job.go()
+    assert (ended.code, ended.requeue, ended.dead_nodes) == (code, "Slurm job 7: a node failed", ("nid002",))
+
+
+def test_a_step_that_failed_by_itself_is_a_failure_of_the_stage(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("RUNNING", "COMPLETING", "FAILED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("1\n")
+    (job.scratch / "log.txt").write_text("loss is high since Node failure on x\n")
+    ended = job.go()
+    assert (ended.code, ended.requeue, ended.dead_nodes) == (1, "", ())
+
+
+def test_the_log_that_is_stored_holds_no_secret(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("COMPLETED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("0\n")
+    (job.scratch / "log.txt").write_text("one\nGET https://h/x?sig=abc failed\ntwo")
+    job.go()
+    assert (job.scratch / "log.txt").read_text() == "one\nGET https://h/x?sig=*** failed\ntwo"
+
+
+def test_an_exit_code_that_cannot_be_read_is_a_failure(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("FAILED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("\n")
+    assert job.go().code == 1
+
+
+def test_the_exit_code_of_a_step_that_ends_at_once_is_kept(answers: Callable[..., None], tmp_path: Path) -> None:
+    for name, line in {"scontrol": "echo node", "srun": "exit 7"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = Script(tmp_path / "job", "")
+    job.profile = Profile(setup=["kill() { false; }"])  # the step is gone when it is looked for
+    assert subprocess.run(["bash"], input=job.script(), text=True, check=False).returncode == 7
+    assert (job.scratch / "code").read_text() == "7\n"
+
+
+def test_stacks_that_ranks_left_are_told_once(answers: Callable[..., None], tmp_path: Path) -> None:
+    answers("FAILED")
+    job = Script(tmp_path / "job", "")
+    (job.scratch / "code").write_text("1\n")
+    (job.scratch / "stacks-1.txt").write_text("Thread 1:\n  in step\n")
+    ended = job.go()
+    assert job.lines[1:] == ["stacks of rank 1:", "Thread 1:", "  in step"]
+    assert (job.scratch / "log.txt").read_text().splitlines() == job.lines[1:]
+    assert "no step was made for longer than launch.hang_timeout" in ended.stopped
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LittleSlurm]:
+    with little_slurm(tmp_path_factory.mktemp("slurm") / "daemons") as real:
+        before = {name: os.environ.get(name) for name in real.environment}
+        os.environ.update(real.environment)
+        yield real
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class Script(SlurmJob):
+    """A job whose stage is a program of a few lines; `lines` and `rows` are what came of it."""
+
+    def __init__(self, folder: Path, program: str, **settings: Any) -> None:
+        folder.mkdir()
+        (folder / "program.py").write_text(program)
+        profile = Profile.model_validate({"launcher": "slurm", "slurm": settings})
+        super().__init__(_job(folder), Launch(processes=1, threads=1), profile, distributed=False)
+        self.lines: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def node_script(self) -> str:
+        return super().node_script().replace(f"-m apertus_model.stages {self.scratch}/job.json", str(self.scratch / "program.py"))
+
+    def go(self) -> Ended:
+        return self.run(self.lines.append, self.rows.append)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.3)
+    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 3.0)
+
+
+COOPERATES = """
+import sys
+from apertus_model.stop import StopSignal
+stop = StopSignal(); stop.watch(cooperative=True)
+print("up", flush=True)
+stop.wait(120)
+print("committed:", stop.reason, flush=True)
+"""
+
+
+def test_lines_progress_error_and_exit_code_come_back(cluster: LittleSlurm, tmp_path: Path) -> None:
+    program = f"""
+import json, os, pathlib, sys
+folder = pathlib.Path({str(tmp_path / "job")!r})
+with open(folder / "progress.jsonl", "a") as file: file.write(json.dumps({{"done": 1, "total": 2, "unit": "x", "metrics": {{}}}}) + "\\n")
+(folder / "error.json").write_text(json.dumps({{"message": "no", "again": False}}))
+print("threads", os.environ["OMP_NUM_THREADS"])
+sys.exit(7)
+"""
+    job = Script(tmp_path / "job", program)
+    ended = job.go()
+    assert (ended.code, ended.stopped, ended.requeue) == (7, "", "")
+    assert ended.error == {"message": "no", "again": False}
+    assert "threads 1" in job.lines and job.lines[0].startswith("submitted as Slurm job ")
+    assert job.rows == [{"done": 1, "total": 2, "unit": "x", "metrics": {}}]
+
+
+def test_a_stage_that_is_told_to_stop_commits_first_and_nothing_is_left_in_the_queue(cluster: LittleSlurm, tmp_path: Path) -> None:
+    job = Script(tmp_path / "job", COOPERATES, cpus_per_task=2)
+    steps: list[str] = []
+    _when(lambda: "up" in job.lines, lambda: (steps.append(cluster.ask("scontrol", "show", "step")), job.stop("cancelled")))
+    ended = job.go()
+    assert " CPUs=2 " in steps[0]
+    assert (ended.code, ended.stopped, ended.requeue) == (0, "cancelled", "")
+    assert "committed: the launcher asked for it, or the job is about to end" in job.lines
+    assert cluster.ask("squeue", "--noheader") == ""
+
+
+def test_a_stage_has_the_time_that_the_profile_announces(cluster: LittleSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.launchers.local.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("infra.launchers.cluster.END_SECONDS", 0.2)
+    short = "import apertus_model.stop as stops, time; stops.GRACE_SECONDS = 0.2\n"
+    slow = COOPERATES.replace('print("committed', 'time.sleep(2); print("committed')
+    job = Script(tmp_path / "job", short + slow, time_limit="10m", stop_before_end="30s")
+    _when(lambda: "up" in job.lines, lambda: job.stop("cancelled"))
+    assert job.go().code == 0
+    assert "committed: the launcher asked for it, or the job is about to end" in job.lines
+
+
+def test_the_end_of_the_time_limit_is_announced_and_counts_as_ended_by_the_cluster(cluster: LittleSlurm, tmp_path: Path) -> None:
+    job = Script(tmp_path / "job", COOPERATES, time_limit="60s", stop_before_end="50s")
+    ended = job.go()
+    assert (ended.code, ended.stopped) == (0, "")
+    assert ended.requeue.endswith("its time limit was near")
+    assert any(line.startswith("committed:") for line in job.lines)
+
+
+def test_a_node_that_dies_is_told_and_not_asked_for_again(cluster: LittleSlurm, tmp_path: Path) -> None:
+    job = Script(tmp_path / "job", COOPERATES)
+    _when(lambda: "up" in job.lines, lambda: cluster.ask("scontrol", "update", "NodeName=localhost", "State=DOWN", "Reason=test"))
+    try:
+        ended = job.go()
+        assert ended.requeue.endswith("a node failed")
+        assert ended.dead_nodes == ("localhost",)
+        again = Script(tmp_path / "again", "print('up')")
+        again.exclude = list(ended.dead_nodes)
+        _until(lambda: cluster.ask("sinfo", "--noheader", "--format=%T").strip() == "idle")  # it comes back by itself
+        assert again.go().code == 0
+        assert "without localhost: sbatch refused" in again.lines[0]
+    finally:
+        if cluster.ask("sinfo", "--noheader", "--format=%T").strip() == "down":
+            cluster.ask("scontrol", "update", "NodeName=localhost", "State=RESUME")
+
+
+def test_a_job_that_slurm_refuses_is_an_error_with_its_words(cluster: LittleSlurm, tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match=r"sbatch refused the job: .*partition"):
+        Script(tmp_path / "job", COOPERATES, partition="nowhere").go()
+
+
+def test_a_job_that_waits_in_the_queue_is_cancelled_at_once(cluster: LittleSlurm, tmp_path: Path) -> None:
+    cluster.ask("scontrol", "update", "PartitionName=tests", "State=DOWN")
+    try:
+        job = Script(tmp_path / "job", COOPERATES)
+        _when(lambda: any(line.startswith("submitted") for line in job.lines), lambda: job.stop("cancelled"))
+        begun = time.monotonic()
+        assert job.go().stopped == "cancelled"
+        assert time.monotonic() - begun < 60
+    finally:
+        cluster.ask("scontrol", "update", "PartitionName=tests", "State=UP")
+
+
+def test_a_stage_whose_launcher_is_gone_notices_by_its_file(tmp_path: Path) -> None:
+    program = """
+import apertus_model.stop as stops
+stops.LOST_SECONDS, stops.POLL_SECONDS = 0.5, 0.05
+stop = stops.StopSignal(); stop.watch(cooperative=True)
+stop.wait(60)
+print(stop.reason)
+"""
+    (tmp_path / "alive").write_text("1")
+    environment = os.environ | {"APERTUS_STOP_FILE": str(tmp_path / "stop"), "APERTUS_ALIVE_FILE": str(tmp_path / "alive")}
+    command = [os.sys.executable, "-c", program]  # type: ignore[attr-defined]
+    told = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == "the launcher is gone\n"
+
+
+def _until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {timeout} s"
+        time.sleep(0.1)
+
+
+def _when(condition: Callable[[], bool], then: Callable[[], object], timeout: float = 60) -> None:
+    """Does something, in a thread, when a condition is met."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+        then()
+
+    threading.Thread(target=wait, daemon=True).start()
