@@ -1,4 +1,4 @@
-"""The CPU shim for torchtitan, and the only module that asks whether there is a GPU.
+"""The CPU shim for torchtitan, and the only module that checks for a GPU.
 
 torchtitan 0.3.0 takes its device from `torchtitan.tools.utils.device_type` / `device_module` at import time and knows no
 CPU. Without an accelerator, importing this module puts a CPU stand-in there, before any other torchtitan module copies
@@ -23,7 +23,7 @@ _MEMORY_COUNTERS = ("active_bytes.all.peak", "reserved_bytes.all.peak", "num_all
 
 
 class CpuDeviceModule(ModuleType):
-    """`torch.cpu` with the few functions of `torch.cuda` that torchtitan calls without asking."""
+    """`torch.cpu` with the few functions of `torch.cuda` that torchtitan calls unconditionally."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

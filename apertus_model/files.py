@@ -1,4 +1,4 @@
-"""Folders and files outside the store that a library wants to open: copied to local scratch.
+"""Copies of folders and files outside the store in local scratch, for libraries to open.
 
 Invariant: only files that the globs choose are copied, each below the target folder.
 """
@@ -25,7 +25,7 @@ def copy_folder(url: str, target: Path, include: list[str]) -> Path:
     for file in listing.files:
         local = target / file.path
         if ".." in local.parts:
-            raise SourceError(f"'{file.path}' of {url} leads out of its folder")
+            raise SourceError(f"'{file.path}' of {url} is outside of its folder")
         local.parent.mkdir(parents=True, exist_ok=True)
         try:
             fs.get_file(f"{root.rstrip('/')}/{file.path}", str(local))

@@ -30,7 +30,8 @@ VLLM_FIX = (
     f"Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and {VLLM_PYTHON}=FOLDER/bin/python; or choose "
     "engine: transformers"
 )
-OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that are not vLLM's affair
+# Variables that vLLM must not inherit.
+OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class GenerationError(StageError):
@@ -99,7 +100,7 @@ class TransformersGenerator:
             pad_token_id=pad_id,
             **({"do_sample": False} if greedy else drawn),
         )
-        self._model.generation_config = GenerationConfig()  # what the folder recommends must not fill in what is left out here
+        self._model.generation_config = GenerationConfig()  # not the folder's defaults
 
     @torch.inference_mode()
     def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
@@ -118,7 +119,8 @@ class TransformersGenerator:
 
 
 class VllmGenerator:
-    """The same by vLLM, in bfloat16, in a process of its own; `gpus` of this node share every layer. Every prompt has a seed of its own."""
+    """Sampling by vLLM, in bfloat16, in a separate process; `gpus` of this node share every layer. Each
+    prompt has its seed."""
 
     def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, gpus: int) -> None:
         self._decoder = Decoder(folder, end_of_turn_id)
@@ -153,7 +155,8 @@ class VllmGenerator:
         }
         answer = self._ask({"engine": engine, "sampling": drawn})
         if "error" in answer:
-            raise GenerationError(f"engine: vllm is chosen, and {python} cannot import vLLM ({answer['error']}). {VLLM_FIX}")
+            message = f"engine: vllm is chosen, but {python} cannot import vLLM ({answer['error']})"
+            raise GenerationError(f"{message}. {VLLM_FIX}")
 
     def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
         seeds = [batch_seed(self._seed, first + index) for index in range(len(prompts))]
@@ -168,7 +171,7 @@ class VllmGenerator:
         except BrokenPipeError:
             pass  # it has ended, which is seen below
         if not (line := process.stdout.readline()):
-            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; why stands above in the log")
+            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
         return json.loads(line)
 
 

@@ -1,6 +1,8 @@
-"""What a running stage says about itself: a JSONL file that the launcher follows, or lines of its output that the launcher takes out.
+"""Progress of a running stage: a JSONL file that the launcher follows, or lines of its output that the
+launcher extracts.
 
-Invariant: reporting is cheap and never fails a stage; at most a few rows a second are written, the first and the last always.
+Invariant: reporting is cheap and never fails a stage; it writes at most a few rows a second, always the first
+and the last.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from specs.job import REPORT
 
 
 class Progress:
-    """`update` reports how far the stage is, `log` a line of text for people."""
+    """`update` reports progress, `log` a line of text for people."""
 
     def __init__(self, path: str | Path | None, interval: float = 0.2) -> None:
         self._in_output = path == REPORT
@@ -39,7 +41,8 @@ class Progress:
 
 
 class TaskProgress:
-    """How many of the tasks of a stage are done. `waiting`: those that another machine runs, and those it has queued."""
+    """The number of finished tasks of a stage. `waiting`: those that a cluster runs, and those it has
+    queued."""
 
     def __init__(self, progress: Progress, tasks: int, pending: int) -> None:
         self._progress = progress

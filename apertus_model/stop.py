@@ -1,16 +1,17 @@
-"""When a stage has to stop: a signal, the death of the launcher, or a job that is about to end.
+"""When a stage must stop: on a signal, when the launcher dies, or before its job ends.
 
-The launcher holds the write end of the pipe that every process of a stage has as its standard input. When the launcher dies, however it
-dies, the pipe ends, and a thread in each process notices. torchrun passes its standard input on to the ranks, so this reaches them too.
+The launcher holds the write end of the pipe that every process of a stage has as its standard input. When the
+launcher dies for any reason, the pipe closes, and a thread in each process notices. torchrun passes its
+standard input to the ranks, so this reaches them too.
 
-On a cluster two files take the place of the pipe: `APERTUS_STOP_FILE`, whose appearance asks for a stop, and `APERTUS_ALIVE_FILE`, which
-changes while the launcher lives.
+On a cluster two files replace the pipe: `APERTUS_STOP_FILE`, whose appearance requests a stop, and
+`APERTUS_ALIVE_FILE`, which changes while the launcher lives.
 
-How long a stage has to end, the launcher knows, and says in `APERTUS_STOP_SECONDS`; it waits for a little longer.
+The launcher states in `APERTUS_STOP_SECONDS` how long a stage has to end, and waits a little longer.
 
-Invariants: a stage never outlives its launcher by more than the grace period, whatever it is doing; nor does one that has nothing to commit
-outlive it at all. Signals and the pipe are listened to by threads of their own: Python runs its handlers in the main thread, which may be
-inside a library, waiting for a peer that is gone.
+Invariants: a stage never outlives its launcher by more than the grace period; a stage without anything to
+commit ends with it. Separate threads listen to signals and the pipe: Python runs its handlers in the main
+thread, which may be inside a library, waiting for a peer that is gone.
 """
 
 from __future__ import annotations
@@ -27,30 +28,32 @@ from pathlib import Path
 from infra.liveness import LOST_SECONDS, STOP_SIGNALS, FileSilence, wait_for_end
 from specs.errors import StageError
 
-GRACE_SECONDS = 90.0  # where the launcher does not say: `APERTUS_STOP_SECONDS`
+GRACE_SECONDS = 90.0  # without `APERTUS_STOP_SECONDS`
 POLL_SECONDS = 1.0
 JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")  # environment variables with the unix time; the first that is set
 
 
 def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Unix time at which the job that this process belongs to ends; None where the environment does not say.
+    """Unix time at which the job of this process ends; None where the environment does not state it.
 
     Raises:
-        StageError: it says something else.
+        StageError: the variable is not a time.
     """
     for name in JOB_ENDS:
         if text := environment.get(name):
             try:
                 return float(text)
             except ValueError:
-                raise StageError(f"{name} is '{text}', which is no unix time; set it to the output of `date +%s -d '...'`") from None
+                fix = "set it to the output of `date +%s -d '...'`"
+                raise StageError(f"{name} is '{text}', which is not a unix time; {fix}") from None
     return None
 
 
 class StopSignal:
-    """`requested` turns true at the first of `STOP_SIGNALS` or at the end of standard input, and stays so.
+    """`requested` becomes true at the first of `STOP_SIGNALS` or at the end of standard input, and stays
+    true.
 
-    `orphaned`: it was standard input that ended, by which the launcher learns nothing that it does not know."""
+    `orphaned`: standard input ended, so the launcher need not be told."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -70,11 +73,11 @@ class StopSignal:
             self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits until it is requested, or for so long; whether it is."""
+        """Waits for a request for at most `seconds`; returns whether there is one."""
         return self._event.wait(seconds)
 
     def before_end(self, seconds: float) -> None:
-        """Asks for a stop so long before the job ends, if it is known when."""
+        """Requests a stop `seconds` before the job ends, if its end is known."""
         end = job_end()
         if end is not None:
             timer = threading.Timer(max(0.0, end - seconds - time.time()), self.request, [f"the job ends in {seconds:g} s"])
@@ -83,7 +86,8 @@ class StopSignal:
 
     @contextlib.contextmanager
     def cooperating(self) -> Iterator[None]:
-        """In it the stage looks at `requested` and ends by itself, within the grace period, since it has something to end elsewhere."""
+        """Inside, the stage checks `requested` and ends itself within the grace period, since it must end
+        other jobs."""
         before, self._cooperative = self._cooperative, True
         try:
             yield
@@ -91,16 +95,17 @@ class StopSignal:
             self._cooperative = before
 
     def cooperate(self) -> None:
-        """From now on the stage looks at `requested` and ends by itself, within the grace period, since it has something to commit."""
+        """From now on the stage checks `requested` and ends itself within the grace period, since it may
+        commit results."""
         self._cooperative = True
 
     def watch(self, *, cooperative: bool, tell: Callable[[str], None] = lambda reason: None) -> None:
         """Begins to listen; in the main thread.
 
         Args:
-            cooperative: the stage looks at `requested` and ends by itself, within the grace period; otherwise its process group is killed
-                at once, which costs no committed unit.
-            tell: told why before that, unless the launcher knows.
+            cooperative: the stage checks `requested` and ends itself within the grace period; otherwise its
+                process group is killed at once, which loses no committed unit.
+            tell: is called with the reason before that, unless the launcher knows it.
         """
         self._cooperative, self._tell = cooperative, tell
         heard, woken = os.pipe()
@@ -134,8 +139,8 @@ class StopSignal:
         self._stop("the launcher asked for it, or the job is about to end")
 
     def _stop(self, reason: str, *, told: bool = True) -> None:
-        """`told`: to be told to the launcher. Not SIGTERM to a rank: torchrun sends it when a peer has died too, and says itself if it got
-        one."""
+        """`told`: whether to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a peer
+        has died, and reports its signals itself."""
         self.request(reason)
         if not self._cooperative:
             if told:
@@ -147,7 +152,7 @@ class StopSignal:
 
 
 def _forget() -> None:
-    """In a child by fork: what it is told is no concern of this process."""
+    """Resets the state in a forked child, whose signals do not concern this process."""
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -1,11 +1,13 @@
-"""Sends the rows of training to TensorBoard and to Weights & Biases as they come.
+"""Sends the rows of training to TensorBoard and to Weights & Biases as they are recorded.
 
-A part (`pretrain/2`) is one curve, whatever the number of its attempts; the names of TensorBoard's event files and the settings of the
-run on Weights & Biases say which attempts there were. The store keeps the rows as well, and is what the report reads; this is for watching.
+A part (`pretrain/2`) is one curve over all its attempts; the names of TensorBoard's event files and the
+settings of the run on Weights & Biases name the attempts. The store keeps the rows as well, for the report;
+tracking is for watching.
 
-Invariant: a step is shown once. An attempt that resumes from a checkpoint hides what the one before it has shown of later steps
-(TensorBoard), or is silent until it passes them (Weights & Biases keeps what it was given first; the rows are the same). How far those came
-is read from where they are, the service or, offline, the files: an attempt that is killed takes with it what was not written yet.
+Invariant: a step is shown once. An attempt that resumes from a checkpoint hides later steps of the attempt
+before it (TensorBoard), or is silent until it passes them (Weights & Biases keeps the first values; the rows
+are equal). The last shown step is read from the service or, offline, from the files: a killed attempt loses
+unwritten rows.
 """
 
 from __future__ import annotations
@@ -24,26 +26,27 @@ from specs.tracking import Tracking, WandbSpec
 logger = logging.getLogger(__name__)
 
 STEP, TIME = "step", "time"
-FLUSH_SECONDS = 1.0  # between writes to files: what an attempt that is killed takes with it
+FLUSH_SECONDS = 1.0  # between writes to files; a killed attempt loses at most these rows
 WANDB_HEADER, WANDB_BLOCK = b":W&B\xe1\xbe\x00", 32_768
 
 
 class Sink(Protocol):
-    """Somewhere that rows go to."""
+    """A destination of rows."""
 
     def write(self, step: int, values: dict[str, float], seconds: float) -> None: ...
     def close(self) -> None: ...
 
 
 class Tracker:
-    """All sinks of an attempt. A sink that fails is told of once, and left out from then on: watching never ends a stage."""
+    """All sinks of an attempt. A sink that fails is reported once and then left out: tracking never ends a
+    stage."""
 
     def __init__(self, sinks: dict[str, Sink]) -> None:
         self._sinks = sinks
 
     @classmethod
     def open(cls, job: Job) -> Tracker:
-        """The sinks that the job asks for. `job.resume_step` is the last step that is not done again."""
+        """The sinks of a job. `job.resume_step` is the last step that is not repeated."""
         tracking = Tracking.model_validate(job.tracking)
         makers: dict[str, Callable[[], Sink]] = {}
         if tracking.tensorboard is not None:
@@ -60,7 +63,7 @@ class Tracker:
         return tracker
 
     def write(self, row: dict[str, Any]) -> None:
-        """A row of metrics: `{"step", "loss", ...}`. What is no number is left out."""
+        """Sends a row of metrics: `{"step", "loss", ...}`. Only numbers are included."""
         flat: dict[str, Any] = {}
         for name, value in row.items():
             flat |= {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
@@ -69,7 +72,7 @@ class Tracker:
         self._each(lambda sink: sink.write(row[STEP], values, row.get(TIME) or time.time()))
 
     def close(self) -> None:
-        """Delivers what is still on the way."""
+        """Delivers pending rows."""
         self._each(lambda sink: sink.close())
 
     def _each(self, call: Callable[[Sink], None]) -> None:
@@ -81,11 +84,12 @@ class Tracker:
 
     def _leave_out(self, name: str, error: Exception) -> None:
         self._sinks.pop(name, None)
-        logger.warning("%s is not told of this attempt's metrics any more: %s: %s", name, type(error).__name__, error)
+        logger.warning("%s gets no more metrics of this attempt: %s: %s", name, type(error).__name__, error)
 
 
 class TensorBoard:
-    """One event file per attempt in the folder of the part. `after`: the last step that an attempt before this one has shown for good."""
+    """One event file per attempt in the folder of the part. `after`: the last step of earlier attempts that
+    stays."""
 
     def __init__(self, folder: Path, attempt: str, after: int | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -93,7 +97,7 @@ class TensorBoard:
 
         self._event = Event
         self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_SECONDS, filename_suffix=f".{attempt}")
-        if after is not None:  # TensorBoard drops what earlier files say of this step and of later ones
+        if after is not None:  # TensorBoard drops this step and later ones of earlier files
             self._writer.add_event(Event(wall_time=time.time(), step=after + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, values: dict[str, float], seconds: float) -> None:
@@ -151,7 +155,7 @@ class WeightsAndBiases:
 
 
 def last_kept_step(folder: Path, name: str) -> int:
-    """The last step in the files that attempts have left of a run of Weights & Biases, for `wandb sync`; -1 without any."""
+    """The last step in the offline files of a run of Weights & Biases, for `wandb sync`; -1 without any."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     last = -1
@@ -164,8 +168,8 @@ def last_kept_step(folder: Path, name: str) -> int:
 
 
 def _wandb_records(path: Path) -> Iterator[bytes]:
-    """Of a file in LevelDB's log format, up to the first that is not whole. They are in pieces, and none crosses the border of a block:
-    CRC-32, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes.
+    """The records of a file in LevelDB's log format, up to the first incomplete one. Records are in pieces
+    that do not cross blocks: CRC-32, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes.
 
     Raises:
         ValueError: the file is of another version.

@@ -1,9 +1,11 @@
-"""A process with vLLM in it, for `apertus_model.generation`. vLLM wants other releases of FastAPI and torch than this project, so it has an
-environment of its own, whose interpreter runs this file: it imports the standard library and vLLM, nothing of ours.
+"""A process that runs vLLM, for `apertus_model.generation`. vLLM needs other releases of FastAPI and torch
+than this project, so it has a separate environment, whose interpreter runs this file: it imports only the
+standard library and vLLM.
 
-Standard input has a line of JSON with the arguments of the engine and of sampling, then one for each batch: `{"prompts": [[ids]], "seeds":
-[int]}`. Standard output has `{}`, or `{"error": text}` where vLLM cannot be imported, then one for each batch: the ids of the completions
-of each prompt, `[[[ids]]]`. What vLLM prints goes to standard error.
+Standard input has a line of JSON with the arguments of the engine and of sampling, then one for each batch:
+`{"prompts": [[ids]], "seeds": [int]}`. Standard output has `{}`, or `{"error": text}` where vLLM cannot be
+imported, then one for each batch: the ids of the completions of each prompt, `[[[ids]]]`. Output of vLLM goes
+to standard error.
 
 Invariant: the process ends with its standard input.
 """

@@ -1,7 +1,8 @@
-"""The layout of the stage graph: boxes in topological layers, arrows that go round them.
+"""The layout of the stage graph: boxes in topological layers, and arrows around them.
 
-Invariants: a stage lies in a later layer than everything it reads; no arrow crosses a box that is not its end. An arrow that follows from
-others (the tokenizer, which everything reads) is not drawn. The same graph gives the same drawing.
+Invariants: a stage is in a later layer than all its inputs; no arrow crosses a box except at its ends. An
+arrow implied by others (from the tokenizer, which everything reads) is not drawn. The same graph gives the
+same drawing.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from itertools import pairwise
 WIDTH, HEIGHT = 190, 84  # of a box
 GAP_ALONG, GAP_ACROSS = 44, 20
 MARGIN = 6
-COLUMNS = 4  # of those that paper shows at three quarters of their size
+COLUMNS = 4  # boxes across a printed page, at three quarters of their size
 SWEEPS = 8
-Slot = str | tuple[str, str, int]  # a stage, or where the arrow between two stages passes a layer
+Slot = str | tuple[str, str, int]  # a stage, or the passage of the arrow between two stages through a layer
 
 
 @dataclass(frozen=True)
@@ -26,27 +27,24 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """`waits`: an order without anything that is read."""
-
     begin: str
     end: str
-    waits: bool
+    waits: bool  # an order without an input
     path: str
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """`cuts`: heights between two layers, at which paper may go on with the next page."""
-
     width: float
     height: float
     boxes: list[Box]
     arrows: list[Arrow]
-    cuts: list[float]
+    cuts: list[float]  # heights between two layers where a printed page may end
 
 
 def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
-    """Lays out stages, given inputs first with what each reads and what it only waits for."""
+    """Lays out stages, given inputs first with the stages that each reads and those that it only waits
+    for."""
     before = {stage: [*reads[stage], *after.get(stage, [])] for stage in reads}
     layer: dict[str, int] = {}
     for stage in reads:
@@ -69,7 +67,8 @@ def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
 
 
 def _places(layers: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> dict[Slot, float]:
-    """Coordinates across the layers: each slot near the mean of its neighbours, in an order that makes few crossings."""
+    """Coordinates across the layers: each slot near the mean of its neighbours, in an order with few
+    crossings."""
     neighbours: dict[Slot, tuple[list[Slot], list[Slot]]] = {slot: ([], []) for layer in layers for slot in layer}
     for begin, end in links:
         neighbours[end][0].append(begin)
@@ -103,7 +102,8 @@ def _apart(layer: list[Slot], wanted: dict[Slot, float]) -> dict[Slot, float]:
 def _drawing(
     layers: list[list[Slot]], routes: dict[tuple[str, str], list[Slot]], place: dict[Slot, float], waits: set[tuple[str, str]]
 ) -> Drawing:
-    """Coordinates on paper: from left to right, or from top to bottom for a graph that is narrower so and too deep for the other."""
+    """Coordinates on paper: left to right, or top to bottom for a graph that is too deep and narrower that
+    way."""
     least, most = min(place.values(), default=0.0), max(place.values(), default=0.0)
     down = len(layers) > max(COLUMNS, most - least + 1)
     length, breadth = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)

@@ -2,8 +2,7 @@
 
 Invariants:
 - A field that is left out is inherited from the parent stage's resolved optimizer if that has the same name,
-else
-  it is the value in `PUBLISHED`. When the name changes, only `grad_clip` is inherited, and `lr` must be
+  else it is the value in `PUBLISHED`. When the name changes, only `grad_clip` is inherited, and `lr` must be
   stated.
 - A field that an optimizer does not read cannot be stated for it, resolves to None, and enters no fingerprint.
 """

@@ -1,14 +1,15 @@
-"""Conversations as tokens, with what of them is trained.
+"""Conversations as tokens, with a mask of the trained ones.
 
 Invariants:
-- The tokens are those of the rendered text. Only what the template writes becomes a control token: text inside a message, a tool or its
-  output that spells one is encoded as text.
-- Trained is what the assistant writes: all behind `<|assistant_start|>` up to and including `<|assistant_end|>`, but not what tools
-  answered. A token with characters of both is not trained.
+- The tokens are those of the rendered text. Only the template makes control tokens: text inside a message, a
+  tool or its output that spells one is encoded as text.
+- The text of the assistant is trained: all after `<|assistant_start|>` up to and including
+  `<|assistant_end|>`, except outputs of tools. A token with characters of both is not trained.
 
-How: before rendering, the texts of a conversation are marked by two characters that occur nowhere in it: one splits every spelling of a
-control token, the other stands in front of responses. They are found again in the rendered text, and removed. Two texts cannot spell a
-control token together: there is always something between them (`normalise` joins responses that follow each other).
+How: before rendering, the texts of a conversation are marked by two characters that occur nowhere in it: one
+splits every spelling of a control token, the other precedes responses. They are found in the rendered text,
+and removed. Two texts cannot spell a control token together: there is always something between them
+(`normalise` joins adjacent responses).
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ class ChatError(StageError):
 
 @dataclass(frozen=True)
 class Encoded:
-    """tokens: (n,), int64; mask: (n,), uint8: PROMPT (not the assistant's), TRAINED or TOOL_OUTPUT."""
+    """The tokens of a conversation."""
 
-    tokens: NDArray[np.int64]
-    mask: NDArray[np.uint8]
+    tokens: NDArray[np.int64]  # (n,)
+    mask: NDArray[np.uint8]  # (n,): PROMPT (not the assistant's), TRAINED or TOOL_OUTPUT
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """(n,), bool: whether a token is one that the assistant writes."""
+        """(n,), bool: whether the assistant writes a token."""
         return self.mask == TRAINED
 
 
 class _Run(NamedTuple):
-    """A control token, or text between two of them: the kind of its tokens up to character `border`, and from there on."""
+    """A control token, or text between two of them."""
 
     text: str
     control: bool
-    kind: int
-    border: int = 0
-    before: int = PROMPT
+    kind: int  # of the tokens from `border` on
+    border: int = 0  # character
+    before: int = PROMPT  # kind of the tokens before `border`
 
 
 class ChatEncoder:
@@ -86,7 +87,7 @@ class ChatEncoder:
         self.end_of_turn_id = self._ids[END_OF_TURN]
 
     def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
-        """A whole conversation, in any form that `normalise` accepts. ConversationError for what is none."""
+        """A whole conversation, in any form that `normalise` accepts. ConversationError for anything else."""
         return self._encode(_runs(normalise(messages), normal_tools(tools), False))
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> NDArray[np.int64]:
@@ -94,7 +95,7 @@ class ChatEncoder:
         return self._encode(_runs(normalise(messages), normal_tools(tools), True)).tokens
 
     def completion(self, text: str) -> NDArray[np.int64]:
-        """(n,), int64: what the assistant writes behind a prompt when it answers with plain text, with the end of its turn."""
+        """(n,), int64: a plain-text answer of the assistant after a prompt, with the end of its turn."""
         return np.array([*self._tokenizer.encode(text, add_special_tokens=False).ids, self.end_of_turn_id], dtype=np.int64)
 
     def decode(self, tokens: NDArray[np.integer] | Sequence[int]) -> str:
@@ -119,14 +120,14 @@ class ChatEncoder:
 
 
 def _runs(messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> Iterator[_Run]:
-    """Control tokens and texts of the rendered conversation, in order. ConversationError where the template has no rendering for it: a
-    schema of a tool that is none, nesting without end."""
+    """Control tokens and texts of the rendered conversation, in order. ConversationError where the template
+    cannot render it: an invalid schema of a tool, endless nesting."""
     try:
         marks = _Marks(messages, tools)
         marked = [marks.message(message) for message in messages]
         text = render(marked, marks.split(tools), add_generation_prompt=add_generation_prompt)
     except (TemplateError, TypeError, RecursionError) as error:
-        raise ConversationError("not_rendered", f"the chat template does not render this: {error}") from error
+        raise ConversationError("not_rendered", f"the chat template cannot render this: {error}") from error
     turn, before = False, ""
     for place, piece in enumerate(_CONTROL.split(text)):
         if place % 2:

@@ -1,14 +1,15 @@
-"""Messages in normal form, whatever form they were written in.
+"""Messages of any usual form in normal form.
 
-Invariant: what `normalise` returns is `[system] [developer] (user assistant)* [user]`, where a message is one of
+Invariant: `normalise` returns `[system] [developer] (user assistant)* [user]`, where a message is one of
 
     {"role": "system" | "user", "content": text}
     {"role": "developer", "content": text, "enable_thinking": bool (optional), "tools": list (optional)}
     {"role": "assistant", "content": text, or a list of blocks}
 
-and blocks are `{"type": "thoughts" | "response", "text": text}`, `{"type": "tool_calls", "calls": [{"name": text, "arguments": mapping}]}`
-and `{"type": "tool_outputs", "outputs": [text, ...]}`. An assistant's content is text exactly when it is nothing but a response; outputs
-stand directly behind calls. Both forms render to the same text. Normalising twice changes nothing.
+and blocks are `{"type": "thoughts" | "response", "text": text}`, `{"type": "tool_calls", "calls": [{"name":
+text, "arguments": mapping}]}` and `{"type": "tool_outputs", "outputs": [text, ...]}`. An assistant's content
+is text exactly when it is a single response; outputs directly follow calls. Both forms render to the same
+text. Normalising twice changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Block = dict[str, Any]
 
 
 class ConversationError(ValueError):
-    """Messages that are no conversation. `reason` is the name that such conversations are counted under."""
+    """Messages that are not a conversation. `reason` is the name under which they are counted."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +35,7 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
     Accepted beside the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's `tool_calls`
     (`{"function": {"name", "arguments"}}` or the inner mapping, arguments as a mapping or as JSON text) and `reasoning_content`; messages
-    of role `tool` behind them, which become tool outputs of the assistant's turn.
+    of role `tool` after them, which become tool outputs of the assistant's turn.
 
     Raises:
         ConversationError: for anything else.
@@ -59,7 +60,8 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
                 blocks.append({"type": "tool_outputs", "outputs": []})
             blocks[-1]["outputs"].append(_text(message.get("content")))
         else:
-            raise ConversationError("not_alternating", f"a message of role {_shown(role)} stands after {before or 'the start'}")
+            problem = f"a message of role {_shown(role)} follows {before or 'the start'}"
+            raise ConversationError("not_alternating", problem)
         before = str(role)
         if role == "assistant" and not blocks:
             raise ConversationError("empty", "the assistant says nothing")
@@ -69,8 +71,8 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def with_deliberation(messages: Sequence[Message]) -> list[Message]:
-    """Messages in normal form whose developer message says that deliberation is enabled, where thoughts occur and nothing else is stated:
-    the model learns to think when it is told to."""
+    """Messages in normal form whose developer message enables deliberation where thoughts occur and it states
+    nothing else: the model learns to think when it is told to."""
     if not any(block["type"] == "thoughts" for message in messages for block in blocks_of(message)):
         return list(messages)
     place = 1 if messages[0]["role"] == "system" else 0
@@ -80,7 +82,7 @@ def with_deliberation(messages: Sequence[Message]) -> list[Message]:
 
 
 def blocks_of(message: Message) -> list[Block]:
-    """The blocks of an assistant's message in normal form; none for the messages of others."""
+    """The blocks of an assistant's message in normal form; none for other messages."""
     if message["role"] != "assistant":
         return []
     content = message["content"]
@@ -93,7 +95,8 @@ def response_of(message: Message) -> str | None:
 
 
 def _head(messages: list[Mapping[str, Any]]) -> tuple[list[Message], list[Mapping[str, Any]]]:
-    """The system and the developer message, and what comes behind them. An empty system message is the same as none."""
+    """The system and the developer message, and the messages after them. An empty system message is
+    ignored."""
     head: list[Message] = []
     if messages and messages[0].get("role") == "system":
         text = _text(messages[0].get("content"))
@@ -179,7 +182,7 @@ def _assistant(blocks: list[Block]) -> Message:
         if kind == before == "response":
             joined[-1] = {"type": kind, "text": joined[-1]["text"] + block["text"]}
         elif kind == "tool_outputs" and before != "tool_calls":
-            raise ConversationError("bad_block", "tool outputs are one list, directly behind tool calls")
+            raise ConversationError("bad_block", "tool outputs are one list, directly after tool calls")
         else:
             joined.append(block)
     if [block["type"] for block in joined] == ["response"]:

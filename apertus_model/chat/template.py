@@ -1,7 +1,7 @@
 """The chat template, and rendering it as transformers does.
 
-Invariant: `template.jinja` is the only place that says how a conversation looks. It is shipped with every tokenizer as it is, so what a
-model is trained on and what others render for it are one text.
+Invariant: only `template.jinja` defines the text of a conversation. It is shipped with every tokenizer
+unchanged, so the text of training and the text that other programs render for the model are equal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _template() -> Template:
 
 
 def _to_json(value: Any) -> str:
-    """Jinja's own filter escapes for HTML and sorts keys; transformers' does neither."""
+    """Jinja's filter escapes for HTML and sorts keys; transformers' does neither."""
     return json.dumps(value, ensure_ascii=False)
 
 

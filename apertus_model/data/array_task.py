@@ -1,10 +1,11 @@
 """One task of a stage, on a node: `python -m apertus_model.data.array_task ARRAY.json FIRST`, as element of a Slurm job array.
 
-What it leaves is `<rank>.json` beside the file it was given: its files and counts, or its error.
+It writes `<rank>.json` beside the given file: its files and counts, or its error.
 
 Invariants:
-- The result appears whole, and after the files that it names. A task that Slurm starts again writes to a folder of its own.
-- A task whose stage is gone ends: without a change of `alive` for `lost_seconds`.
+- The result appears whole, and after the files that it names. A task that Slurm restarts writes to another
+  folder.
+- A task whose stage is gone ends, when `alive` has not changed for `lost_seconds`.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ ALIVE = "alive"
 
 
 class ArrayTasks(BaseModel):
-    """What the tasks of an array need to know. `kind`, `work`: name and fields of the stage's tasks; `ranks`: one per element."""
+    """The specification of the tasks of an array."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: str
-    work: dict[str, Any]
-    ranks: list[int]
+    kind: str  # name of the stage's tasks
+    work: dict[str, Any]  # their fields
+    ranks: list[int]  # one per element
     cpus: int
     lost_seconds: float
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Where the result of a task appears."""
+    """The path of the result of a task."""
     return folder / f"{rank:05d}.json"
 
 
 def main(specification: Path, first: int) -> int:
-    """Runs the task that the environment names; 0, or 1 after an error."""
+    """Runs the task that the environment names; returns 0, or 1 after an error."""
     array = ArrayTasks.model_validate_json(specification.read_text())
     folder, rank = specification.parent, array.ranks[first + int(os.environ["SLURM_ARRAY_TASK_ID"])]
     os.environ |= {"TOKENIZERS_PARALLELISM": "true" if array.cpus > 1 else "false", "RAYON_NUM_THREADS": str(array.cpus)}

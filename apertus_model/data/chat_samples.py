@@ -7,7 +7,7 @@ Invariants:
 - Every conversation that is not dropped is in exactly as many rows of an epoch as it is repeated.
 - Conversations of a row do not see each other: positions restart at each, and a label is always the next
   token of the same one.
-- What a tool answered is never trained on, at any prompt weight.
+- Outputs of tools are never trained on, at any prompt weight.
 """
 
 from __future__ import annotations
@@ -31,17 +31,12 @@ _permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
 
 
 class PackedSample(NamedTuple):
-    """One row of `L = sequence_length` tokens.
+    """One row of `L = sequence_length` tokens."""
 
-    input: (L,), int64; labels: (L,), int64, IGNORE_INDEX where nothing is trained; positions: (L,), int64,
-    from 0 in each conversation and in the padding; weights: (L,), float32, of each label, or None where all
-    labels that are not IGNORE_INDEX count alike.
-    """
-
-    input: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    weights: NDArray[np.float32] | None
+    input: NDArray[np.int64]  # (L,)
+    labels: NDArray[np.int64]  # (L,), IGNORE_INDEX where nothing is trained
+    positions: NDArray[np.int64]  # (L,), from 0 in each conversation and in the padding
+    weights: NDArray[np.float32] | None  # (L,), of labels; None: all but IGNORE_INDEX count alike
 
 
 class _Layout(NamedTuple):
@@ -100,8 +95,8 @@ class ConversationSamples:
             repeats: how often each source is seen per epoch.
             sequence_length: tokens per row.
             seed: of the order of the rows.
-            prompt_weight: weight of the loss on what is not the assistant's, relative to 1.
-            longer: what is done with conversations that do not fit into a row: dropped, or cut at its end.
+            prompt_weight: weight of the loss on tokens that are not the assistant's, relative to 1.
+            longer: whether conversations that do not fit into a row are dropped or cut at its end.
             pad_id: fills up rows.
 
         Raises:
@@ -168,7 +163,7 @@ def heldout(
 
 
 def _kept(source: ConversationShards, sequence_length: int, longer: Longer) -> NDArray[np.int64]:
-    """Indices of the conversations that are used. Of a cut one, something to train has to be left."""
+    """Indices of the conversations to use. A cut one must keep something to train."""
     fits = source.lengths <= sequence_length
     if longer == "truncate":
         for index in np.flatnonzero(~fits).tolist():

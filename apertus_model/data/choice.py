@@ -1,4 +1,4 @@
-"""Which two completions of a prompt make a pair.
+"""The choice of two completions of a prompt as a pair.
 
 The rule is that of the Apertus report (section 4.1.4 and the published recipe): rewards become quantiles among the rewards of the
 completions that the model itself sampled, the reference; one of the best completions is paired with one of the worst.
@@ -19,7 +19,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Candidate:
-    """A completion that may take part. Candidates stand in the order offline ones, then sampled ones, each as stored."""
+    """A completion that can be chosen. Candidates are ordered: offline ones, then sampled ones, each as
+    stored."""
 
     text: str
     tokens: tuple[int, ...]
@@ -32,7 +33,7 @@ Pair = tuple[Candidate, Candidate]
 
 
 class NoPair(Exception):
-    """A prompt without a pair; `str` of it is the reason that it is counted under."""
+    """A prompt without a pair; `str` of it is the reason under which it is counted."""
 
 
 def quantiles(rewards: Sequence[float], reference: Sequence[float]) -> list[float]:
@@ -47,10 +48,11 @@ def quantiles(rewards: Sequence[float], reference: Sequence[float]) -> list[floa
 def choose(candidates: Sequence[Candidate], *, reference: int, worst_quantile: float) -> Pair:
     """The pair of a prompt: (chosen, rejected).
 
-    A completion is among the best when no reference reward is above its own (quantile 1), among the worst when its quantile is at most
-    `worst_quantile` or 1 / `reference`, in the middle otherwise. Chosen is the first of the best, else of the middle, else of the worst;
-    rejected the first of the worst, else of the middle, else of the best, among those with another reward. Where both come from the same
-    class, the one with the higher reward is the chosen one. Completions with the tokens of an earlier one are passed over.
+    A completion is among the best when no reference reward is above its own (quantile 1), among the worst
+    when its quantile is at most `worst_quantile` or 1 / `reference`, in the middle otherwise. Chosen is the
+    first of the best, else of the middle, else of the worst; rejected the first of the worst, else of the
+    middle, else of the best, among those with another reward. Where both come from the same class, the one
+    with the higher reward is the chosen one. Completions with the tokens of an earlier one are skipped.
 
     Args:
         candidates: completions that are short enough, in order.
@@ -77,8 +79,8 @@ def choose(candidates: Sequence[Candidate], *, reference: int, worst_quantile: f
 
 
 def choose_further(candidates: Sequence[Candidate], taken: Pair, *, seed: int, prompt: str) -> Pair:
-    """Another pair, drawn at random (by a hash of seed and prompt) from the completions of quantile >= 0.5 and those below that are not
-    taken. NoPair when either side is empty."""
+    """Another pair, drawn at random (by a hash of seed and prompt) from unused completions of quantile >= 0.5
+    and below. NoPair when either side is empty."""
     random = Random(hashlib.blake2b(json.dumps([seed, prompt]).encode(), person=b"apertus-pair").digest())
     gone = {one.tokens for one in taken}
     left = [one for one in distinct(candidates) if one.tokens not in gone]

@@ -1,8 +1,8 @@
-"""Compressed files as streams of what is inside.
+"""Compressed files as streams of their content.
 
-Invariant: all of a file is read or an error is raised. A file may be several compressed ones joined (the parts that parallel compressors
-write); one that is cut off inside a part is an EOFError or OSError, never a shorter file. (fsspec's own reader of zstandard returns the
-first part only, and takes what is left of a cut one for the whole.)
+Invariant: all of a file is read or an error is raised. A file may have several compressed parts (as parallel
+compressors write them); truncation inside a part is an EOFError or OSError, never a shorter file. (fsspec's
+reader of zstandard returns only the first part, and accepts a truncated one.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Unbuffered(io.RawIOBase):
 
 
 def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
-    """The content of an open file, decompressed as the suffix of `path` says: .gz, .bz2, .xz, .zst; any other file as it is."""
+    """The content of an open file, decompressed by the suffix of `path`: .gz, .bz2, .xz, .zst; any other file
+    unchanged."""
     if path.endswith(".zst"):
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
         return cast(BinaryIO, io.BufferedReader(_Unbuffered(stream), 2**18))

@@ -1,7 +1,8 @@
-"""How the conversations of a source are found in its files.
+"""Readers of the conversations in the files of a source.
 
-Invariants: what is malformed is counted under a name (`Rejection`); a file whose rows have none of the known columns is a SourceError that
-names file, row, columns and the fix. Files are streamed: lines of JSON one by one, Parquet by batches of rows.
+Invariants: malformed rows are counted under a name (`Rejection`); a file whose rows have none of the known
+columns is a SourceError that names file, row, columns and the fix. Files are streamed: lines of JSON one by
+one, Parquet by batches of rows.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ COLUMNS = (
     ("prompt", "completions"),
     ("prompt", "completion"),
 )
-"""What a row must have one of; where it has several, the first here is read."""
+"""Alternatives, of which a row must have one; the first that it has is read."""
 SHARE_GPT_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "bot"), "assistant"),
@@ -50,7 +51,7 @@ Row = dict[str, Any]
 def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> Parsed:
     """Conversations and rejections of one file; `path` is relative to `root`, "" when the source is a single file.
 
-    Raises SourceError when the file cannot be read, is of no known format, or does not have the columns of one.
+    Raises SourceError when the file cannot be read or has neither a known format nor its columns.
     """
     full = f"{root}/{path}" if path else root
     try:
@@ -118,14 +119,16 @@ def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
 
 
 def _without_null(value: Any) -> Any:
-    """All structs of a Parquet column have the fields of every one of them; those that a row lacks are null."""
+    """Removes null fields: all structs of a Parquet column have the union of their fields, null where a row
+    has none."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value
 
 
 def conversation_of(row: Row) -> Conversation:
-    """The conversation of a row. Without an `id` that is a digest of the content; without a `group`, what comes before the first answer is.
+    """The conversation of a row. `id` is a digest of the content by default, `group` one of the messages
+    before the first answer.
 
     ConversationError when it is malformed, UnicodeEncodeError when text of it cannot be stored.
     """
@@ -165,8 +168,8 @@ def conversation_of(row: Row) -> Conversation:
 
 
 def _preference(row: Row) -> tuple[list[Message], list[str]]:
-    """The conversation with the chosen completion, and both completions. As in TRL, a prompt that is not stated, or is text beside
-    lists of messages, is what chosen and rejected begin with."""
+    """The conversation with the chosen completion, and both completions. As in TRL, the prompt is by default
+    (or when it is text beside lists of messages) the common beginning of chosen and rejected."""
     chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
     begin: list[Any] = []
     if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
@@ -180,7 +183,8 @@ def _preference(row: Row) -> tuple[list[Message], list[str]]:
     better, worse = (normalise(begin + _messages(answer, "assistant")) for answer in (chosen, rejected))
     texts = [response_of(messages[-1]) if messages else None for messages in (better, worse)]
     if better[:-1] != worse[:-1] or None in texts:
-        raise ConversationError("bad_completions", "chosen and rejected are not one turn of plain text each, behind the same prompt")
+        message = "chosen and rejected are not one turn of plain text each, after the same prompt"
+        raise ConversationError("bad_completions", message)
     return better, [text for text in texts if text is not None]
 
 

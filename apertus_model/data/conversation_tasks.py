@@ -1,9 +1,10 @@
 """From the files of a source to the splits of a `conversations` artifact.
 
 Invariants:
-- A task reads its files and nothing else; what it writes depends on neither the other tasks nor the number of workers.
-- The splits are a function of the *set* of conversations, of the seed and of the share that is held out: conversations are put into the
-  order of their content hashes, of those with the same content the one with the smallest hash of the whole line is kept.
+- A task reads only its files; its output depends neither on other tasks nor on the number of workers.
+- The splits are a function of the *set* of conversations, of the seed and of the held-out share:
+  conversations are sorted by content hash, and of those with the same content the one with the smallest hash
+  of the whole line is kept.
 - Conversations of one group are on the same side.
 """
 
@@ -35,21 +36,21 @@ _INDEX = np.dtype([("content", "<u8", 2), ("line", "<u8"), ("group", "<u8"), ("b
 
 
 class ConversationTaskResult(NamedTuple):
-    """Files that a task wrote (`TASK_FILES`) and what it counted: conversations by outcome."""
+    """The result of a task."""
 
-    files: dict[str, Path]
-    counts: dict[str, int]
+    files: dict[str, Path]  # `TASK_FILES`
+    counts: dict[str, int]  # conversations by outcome
 
 
 class ConversationTasks(NamedTuple):
-    """Everything that a worker needs to know. `tasks`: the files of each task; `folder`: a local scratch folder."""
+    """The tasks of a source, for workers."""
 
     source: SourceSpec
-    tasks: list[list[str]]
+    tasks: list[list[str]]  # files of each task
     tokenizer: Path
     vocab_size: int
     seed: int
-    folder: Path
+    folder: Path  # local scratch
 
     def run(self, rank: int) -> ConversationTaskResult:
         """Reads, renders and tokenises the conversations of one task, up to the limit of the source."""
@@ -113,9 +114,9 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class WrittenSplit:
-    """One written split: `shards` are file names without suffix."""
+    """One written split."""
 
-    shards: list[str]
+    shards: list[str]  # file names without suffix
     conversations: int
     tokens: int
     trained_tokens: int
@@ -125,7 +126,7 @@ class AllConversations:
     """The conversations of all tasks, in the order of their contents, each content once.
 
     Attributes:
-        duplicates: how many were left out since another one has the same content.
+        duplicates: number of conversations left out because another has the same content.
     """
 
     def __init__(self, tasks: Sequence[dict[str, Path]], vocab_size: int) -> None:
@@ -153,7 +154,8 @@ class AllConversations:
         if 0 < count < len(self):
             return mask
         if groups < 2:
-            raise SourceError(f"{len(self)} conversations are left, of {groups} groups; training and held-out split need one group each")
+            left = f"{len(self)} conversations are left, of {groups} groups"
+            raise SourceError(f"{left}; training and held-out split need one group each")
         if count:
             raise SourceError(f"holdout {share} holds out all {groups} groups. Fix: a smaller share or more conversations")
         least = (int(self._group.min()) + 1) / 2**64

@@ -1,7 +1,7 @@
-"""Conversations of a `conversations` artifact: as people read them, and as tokens.
+"""Conversations of a `conversations` artifact: as text, and as tokens.
 
-Invariant: number i is the same conversation in all views: the i-th document of the token files, the i-th stretch of the masks and the i-th
-line of the `.jsonl`, the shards of a split one after the other.
+Invariant: index i is the same conversation in all views, over the shards of a split in order: the i-th
+document of the token files, the i-th part of the masks and the i-th line of the `.jsonl`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,15 @@ class ConversationFileError(StageError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation.
-
-    messages: in normal form (`apertus_model.chat.messages`), the last one the assistant's.
-    completions: alternative texts of the last message; where it is plain text, that is the first of them.
-    group: conversations of one group are on the same side of the held-out split.
-    metadata: further columns of the source, JSON values.
-    """
+    """One conversation."""
 
     id: str
-    messages: list[Message]
+    messages: list[Message]  # in normal form (`apertus_model.chat.messages`), the last one the assistant's
     tools: list[dict[str, Any]] | None = None
+    # Alternative texts of the last message; where it is plain text, its text is the first.
     completions: list[str] = field(default_factory=list)
-    group: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    group: str = ""  # conversations of one group are in the same split
+    metadata: dict[str, Any] = field(default_factory=dict)  # further columns of the source, JSON values
 
     @property
     def prompt(self) -> list[Message]:
@@ -58,12 +53,12 @@ class Conversation:
         return json.dumps(asdict(self), ensure_ascii=False)
 
     def content(self) -> str:
-        """What makes two conversations the same one: all but id, group and metadata."""
+        """The content by which conversations are compared: all but id, group and metadata."""
         return json.dumps([self.messages, self.tools, self.completions], ensure_ascii=False)
 
 
 class ConversationShards:
-    """The conversations of one split. Picklable: what travels is the paths.
+    """The conversations of one split. Picklable, by its paths.
 
     Attributes:
         lengths: (conversations,), int64: tokens of each.
@@ -98,7 +93,7 @@ class ConversationShards:
         return shard.mask[shard.starts[place] : shard.starts[place + 1]]
 
     def trained(self, index: int) -> NDArray[np.bool_]:
-        """(n,), bool: whether a token is one that the assistant writes."""
+        """(n,), bool: whether the assistant writes a token."""
         return self.mask(index) == TRAINED
 
     def _find(self, index: int) -> tuple[_Shard, int]:
@@ -136,7 +131,7 @@ class _Shard:
 
     @cached_property
     def _lines(self) -> tuple[mmap.mmap, NDArray[np.int64]]:
-        """The file, and where each line begins, with the end."""
+        """The file, and the start of each line, with the end of the last."""
         with self._paths[3].open("rb") as file:
             text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")) + 1

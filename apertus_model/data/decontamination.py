@@ -1,12 +1,12 @@
 """Test questions in documents.
 
-The rule of the Apertus report for its instruction data (swiss-ai/posttraining-data, 03-decontamination; after Tülu 3, arXiv 2411.15124): a
-document and a question that share an n-gram are aligned (Ratcliff and Obershelp, as difflib does it), and the matching blocks of at least
-`min_match` words are put in relation to the question's length. Words (`apertus_model.data.words`) take the place of tokens, so the result
-is the same for every tokenizer.
+The rule of the Apertus report for its instruction data (swiss-ai/posttraining-data, 03-decontamination; after
+Tülu 3, arXiv 2411.15124): a document and a question that share an n-gram are aligned (Ratcliff and Obershelp,
+as difflib does it), and the matching blocks of at least `min_match` words are compared with the question's
+length. Words (`apertus_model.data.words`) replace tokens, so the result is the same for every tokenizer.
 
-datatrove's NGramsDecontFilter drops a document for one common n-gram, whatever the rest of the question, and makes its index with
-lighteval; it is not used.
+datatrove's NGramsDecontFilter is not used: it drops a document for one common n-gram, whatever the rest of
+the question, and makes its index with lighteval.
 """
 
 from __future__ import annotations

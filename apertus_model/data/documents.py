@@ -1,13 +1,15 @@
-"""How the documents of a source are found in its files.
+"""Readers of the documents in the files of a source.
 
 Invariants:
-- A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package is imported when a file is
-  read, and nowhere before.
-- What is left out is counted under a name (`Rejection`); what means that the source is not what the spec says (no such column, a file
-  that cannot be read, or ends too early) is a SourceError that names the file and how far it was read.
-- Files are streamed (`tables`, `web`), but for the formats in which a file is one document, of DOCUMENT_BYTES at most.
+- A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package
+  is imported only when a file is read.
+- Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (no such
+  column, a file that cannot be read, or ends too early) is a SourceError that names the file and the
+  position.
+- Files are streamed (`tables`, `web`), except for formats with one document per file, of DOCUMENT_BYTES at
+  most.
 
-Nothing here but web archives needs datatrove: the tokenizer stage reads the same documents without it.
+Only web archives need datatrove: the tokenizer stage reads the same documents without it.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
 def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:
     """Documents and rejections of one file; `path` is relative to `root`, "" when the source is a single file.
 
-    A file of rows or records that has none is one rejection, `empty_file`. Raises SourceError when the file cannot be read to its end, or
-    does not have the columns that the spec names.
+    A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
+    read to its end, or lacks columns that the spec names.
     """
     full, name = f"{root}/{path}" if path else root, path or PurePosixPath(root).name
     count, position = 0, ""
@@ -50,7 +52,8 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
                     yield SourceDocument(found, None, {}) if isinstance(found, str) else found
                     count += 1
             except UNREADABLE:
-                position = f" behind document {count}" + ("" if raw.closed else f", at about byte {raw.tell()}")
+                position = "" if raw.closed else f", at about byte {raw.tell()}"
+                position = f" after document {count}{position}"
                 raise
         if not count and source.format in ROWS:
             yield Rejection("empty_file")

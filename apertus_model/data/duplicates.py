@@ -1,13 +1,13 @@
-"""Documents that are alike: signatures of single documents, and the groups that they make of a set.
+"""Similar documents: signatures of single documents, and groups of documents by their signatures.
 
 Invariants:
-- A signature depends on the text and the spec. Groups are connected components, so they depend on the set of documents only; the first
-  document in the given order represents its group.
-- Memory is bounded: a signature takes 64 KiB times buckets and hashes while it is made, whatever the length of the document, and
+- A signature depends on the text and the spec. Groups are connected components, so they depend only on the
+  set of documents; the first document in the given order represents its group.
+- Memory is bounded: making a signature takes 64 KiB times buckets and hashes for any document, and
   `first_alike` holds one bucket of all documents at a time.
 
-Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they choose the document to keep by the
-number of its file and its place there, and want the number of tasks to stay the same.
+Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they
+choose the document to keep by the number and position of its file, and require a constant number of tasks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHINGLES = 4096
 
 
 def text_hash(text: str) -> int:
-    """64 bits of BLAKE2b over the UTF-8 bytes, little endian. Among n different texts n^2 / 2^65 pairs are expected to share a hash: 0.03
-    among 10^9."""
+    """64 bits of BLAKE2b over the UTF-8 bytes, little endian. The expected number of collisions among n
+    different texts is n^2 / 2^65: 0.03 among 10^9."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -63,7 +63,7 @@ def _fold(row: NDArray[np.uint64]) -> int:
 
 
 def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """(count,): for each document the smallest index of the documents that it is connected with, its own if there is none before it.
+    """(count,): for each document the smallest index in its group.
 
     Two documents are alike when they have the same value in one of the `buckets`, each of shape (count,). Memory: 8 bytes per document for
     the result and 32 for a bucket (its values, their order, and the pairs of equal neighbours in it).

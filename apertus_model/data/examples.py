@@ -1,11 +1,13 @@
-"""A few kept and dropped documents of a corpus, to be looked at: `examples.jsonl`.
+"""A few kept and dropped documents of a corpus, for people to read: `examples.jsonl`.
 
-Invariant: which documents are shown is decided by their hashes alone. Each task offers the `CANDIDATES` smallest of each reason, so the
-smallest of all tasks are among them, whatever the split; where a comparison of all documents drops some of these, fewer are shown.
+Invariant: only their hashes decide which documents are shown. Each task offers the `CANDIDATES` smallest of
+each reason, so the smallest of all tasks are among them, for any split; where deduplication drops some of
+them, fewer are shown.
 
-A row: `reason` (the label of a step, `kept`, or `replaced` for kept ones in which personal data was replaced), `hash`, `text`; and for
-dropped ones `value` and `rule`, for duplicates `like` (the text that was kept), where personal data was replaced `before`. Texts are cut to
-`CHARACTERS`. Mind that what was dropped or replaced stands here as it was read.
+A row: `reason` (the label of a step, `kept`, or `replaced` for kept ones in which personal data was
+replaced), `hash`, `text`; and for dropped ones `value` and `rule`, for duplicates `like` (the text that was
+kept), where personal data was replaced `before`. Texts are cut to `CHARACTERS`. Dropped text and replaced
+personal data appear here unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Key = tuple[int, int]  # hash of the text, hash of the columns
 
 
 def mixed(hash_: int) -> int:
-    """A content hash with its bytes turned round: small values of the hash itself choose what is held out."""
+    """A content hash with reversed bytes, since small values of the hash itself choose held-out documents."""
     return int.from_bytes(hash_.to_bytes(8, "little"), "big")
 
 
@@ -37,7 +39,7 @@ class Examples:
         self._heaps: dict[str, list[tuple[int, int, Row]]] = {}
 
     def offer(self, reason: str, key: Key, row: Callable[[], Row]) -> None:
-        """Adds a document, if it is among the smallest and not there yet; `row` is called only then."""
+        """Adds a new document if it is among the smallest; `row` is called only then."""
         if not self._wanted:
             return
         heap = self._heaps.setdefault(reason, [])
@@ -83,7 +85,7 @@ def cut(text: str) -> str:
 
 
 def cut_at_change(before: str, after: str) -> Row:
-    """Both texts, from a little before the first difference on."""
+    """Both texts, from shortly before the first difference."""
     change = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), 0)
     start = max(0, change - BEFORE_CHANGE)
     return {"text": after[start : start + CHARACTERS], "before": before[start : start + CHARACTERS]}

@@ -1,6 +1,8 @@
-"""Where the tasks of a stage run: in processes of this machine, or as a Slurm job array. What they write is the same.
+"""Execution of the tasks of a stage, in processes of this machine or as a Slurm job array, with the same
+results.
 
-Invariant: a finished task is a unit of the store at once, and a task whose unit is there does not run.
+Invariant: a finished task is committed at once as a unit of the store, and a task whose unit exists does not
+run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Finished(Protocol):
-    """A task that is done: files that it wrote, by name, and what it counted."""
+    """The result of a task: its files by name, and its counts."""
 
     @property
     def files(self) -> dict[str, Path]: ...
@@ -36,7 +38,8 @@ class Finished(Protocol):
 def commit_tasks(
     work: CorpusTasks | ConversationTasks, keys: list[str], attempt: Attempt, launch: Launch, stop: StopSignal, progress: Progress
 ) -> None:
-    """Runs the tasks that are not units of the store yet, and commits each as one when it is done. `keys`: of the units, by rank."""
+    """Runs the tasks without a unit in the store, and commits each when it is done. `keys`: of the units, by
+    rank."""
     pending = [rank for rank, key in enumerate(keys) if attempt.unit(key) is None]
     advance = TaskProgress(progress, len(keys), len(pending))
     profile = Profile.model_validate(attempt.job.profile)
@@ -51,8 +54,8 @@ def commit_tasks(
 def execute(
     work: CorpusTasks | ConversationTasks, ranks: list[int], launch: Launch, profile: Profile, stop: StopSignal, progress: TaskProgress
 ) -> Generator[tuple[int, Finished], None, None]:
-    """Runs the tasks and yields each with its rank when it is done. The first error of a task is raised here; the others are stopped, as
-    they are when the generator is closed."""
+    """Runs the tasks and yields each with its rank when it is done. The first error of a task is raised here;
+    the others are stopped then, and when the generator is closed."""
     if launch.executor == "slurm":
         yield from run_array(work, ranks, launch.slurm or SlurmTask(), profile.slurm, stop, progress)
     else:

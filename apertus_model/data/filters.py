@@ -1,10 +1,10 @@
-"""The filters that look at one document: a step per spec of `specs.filters`.
+"""The filters of single documents: a step per spec of `specs.filters`.
 
-Invariant: a step looks at one document (and at the files that its spec names) and nothing else, so what is dropped does not depend on the
-order or the split of the work. Steps over the whole source are in `apertus_model.data.duplicates`.
+Invariant: a step reads one document and the files that its spec names, so the dropped documents do not depend
+on the order or the split of the work. Steps over the whole source are in `apertus_model.data.duplicates`.
 
-datatrove's own filters are not used where they would break that: its sampler draws from a generator per task, its URL filter loads lists
-from the network, its language filter downloads a model.
+datatrove's filters are not used where they would break that: its sampler draws from a generator per task, its
+URL filter loads lists from the network, its language filter downloads a model.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from specs.filters import (
 
 
 class Drop(NamedTuple):
-    """Why a document is dropped: what was measured, and what would have been right."""
+    """Why a document is dropped."""
 
-    value: str
-    rule: str
+    value: str  # what was measured
+    rule: str  # what is required
 
 
 Check = Callable[[Document], Drop | None]
@@ -128,7 +128,8 @@ def _score(spec: ScoreFilter, document: Document) -> Drop | None:
 
 
 def _sample(spec: SampleFilter, document: Document) -> Drop | None:
-    """A hash of the text, as a number in [0, 1), is below the rate. Keyed: it says nothing of the hash that chooses held-out documents."""
+    """A hash of the text, as a number in [0, 1), is below the rate. Keyed, so independent of the hash that
+    chooses held-out documents."""
     rate = spec.rate if spec.by is None else spec.rates.get(str(document.metadata.get(spec.by)), spec.rate)
     digest = hashlib.blake2b(document.text.encode(), digest_size=8, key=f"sample {spec.seed}".encode()).digest()
     place = int.from_bytes(digest, "little") / 2**64
@@ -160,7 +161,8 @@ def _toxicity(spec: ToxicityFilter, document: Document) -> Drop | None:
 
 
 def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | None:
-    """No listed domain is the document's host, or one that it lies below. An address without a host counts as missing."""
+    """The document's host is neither a listed domain nor a subdomain of one. An address without a host counts
+    as missing."""
     address = _column(document, spec.column, spec.missing)
     name = host(str(address)) if address is not None else None
     if name is None:
@@ -209,7 +211,8 @@ def _number(document: Document, column: str, missing: Missing) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise SourceError(f"document {document.id}: column '{column}' holds {str(value)[:80]!r}, which is no number") from None
+        found = f"document {document.id}: column '{column}' holds {str(value)[:80]!r}"
+        raise SourceError(f"{found}, which is not a number") from None
 
 
 def _absent(column: str, missing: Missing) -> Drop | None:

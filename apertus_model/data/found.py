@@ -1,8 +1,8 @@
-"""What a parser of documents may say about a file.
+"""Results and errors of a parser of documents.
 
-Invariant: a parser yields a document or a counted `Rejection`, or it raises. What means that the file is damaged is an OSError, an
-EOFError, `Damaged` or an error of the library that reads it; what means that the spec describes another file is `NotAsStated`. Neither
-names the file: `apertus_model.data.documents` does.
+Invariant: a parser yields a document or a counted `Rejection`, or it raises. A damaged file is an OSError, an
+EOFError, `Damaged` or an error of the library that reads it; a file that contradicts the spec is
+`NotAsStated`. Neither names the file: `apertus_model.data.documents` does.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import pyarrow
 
 Scalar = str | int | float | bool | None
 DOCUMENT_BYTES = 2**28
-"""Of a line of JSON, and of a file that is one document or is parsed whole: a longer one is a rejection, and is not held in
-memory, whatever it was compressed to."""
+"""Limit of a line of JSON, and of a file that is one document or is parsed whole, decompressed: a longer one
+is a rejection and is not held in memory."""
 
 
 class Rejection(NamedTuple):
-    """Something that should have been a document and is not; `reason` is the name it is counted under."""
+    """A malformed document."""
 
-    reason: str
+    reason: str  # the name under which it is counted
 
 
 class SourceDocument(NamedTuple):
-    """A document: its text, the identifier that its source gives it, and what else the spec asks for (`SourceSpec.metadata`)."""
+    """A document."""
 
     text: str
-    id: str | None
-    metadata: dict[str, Scalar]
+    id: str | None  # in its source
+    metadata: dict[str, Scalar]  # `SourceSpec.metadata`
 
 
 Parsed = Iterator[str | SourceDocument | Rejection]
@@ -45,15 +45,16 @@ def whole(file: BinaryIO) -> bytes | Rejection:
 
 
 class Damaged(Exception):
-    """A file that is no whole file of its format; says where."""
+    """A damaged or truncated file; the message says where."""
 
 
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, UnicodeDecodeError, MemoryError, Damaged)
-"""What parsers raise for bytes that are not what they should be; also in names of columns, and as sizes beyond reason."""
+"""Errors of parsers for damaged bytes, also in names of columns and in sizes."""
 
 
 class NotAsStated(Exception):
-    """A file that can be read and is not what the spec says. `place`: where in the file, as `line 3`; `fix`: the field to correct."""
+    """A readable file that contradicts the spec. `place`: in the file, as `line 3`; `fix`: the field to
+    correct."""
 
     def __init__(self, found: str, fix: str, place: str = "") -> None:
         super().__init__(found, fix, place)

@@ -1,4 +1,4 @@
-"""Which labels the Goldfish loss leaves out (arXiv 2406.10209, in the form the Apertus runs used).
+"""The labels that the Goldfish loss leaves out (arXiv 2406.10209, in the form the Apertus runs used).
 
 Invariant: the decision is a function of the label ids alone, so the same text is masked in the same places whenever it is seen. It is
 the published one bit for bit:
@@ -84,9 +84,11 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
         labels: token ids, integers of shape (seq_len,) or (batch, seq_len), as array or tensor on any device; the mask is of the same kind.
             The true ids everywhere: the mask is computed before any label is replaced by -100.
         k: one label in k is dropped (about).
-        h: how many labels, the dropped one included, decide. The first h - 1 labels of each row are never dropped.
-        positions: where the input before each label stands in its document, from 0; same shape and kind. With them, only windows inside a
-            document decide, those whose h inputs it all has: the first h - 1 labels of each document are never dropped.
+        h: how many labels, the dropped one included, decide. The first h - 1 labels of each row are never
+            dropped.
+        positions: of the input before each label in its document, from 0; same shape and kind. With them,
+            only windows whose h inputs are in one document count: the first h - 1 labels of each document are
+            never dropped.
 
     Raises:
         ValueError: for k or h below 1, or a shape that is neither of the two.

@@ -1,4 +1,4 @@
-"""Readers of installed packages: a format of one's own, named by a recipe as `reader: package.module:name`.
+"""Readers of installed packages: a user's format, named by a recipe as `reader: package.module:name`.
 
 A reader is a function of an open binary file (decompressed), the source, and the path of the file below its url. It
 yields what a parser of `apertus_model.data.found` does or, for a source of conversations, `Conversation` or
@@ -19,7 +19,7 @@ from specs.sources import SourceSpec
 
 
 def read_installed(source: SourceSpec, file: BinaryIO, path: str) -> Iterator[Any]:
-    """What the reader of a source finds in a file. SourceError when it cannot be imported or fails."""
+    """The results of the reader of a source for a file. SourceError when it cannot be imported or fails."""
     assert source.reader is not None
     module, _, name = source.reader.partition(":")
     try:
@@ -32,5 +32,5 @@ def read_installed(source: SourceSpec, file: BinaryIO, path: str) -> Iterator[An
         yield from reader(file, source, path)
     except (*UNREADABLE, NotAsStated):
         raise
-    except Exception as error:  # whatever a function of somebody else raises
+    except Exception as error:  # a user's function can raise anything
         raise SourceError(f"the reader {source.reader} failed at '{path}' of {source.url}: {type(error).__name__}: {error}") from error

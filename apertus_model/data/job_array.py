@@ -1,16 +1,20 @@
-"""Tasks of a stage as a Slurm job array: submits it, watches a folder for results, and cancels what is left.
+"""Tasks of a stage as a Slurm job array: submits it, watches a folder for results, and cancels remaining
+jobs.
 
-The folder is that of the tasks' own scratch, and has to be one that the nodes see too. In it are `array.json` (what the tasks need to
-know), `tokenizer.json`, `alive` (changes while the stage lives), `logs/<job>_<element>.txt`, and a result per finished task
-(`apertus_model.data.array_task`). Nothing in it is code; nothing of it is in the store before the stage commits it.
+The folder is the tasks' scratch, which the nodes must see too. It has `array.json` (the specification of the
+tasks), `tokenizer.json`, `alive` (changes while the stage lives), `logs/<job>_<element>.txt`, and a result
+per finished task (`apertus_model.data.array_task`). Nothing in it is code; the stage commits results to the
+store.
 
-Not datatrove's `SlurmPipelineExecutor`: it hands the pipeline over as a pickle, leaves no record of what our steps count, names only the
-last of several jobs, so that the others cannot be cancelled, and always submits a job that merges statistics. Each task still is
-datatrove's pipeline, run as on one machine.
+datatrove's `SlurmPipelineExecutor` is not used: it passes the pipeline as a pickle, does not record our
+counts, names only the last of several jobs, so that the others cannot be cancelled, and always submits a job
+that merges statistics. Each task still is datatrove's pipeline, run as on one machine.
 
 Invariants:
-- No array outlives its stage: it is cancelled when the stage stops or fails; a running task whose stage was killed leaves by itself.
-- A result counts when all its files are seen with their sizes; a task that ends without one is an error, never waited for.
+- No array outlives its stage: it is cancelled when the stage stops or fails; a running task whose stage was
+  killed ends.
+- A result counts when all its files are seen with their sizes; a task that ends without one is an error at
+  once.
 """
 
 from __future__ import annotations
@@ -49,9 +53,9 @@ class Stopped(RuntimeError):
 
 
 class ArrayResult(NamedTuple):
-    """Files that a task wrote, by name, and what it counted."""
+    """The result of a task."""
 
-    files: dict[str, Path]
+    files: dict[str, Path]  # by name
     counts: dict[str, Any]
 
 

@@ -1,7 +1,7 @@
 """Language identification with a fastText model.
 
-Invariant: the model is the file that the spec names, and nothing is downloaded from elsewhere; a label depends on the text alone. Every
-worker has a model of its own in memory.
+Invariant: the model is the file that the spec names, without other downloads; a label depends on the text
+alone. Every worker has a copy of the model in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Language:
 
     @staticmethod
     def load(url: str, scratch: Path) -> Language:
-        """Opens the model once per process; a remote one is copied to `scratch` first. SourceError when it is none."""
+        """Opens the model once per process; a remote one is copied to `scratch` first. SourceError for
+        another file."""
         return _load(url, scratch)
 
     def identify(self, text: str) -> tuple[str, float]:
@@ -43,4 +44,4 @@ def _load(url: str, scratch: Path) -> Language:
     try:
         return Language(_FastText(model_path=str(path)))
     except ValueError as error:
-        raise SourceError(f"'{url}' is no fastText model: {error}") from error
+        raise SourceError(f"'{url}' is not a fastText model: {error}") from error

@@ -1,15 +1,15 @@
 """Token files in Megatron's `.bin/.idx` format: memory-mapped reading, and writing.
 
 Invariants:
-- What is read is what Megatron's `IndexedDataset` and datatrove's `MegatronDocumentTokenizer` read and write: little endian, a header,
-  then sizes (int32), byte pointers (int64), document indices (int64).
-- Opening costs the same for a kilobyte and a terabyte: the header and the first and last entries are compared with the lengths of both
-  files; token ids are compared with the vocabulary when they are read. `verify` compares everything. What it accepts of a file with one
-  sequence per document has every border where it was written; where a document has several sequences, the format has nothing that would
-  tell one border between two documents from another.
+- The format is that of Megatron's `IndexedDataset` and datatrove's `MegatronDocumentTokenizer`: little
+  endian, a header, then sizes (int32), byte pointers (int64), document indices (int64).
+- Opening costs the same for a kilobyte and a terabyte: the header and the first and last entries are compared
+  with the lengths of both files; token ids are compared with the vocabulary when they are read. `verify`
+  compares everything. In a file with one sequence per document it finds every wrong document boundary; with
+  several sequences per document, the format has nothing to check boundaries against.
 
-What is written has one sequence per document, stored back to back, so that the `.bin` is also one stream of tokens. Documents of several
-sequences, as other programs write them, can be read.
+Files are written with one sequence per document, back to back, so that the `.bin` is also one stream of
+tokens. Documents of several sequences, as other programs write them, can be read.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _DTYPES: dict[int, np.dtype] = {
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 BLOCK = 2**22
-"""Sequences, documents or tokens that `verify` looks at together."""
+"""Sequences, documents or tokens that `verify` checks at a time."""
 
 
 class TokenFileError(StageError):
-    """A `.bin/.idx` pair that is not what it says; the message names the file and the numbers."""
+    """An inconsistent `.bin/.idx` pair; the message names the file and the numbers."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type that Megatron stores ids of such a vocabulary in: uint16 below 65,500, int32 from there on."""
+    """The type in which Megatron stores ids of a vocabulary: uint16 below 65,500, int32 from there on."""
     return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
 
 
 class IndexHeader(NamedTuple):
-    """What the first `HEADER_BYTES` of an `.idx` say: type of a token, number of sequences, and of document borders (documents + 1)."""
+    """The first `HEADER_BYTES` of an `.idx`."""
 
-    dtype: np.dtype
-    sequences: int
-    borders: int
+    dtype: np.dtype  # of a token
+    sequences: int  # their number
+    borders: int  # number of documents + 1
 
     @property
     def pointers_at(self) -> int:
@@ -72,12 +72,13 @@ class IndexHeader(NamedTuple):
 
 
 def read_header(header: bytes, index: Path | str) -> IndexHeader:
-    """The first bytes of an `.idx`, called `index` in an error. TokenFileError when they are too few, or no header of ours."""
+    """The header in the first bytes of an `.idx`, called `index` in an error. TokenFileError when they are
+    too few or not a header of this format."""
     if len(header) < HEADER_BYTES:
         raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {HEADER_BYTES}")
     magic, version, code, sequences, borders = _HEADER.unpack(header)
     if magic != MAGIC:
-        raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is no Megatron index")
+        raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is not a Megatron index")
     if version != VERSION or code not in _DTYPES:
         raise TokenFileError(f"{index} has version {version} and dtype code {code}; known are version 1 and codes {sorted(_DTYPES)}")
     return IndexHeader(_DTYPES[code], sequences, borders)
@@ -88,7 +89,7 @@ def check_index(read: Callable[[int, int], bytes], index_bytes: int, data_bytes:
 
     Args:
         read: bytes [start, stop) of the index.
-        index, data: what the two files are called in an error.
+        index, data: the two files in an error.
 
     Raises:
         TokenFileError: when they do not fit together.
@@ -112,7 +113,7 @@ def check_index(read: Callable[[int, int], bytes], index_bytes: int, data_bytes:
 
 
 class TokenFile:
-    """Read-only view of a `.bin` and its `.idx`. Picklable: what travels is the paths.
+    """Read-only view of a `.bin` and its `.idx`. Picklable, by their paths.
 
     Args:
         path: the `.bin`, or the path of both without suffix.
@@ -176,8 +177,9 @@ class TokenFile:
         return tokens
 
     def verify(self) -> None:
-        """Reads everything, a block at a time: sequences must lie back to back, documents have one sequence or more each, ids be of the
-        vocabulary (where none is known, not negative). Raises TokenFileError."""
+        """Reads everything, a block at a time: sequences must be back to back, each document must have a
+        sequence, and ids must be in the vocabulary (where it is unknown, not negative). Raises
+        TokenFileError."""
         end = 0
         for start in range(0, len(self), BLOCK):
             sizes = self.sizes[start : start + BLOCK].astype(np.int64)

@@ -1,16 +1,17 @@
 """From the token files of tasks to the splits of a corpus: hold-out, memorisation probes, shuffle.
 
 Invariants:
-- The result is a function of the *set* of documents, of the spec and of the seed: documents are put into the order of their content
-  hashes first, so neither the split into tasks nor the names of the files can matter.
-- A document is held out by its content hash alone: the same text is held out of every corpus with that share, and copies of one document
-  are on the same side.
+- The result is a function of the *set* of documents, of the spec and of the seed: documents are first sorted
+  by content hash, so neither the split into tasks nor the names of the files matter.
+- A document is held out by its content hash alone: the same text is held out of every corpus with that share,
+  and copies of one document are in the same split.
 - The shuffle is over documents; tokens within one stay together.
 
-One process, and memory by the number of documents, not of tokens: 24 bytes per document are held, 86 at the peak while the order is made
-(measured), beside the 47 of `apertus_model.data.selection`: 133 GB for 10^9 documents of one source; what is larger comes as several
-sources. Probes hold the openings of their source's documents as well. Tokens are read by random access, in shuffled order, from the
-memory-mapped files of the tasks, each of which stays open: as many tasks as a process may have open files.
+One process, and memory by the number of documents, not of tokens: 24 bytes per document are held, 86 at the
+peak while the order is made (measured), beside the 47 of `apertus_model.data.selection`: 133 GB for 10^9
+documents of one source; split larger sources. Probes hold the beginnings of their source's documents as well.
+Tokens are read by random access, in shuffled order, from the memory-mapped files of the tasks, which stay
+open: tasks are limited by the open files of a process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SHARD_TOKENS = 2**31
 
 @dataclass(frozen=True)
 class Documents:
-    """All documents of a corpus, ordered by content hash. `files[file[i]][index[i]]` are the tokens of document i."""
+    """All documents of a corpus, sorted by content hash. `files[file[i]][index[i]]` are the tokens of
+    document i."""
 
     files: list[TokenFile]
     file: NDArray[np.int32]
@@ -80,11 +82,11 @@ class Documents:
 
 @dataclass(frozen=True)
 class Probe:
-    """A sequence that is in the training split exactly `bucket` times: `token_ids` (length,), of document `document`."""
+    """A sequence that the training split repeats."""
 
-    document: int
-    bucket: int
-    token_ids: NDArray[np.integer]
+    document: int  # that it is cut from
+    bucket: int  # number of repetitions
+    token_ids: NDArray[np.integer]  # (length,)
 
 
 def choose_probes(documents: Documents, train: NDArray[np.int64], repeats: Repeats, seed: int) -> list[Probe]:
@@ -126,9 +128,9 @@ def choose_probes(documents: Documents, train: NDArray[np.int64], repeats: Repea
 
 @dataclass(frozen=True)
 class Split:
-    """One written split: `shards` are file names without suffix."""
+    """One written split."""
 
-    shards: list[str]
+    shards: list[str]  # file names without suffix
     documents: int
     tokens: int
 
@@ -143,7 +145,8 @@ class SplitWriter:
         self._shard_tokens = shard_tokens
 
     def write(self, name: str, documents: Documents, chosen: NDArray[np.int64], probes: Sequence[Probe] = (), eos_id: int = 0) -> Split:
-        """Writes the `chosen` documents, and each probe as often as its bucket says with an end-of-document token behind it."""
+        """Writes the `chosen` documents, and each probe `bucket` times, followed by an end-of-document
+        token."""
         copies = [probe for probe in probes for _ in range(probe.bucket)]
         total = len(chosen) + len(copies)
         order = KeyedPermutation(total, self._seed, name).array(np.arange(total))

@@ -1,4 +1,4 @@
-"""Which source, and which window of it, sample i of a mixture is.
+"""The source and window of sample i of a mixture.
 
 Invariants:
 - The answer is a pure function of (weights, windows, seed, keys of the sources, i). Its cost grows with the number of sources of a mixture,
@@ -37,13 +37,12 @@ _permutation = functools.lru_cache(maxsize=1024)(KeyedPermutation)
 
 
 class Draw(NamedTuple):
-    """Where one sample comes from: `draw` counts the samples that the mixture draws from this source, from 0 without end; `epoch` and
-    `window` are its place in the source."""
+    """The origin of one sample."""
 
     source: int
-    draw: int
-    epoch: int
-    window: int
+    draw: int  # index among the samples that the mixture draws from this source, from 0 without end
+    epoch: int  # pass over the source
+    window: int  # of the source
 
 
 class MixtureOrder:
@@ -51,11 +50,11 @@ class MixtureOrder:
 
     Args:
         weights: one positive exact number per source; only their ratios matter.
-        windows: how many windows each source has.
+        windows: number of windows of each source.
         seed: any integer.
         keys: what the order of a source's windows depends on beside the seed; its position by default. Mixtures of one seed that read a
             source of the same key see its windows in the same order.
-        starts: how many draws each source begins behind; none by default.
+        starts: number of draws that each source skips; none by default.
 
     Raises:
         ValueError: for no sources, lists of different lengths, or a weight, number of windows or start that is not possible.

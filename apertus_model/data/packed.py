@@ -32,22 +32,17 @@ TABLES: dict[str, np.dtype[Any]] = {"rows": np.dtype("<i8"), "begins": np.dtype(
 
 
 class Packed(NamedTuple):
-    """What packing came to, in numbers.
+    """The result of packing, in numbers."""
 
-    documents, tokens: of the split. rows, pieces: of the result. cut_documents, cropped_tokens: documents that are longer than a row, and
-    the tokens of all of them. padding: unused places of the rows. cut_by_windows, cropped_by_windows: the same two numbers when the
-    documents are concatenated and split instead.
-    """
-
-    documents: int
-    tokens: int
+    documents: int  # of the split
+    tokens: int  # of the split
     rows: int
     pieces: int
-    cut_documents: int
-    cropped_tokens: int
-    padding: int
-    cut_by_windows: int
-    cropped_by_windows: int
+    cut_documents: int  # documents longer than a row
+    cropped_tokens: int  # tokens of these documents
+    padding: int  # unused places of the rows
+    cut_by_windows: int  # documents that concatenate and split would cut
+    cropped_by_windows: int  # tokens of these documents
 
 
 def pack_shard(sizes: NDArray[np.int32], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
@@ -62,7 +57,7 @@ def pack_shard(sizes: NDArray[np.int32], length: int) -> tuple[NDArray[np.int64]
     """
     sizes64 = sizes.astype(np.int64)
     starts = np.cumsum(sizes64) - sizes64
-    # Each further piece adds L - 1 tokens, since it begins with one that is there already.
+    # Each further piece adds L - 1 tokens, since it repeats the last token of the one before.
     pieces = np.where(sizes64 > length, 1 + -(-(sizes64 - length) // (length - 1)), np.minimum(sizes64, 1))
     document = np.repeat(np.arange(sizes64.size), pieces)
     number = np.arange(document.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -126,7 +121,7 @@ def _complete(part: Path, target: Path, dtype: np.dtype, count: int) -> None:
 
 
 def packed_tables(artifact: Artifact) -> dict[str, Path]:
-    """The files of an artifact of kind `packing`, content checked. What `MixtureSamples.open` takes for one source."""
+    """The files of an artifact of kind `packing`, content checked, for `MixtureSamples.open`."""
     return {name: artifact.local(f"{name}.npy") for name in TABLES}
 
 

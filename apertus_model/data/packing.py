@@ -1,7 +1,8 @@
-"""Packing sequences of different lengths into rows of equal length: which go together, and what such a row holds.
+"""Packing of sequences of different lengths into rows of equal length: their assignment, and the content of a
+row.
 
-Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row; no row is over-full. Sequences
-of a row do not see each other.
+Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row;
+no row exceeds its capacity. Sequences of a row do not see each other.
 
 Best-fit decreasing (Johnson 1973): the longest item first, into the fullest row that has room for it. Items of one length are placed
 together and rows with equal room are interchangeable, so the work grows with the number of different lengths and rooms, not of items:
@@ -41,7 +42,8 @@ def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     if not lengths.size:
         return np.empty(0, dtype=np.int64)
     if not 1 <= lengths.min() <= lengths.max() <= capacity:
-        raise ValueError(f"items of {lengths.min()} to {lengths.max()} do not go into rows of capacity {capacity}; 1 to {capacity} do")
+        bounds = f"items of {lengths.min()} to {lengths.max()} do not fit into rows of capacity {capacity}"
+        raise ValueError(f"{bounds}; 1 to {capacity} do")
     order = np.argsort(-lengths, kind="stable")
     values, starts = np.unique(-lengths[order], return_index=True)
     ends = [*starts[1:].tolist(), lengths.size]
@@ -53,13 +55,14 @@ def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
 
 
 def by_rows(row_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(items,), int64: the items row by row, ascending in each; (rows + 1,), int64: where each row begins among them, and the end."""
+    """(items,), int64: the items row by row, ascending in each; (rows + 1,), int64: the start of each row,
+    and the end."""
     items = np.argsort(row_of, kind="stable")
     return items, np.concatenate([[0], np.flatnonzero(np.diff(row_of[items])) + 1, [row_of.size]])
 
 
 class _Rows:
-    """Rows by the room that is left in them."""
+    """Rows by their remaining room."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -79,7 +82,7 @@ class _Rows:
                 room, each = self._capacity, self._capacity // length
                 rows = np.arange(self._number, self._number - (-count // each), dtype=np.int64)
                 self._number += rows.size
-            # Every row is filled with as many as go in; the last one takes what is left.
+            # Every row takes as many as fit; the last one takes the rest.
             taken = min(count, rows.size * each)
             in_last = taken - (rows.size - 1) * each
             placed.append(np.repeat(rows, each)[:taken])
@@ -110,12 +113,12 @@ class _Rows:
 
 
 class PackedRow(NamedTuple):
-    """A row: input, labels (IGNORE_INDEX where nothing is trained) and positions, (length,) int64 each; `starts` of its sequences."""
+    """A packed row."""
 
-    input: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    starts: list[int]
+    input: NDArray[np.int64]  # (length,)
+    labels: NDArray[np.int64]  # (length,), IGNORE_INDEX where nothing is trained
+    positions: NDArray[np.int64]  # (length,)
+    starts: list[int]  # of its sequences
 
 
 def fill_row(sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int) -> PackedRow:

@@ -1,9 +1,11 @@
 """Pairs of completions as packed training sequences.
 
 Invariants:
-- A pair is never divided: its two sequences lie in the same row, each a document of its own that begins with the prompt.
-- The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on the seed. So what is computed
-  per row in stored order (reference log-probabilities) belongs to the very sequences that are trained on.
+- A pair is never divided: its two sequences are in the same row, each a separate document that begins with
+  the prompt.
+- The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on
+  the seed. So reference log-probabilities, computed per row in stored order, are of the same rows as
+  training.
 - Loading executes nothing: arrays are opened with `allow_pickle=False`.
 """
 
@@ -29,24 +31,16 @@ class PreferenceDataError(StageError):
 
 @dataclass(frozen=True)
 class PreferenceSample:
-    """A packed row of L tokens with up to S sequences.
+    """A packed row of L tokens with up to S sequences; 2k and 2k + 1 are the chosen and the rejected one of a
+    pair."""
 
-    Attributes:
-        input: (L,) int64; the rest of the row is filled up with the padding token.
-        labels: (L,) int64, next tokens within the same sequence where those are the completion's, else IGNORE_INDEX.
-        positions: (L,) int64, from 0 in each sequence, and in the padding.
-        segments: (L,) int64, index within the row of the sequence that the label belongs to; -1 where the label is IGNORE_INDEX.
-        rewards: (S,) float32, quantile rewards; reference: (S,) float32, log-probabilities of the completions under the reference model.
-        present: (S,) bool; sequences 2k and 2k + 1 are the chosen and the rejected one of a pair.
-    """
-
-    input: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    segments: NDArray[np.int64]
-    rewards: NDArray[np.float32]
-    reference: NDArray[np.float32]
-    present: NDArray[np.bool_]
+    input: NDArray[np.int64]  # (L,), ends with padding tokens
+    labels: NDArray[np.int64]  # (L,), next tokens within a completion, else IGNORE_INDEX
+    positions: NDArray[np.int64]  # (L,), from 0 in each sequence, and in the padding
+    segments: NDArray[np.int64]  # (L,), index in the row of the label's sequence; -1 where it is IGNORE_INDEX
+    rewards: NDArray[np.float32]  # (S,), quantiles
+    reference: NDArray[np.float32]  # (S,), log-probabilities of the completions under the reference model
+    present: NDArray[np.bool_]  # (S,)
 
 
 class PreferenceSamples:
@@ -55,7 +49,7 @@ class PreferenceSamples:
     Attributes:
         rows: number of packed sequences.
         sequences: 2 x number of pairs.
-        width: S, sequences that a row has room for.
+        width: S, the largest number of sequences in a row.
     """
 
     def __init__(

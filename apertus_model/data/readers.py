@@ -1,7 +1,7 @@
 """Documents of a source as a datatrove reader.
 
-Invariant: task `rank` reads the files `tasks[rank]`, in order; which files those are was decided before, and depends neither on the number
-of workers nor on datatrove's own sharding.
+Invariant: task `rank` reads the files `tasks[rank]`, in order, independent of the number of workers and of
+datatrove's sharding.
 """
 
 from __future__ import annotations

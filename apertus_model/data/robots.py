@@ -1,7 +1,7 @@
-"""Domains that exclude crawlers: a file, and the question whether a host is one of them.
+"""Domains that exclude crawlers: reads their list, and looks hosts up in it.
 
-Invariant: a domain stands for itself and all names below it, compared label by label in lower case and Punycode, never as a substring.
-Memory: about 150 bytes per listed domain and worker.
+Invariant: a domain stands for itself and its subdomains, compared label by label in lower case and Punycode,
+never as a substring. Memory: about 150 bytes per listed domain and worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Robots:
         return _load(spec.domains, tuple(spec.agents))
 
     def listed(self, name: str) -> str | None:
-        """The listed domain that a host (as `host` gives it) is, or lies below; None when there is none."""
+        """The listed domain of a host (from `host`), or None."""
         labels = name.split(".")
         return next((domain for start in range(len(labels)) if (domain := ".".join(labels[start:])) in self.domains), None)
 

@@ -1,9 +1,9 @@
 """Rows of JSON for people to read, in numbered files, and the restartable units of work that make them.
 
 Invariants:
-- Row i of an artifact lies in file i // ROWS_PER_FILE, whatever units computed it; row i of completions or rewards belongs to row i of
-  the prompts.
-- A unit is a range of items; a range that was committed is not computed again.
+- Row i of an artifact is in file i // ROWS_PER_FILE, whatever units computed it; row i of completions or
+  rewards belongs to row i of the prompts.
+- A unit is a range of items; a committed range is not computed again.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants:
   tokens [w L, w L + L]: L + 1 tokens, the last of which is also the first of the next window, so that every
   token but the first is a label once per epoch. With best-fit packing a window is a packed row instead
   (`apertus_model.data.packed`).
-- Positions restart at 0 behind each end-of-document token, and at the start of a window.
+- Positions restart at 0 after each end-of-document token, and at the start of a window.
 - Where the input is the end-of-document token, the label is IGNORE_INDEX: predicting `</s>` is trained,
   predicting the `<s>` of an unrelated document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees
   the true ids.
@@ -35,7 +35,7 @@ from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
 
 MANY_DOCUMENTS = 16
-"""In a window: from here on a document at a time is slower than all at once."""
+"""Least number of documents in a window for which handling all at once is faster than one at a time."""
 
 
 class Windows:
@@ -90,7 +90,7 @@ class MixtureSamples:
             goldfish: parameters of the Goldfish loss; None masks nothing.
             packed: with best-fit packing, the tables of each source
                 (`apertus_model.data.packed.packed_tables`).
-            excluded: recipes of the same seed, and how many samples of each were drawn before: their windows
+            excluded: recipes of the same seed, and the numbers of their samples already drawn: their windows
                 come last.
 
         Raises:
@@ -153,7 +153,8 @@ def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -
     drawn: dict[str, int] = {}
     for recipe, samples in excluded:
         if recipe["seed"] != seed:
-            raise ValueError(f"what a mixture of seed {recipe['seed']} has drawn is no beginning of the order of seed {seed}")
+            other = f"samples of a mixture of seed {recipe['seed']}"
+            raise ValueError(f"{other} cannot be excluded from one of seed {seed}")
         weights = [Fraction(source["weight"]) for source in recipe["sources"]]
         counts = MixtureOrder(weights, [1] * len(weights), seed).drawn(samples)
         for source, count in zip(recipe["sources"], counts, strict=True):

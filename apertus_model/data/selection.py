@@ -1,18 +1,20 @@
 """The filters of a corpus, first document by document in the tasks, then over all of them.
 
-A task applies the steps in their order. A step over the whole source (`exact-duplicates`, `near-duplicates`) cannot be decided there: the
-task notes what it will be decided by, and goes on as if the document had passed. `resolve` then decides these steps for all tasks
-together, and counts the later steps only for documents that really came to them.
+A task applies the steps in their order. It cannot decide a step over the whole source (`exact-duplicates`,
+`near-duplicates`): it records hashes and continues as if the document had passed. `resolve` then decides
+these steps for all tasks together, and counts later steps only for documents that reach them.
 
 Invariants:
-- The outcome is that of applying each step to the whole source, one after the other; it is a function of the set of documents.
-- Of a group of alike documents the one with the smallest hash of its text stays (of equal texts, the one whose columns, those that filters
-  look at, have the smallest hash): no name, no position and no task enters.
-- Every document is counted once: passed on to the tokeniser and kept, or dropped under the label of one step.
+- The outcome equals that of applying each step to the whole source in turn; it is a function of the set of
+  documents.
+- Of a group of similar documents the one with the smallest hash of its text stays (of equal texts, the one
+  whose columns that filters read have the smallest hash), independent of names, positions and tasks.
+- Every document is counted once: tokenised and kept, or dropped under the label of one step.
 
-Memory: 47 bytes per document that comes to the first step over the whole source, or is kept where there is none, until the corpus is
-written; while `resolve` decides such a step 116 in all (measured with 14 buckets, which are read one at a time): 116 GB for 10^9 documents
-of one source, in about half an hour. What is larger comes as several sources.
+Memory: 47 bytes per document that reaches the first step over the whole source (or is kept, without such a
+step), until the corpus is written; 116 in all while `resolve` decides such a step (measured with 14 buckets,
+which are read one at a time): 116 GB for 10^9 documents of one source, in about half an hour. Split larger
+sources.
 """
 
 from __future__ import annotations
@@ -132,14 +134,12 @@ def first_global(steps: Sequence[FilterSpec]) -> int:
 
 @dataclass(frozen=True)
 class Selected:
-    """What the tasks wrote, one after the other. `records` (records,), of `record_type`; those of task t begin at `starts[t]`, and end at
-    `starts[t + 1]`. `tokenised` (records,): which of them were, in the same order. `signatures`: for each step of near-duplicates the
-    files of the tasks."""
+    """The records of all tasks, in order."""
 
-    records: NDArray[Any]
-    starts: NDArray[np.int64]
-    tokenised: NDArray[np.bool_]
-    signatures: dict[int, list[Path]]
+    records: NDArray[Any]  # (records,), of `record_type`
+    starts: NDArray[np.int64]  # records of task t begin at `starts[t]` and end at `starts[t + 1]`
+    tokenised: NDArray[np.bool_]  # (records,): which were tokenised
+    signatures: dict[int, list[Path]]  # files of the tasks, for each step of near-duplicates
 
     @classmethod
     def open(cls, tasks: Sequence[dict[str, Path]], steps: Sequence[FilterSpec]) -> Selected:
@@ -155,7 +155,8 @@ class Selected:
         return slice(int(self.starts[number]), int(self.starts[number + 1]))
 
     def buckets(self, step: int) -> Iterator[NDArray[np.uint64]]:
-        """What documents are compared by, each (records,): the hash of their text, or one bucket of their signatures after the other."""
+        """The values by which documents are compared, each (records,): the hash of their text, or the buckets
+        of their signatures in turn."""
         if step not in self.signatures:
             yield self.records["text"]
             return
@@ -166,28 +167,28 @@ class Selected:
 
 
 class Duplicate(NamedTuple):
-    """A document that was dropped for another one: both as positions in the records of all tasks, and the size of their group."""
+    """A document that was dropped for another one."""
 
-    document: int
-    kept: int
-    group: int
+    document: int  # index in the records of all tasks
+    kept: int  # index of the other one
+    group: int  # size of their group
     text: int  # hash of the document's text
 
 
 @dataclass
 class Resolution:
-    """`kept` (records,): which records become part of the corpus. `gone` (records,): the step over the whole source that dropped one, or
-    -1. `counts` and `replaced` have the drops behind the first such step, and replacements in kept documents by kind."""
+    """The outcome of the steps over the whole source."""
 
-    kept: NDArray[np.bool_]
-    gone: NDArray[np.int16]
-    counts: dict[str, dict[str, int]]
-    replaced: list[int]
+    kept: NDArray[np.bool_]  # (records,): which records become part of the corpus
+    gone: NDArray[np.int16]  # (records,): the step over the whole source that dropped a record, or -1
+    counts: dict[str, dict[str, int]]  # drops from the first such step on
+    replaced: list[int]  # replacements in kept documents, by kind
     duplicates: dict[str, list[Duplicate]] = field(default_factory=dict)
 
 
 def resolve(steps: Sequence[FilterSpec], selected: Selected, shown: int = 3) -> Resolution:
-    """Decides the steps over the whole source, and counts what comes behind them. `shown`: duplicates to name for each such step."""
+    """Decides the steps over the whole source, and counts the later ones. `shown`: duplicates to name for
+    each such step."""
     records = selected.records
     names = labels(list(steps))
     counts: dict[str, dict[str, int]] = {DROPPED: {}, CHARACTERS: {}}

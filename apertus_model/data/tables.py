@@ -5,7 +5,7 @@ Invariants:
   container declares; only the columns that the spec names are read.
 - Memory is bounded by one line of JSON of DOCUMENT_BYTES at most, by BATCH_BYTES of Parquet (or one row) and a page as its
   writer made it, by one record batch of Arrow as its writer made it.
-- No code comes out of a file: types that would need it (extensions) are refused, dataset scripts are never looked at.
+- No code of a file is run: types that need it (extensions) are refused, dataset scripts are ignored.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def arrow(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
 
 
 class _WatchedEnd:
-    """A file that remembers whether somebody tried to read behind its end."""
+    """A file that remembers whether a read went past its end."""
 
     closed = False
 

@@ -1,8 +1,8 @@
 """One restartable task of a corpus.
 
-Invariant: what a task writes depends on its files and on the spec: not on the number of workers, not on the order in which tasks run, not
-on the other tasks. Text that spells a special token (`</s>` in a web page) is encoded as text: only the pipeline marks borders of
-documents.
+Invariant: the output of a task depends on its files and on the spec: not on the number of workers, the order
+of tasks or other tasks. Text that spells a special token (`</s>` in a web page) is encoded as text: only the
+pipeline marks document boundaries.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ DOCUMENTS_PER_BATCH = 1000
 
 
 class TaskResult(NamedTuple):
-    """Files that a task wrote (`tokens.bin`, `tokens.idx`, and those of `Selection`) and what it counted."""
+    """The result of a task."""
 
-    files: dict[str, Path]
+    files: dict[str, Path]  # `tokens.bin`, `tokens.idx`, and those of `Selection`
     counts: dict[str, dict[str, int]]
 
 
@@ -59,15 +59,15 @@ class DocumentTokeniser(MegatronDocumentTokenizer):
 
 
 class CorpusTasks(NamedTuple):
-    """Everything that a worker needs to know. `tasks`: the files of each task; `folder`: a local scratch folder."""
+    """The tasks of a source, for workers."""
 
     source: SourceSpec
     process: CorpusSource
-    tasks: list[list[str]]
+    tasks: list[list[str]]  # files of each task
     tokenizer: Path
     bos: str
     eos: str
-    folder: Path
+    folder: Path  # local scratch
 
     def pipeline(self) -> list[PipelineStep]:
         """Reader, selection, writer."""

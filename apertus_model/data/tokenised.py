@@ -1,10 +1,12 @@
-"""Sources that are tokens already (Megatron's `.bin/.idx`) as datatrove steps: a reader, and the writer of a task's token file.
+"""Tokenised sources (Megatron's `.bin/.idx`) as datatrove steps: a reader, and the writer of a task's token
+file.
 
 Invariants:
-- Tokens are taken as they are. What cannot be right is a SourceError or a TokenFileError that names the file: another tokenizer than the
-  corpus's, ids beyond its vocabulary, documents that do not begin or end as the spec says, an index that does not fit its `.bin`.
-- The text of a document, which decides its place and its split, is what its tokens decode to: a document has the same place and is held
-  out of the same corpora whether it came as text or as tokens.
+- Tokens are used unchanged. A SourceError or a TokenFileError names a file with another tokenizer than the
+  corpus's, ids beyond its vocabulary, documents that do not begin or end as the spec says, or an index that
+  does not fit its `.bin`.
+- The text of a document, which decides its order and its split, is decoded from its tokens: a document has
+  the same order and split whether its source is text or tokens.
 - Memory is bounded by one document and the index of one file; files elsewhere than on a local disk are copied to scratch one at a time.
 """
 
@@ -148,5 +150,5 @@ def _open(path: Path, markers: tuple[str, str]) -> tuple[Tokenizer, int, int, in
     """A tokenizer, one more than its highest id, and the ids of its begin- and end-of-document token."""
     tokenizer = Tokenizer.from_file(str(path))
     bos, eos = (tokenizer.token_to_id(marker) for marker in markers)
-    assert bos is not None and eos is not None, "the tokenizer stage states tokens of its own"
+    assert bos is not None and eos is not None, "the tokenizer stage states both tokens"
     return tokenizer, 1 + max(tokenizer.get_vocab().values()), bos, eos

@@ -1,7 +1,8 @@
-"""The Apertus vocabulary at any size: special tokens at their ids, then bytes, then what byte-pair encoding learns.
+"""The Apertus vocabulary at any size: special tokens at their ids, then bytes, then merges of byte-pair
+encoding.
 
-Invariants: ids 0 to `reserved - 1` are special tokens and the same in every vocabulary; the vocabulary has exactly the size that was asked
-for; training is deterministic.
+Invariants: ids 0 to `reserved - 1` are special tokens and the same in every vocabulary; the vocabulary has
+exactly the stated size; training is deterministic.
 
 Sources: ids from the released tokenizer (61 to 72 carry the chat format; they were placeholders in pretraining); pre-tokenisation is
 that of Mistral-Nemo ("tekken"), which Apertus took over: no normaliser, digits one by one, then bytes.

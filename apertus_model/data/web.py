@@ -1,10 +1,11 @@
-"""Documents of web archives (WARC, ISO 28500): pages of HTML (`response`), and text that a crawler made of them (`conversion`, WET).
+"""Documents of web archives (WARC, ISO 28500): pages of HTML (`response`), and text extracted by a crawler
+(`conversion`, WET).
 
 Invariants:
-- Records are framed here and strictly, and each is given to datatrove's `process_record` whole. datatrove's WarcReader leaves the framing
-  to warcio, which takes a file that is cut off for one that ends there.
+- Records are framed here strictly, and datatrove's `process_record` gets each whole. datatrove's WarcReader
+  uses warcio, which accepts a truncated file.
 - A record of those two types is a document or a counted rejection, one of type `resource` (a file that was not served over HTTP, which
-  datatrove does not read) a rejection; records of other types are no documents.
+  datatrove does not read) a rejection; records of other types are ignored.
 - Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and without a time limit.
 - Memory is bounded by one record of RECORD_BYTES at most, squeezed or not. Common Crawl cuts pages at 5 MiB.
 """
@@ -96,12 +97,12 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
     start = 0
     while line := file.readline(LINE_BYTES):
         if not line.startswith(b"WARC/"):
-            raise Damaged(f"at byte {start} stands {line[:24]!r}, not the beginning of a WARC record")
+            raise Damaged(f"byte {start} begins with {line[:24]!r}, not with a WARC record")
         head, kind, length = [line], "", None
         while head[-1].strip():
             line = file.readline(LINE_BYTES)
             if not line.endswith(b"\n"):
-                raise EOFError(f"the record at byte {start} is cut off in its head")
+                raise EOFError(f"the record at byte {start} is truncated in its head")
             head.append(line)
             name, _, value = line.partition(b":")
             if name.strip().lower() == b"warc-type":
@@ -115,15 +116,15 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
         read = len(block) if wanted else _skip(file, length)
         end = file.read(4) if read == length else b""
         if read < length or b"\r\n\r\n".startswith(end) and len(end) < 4:
-            raise EOFError(f"the record at byte {start} has {length} bytes, of which {read} are there, and no end")
+            raise EOFError(f"the record at byte {start} is truncated: it has {read} of {length} bytes")
         if end != b"\r\n\r\n":
-            raise Damaged(f"the record at byte {start} does not end behind its {length} bytes")
+            raise Damaged(f"the record at byte {start} does not end after its {length} bytes")
         yield _Record(kind, b"".join([*head, block]) if wanted else None)
         start += sum(map(len, head)) + length + 4
 
 
 def _skip(file: BinaryIO, length: int) -> int:
-    """Reads on without keeping what is read; how many bytes there were."""
+    """Skips bytes; returns their number."""
     left = length
     while left and (chunk := file.read(min(left, LINE_BYTES))):
         left -= len(chunk)

@@ -1,7 +1,8 @@
 """Text as words, for comparisons of documents.
 
-Invariant: the words of a text do not depend on its language, and need no model: they are what white space separates after datatrove's
-normalisation (lower case, no punctuation, no diacritics), and in scripts that write no spaces each character.
+Invariant: the words of a text do not depend on its language, and need no model: white space separates them
+after datatrove's normalisation (lower case, no punctuation, no diacritics); in scripts without spaces each
+character is a word.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The processes that run the tasks of a stage.
 
-Invariant: no worker outlives its stage: each holds the read end of a pipe whose write end only the stage has, and leaves when it ends.
-(datatrove's own process pool starts a manager process that survives a `kill -9` of its parent, so tasks are handed out here.)
+Invariant: no worker outlives its stage: each holds the read end of a pipe whose write end only the stage has,
+and exits when it closes. (datatrove's own process pool starts a manager process that survives a `kill -9` of
+its parent, so tasks are handed out here.)
 """
 
 from __future__ import annotations

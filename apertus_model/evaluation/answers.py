@@ -1,10 +1,10 @@
-"""Answers to held-out prompts: their rewards, how they compare with another model's, and how far the model has moved.
+"""Answers to held-out prompts: their rewards, comparison with another model's, and divergence from it.
 
 Metrics:
 
     reward/mean                             mean reward of the sampled answers, over prompts
     reward/prompts                          number of prompts
-    reward/finished                         share of the answers that the model ended by itself
+    reward/finished                         share of the answers that the model ended
     reward/against                          mean reward of the other model's answers to the same prompts, with the same seeds
     reward/difference                       mean over prompts of own - other reward; .../low and .../high: its 95% confidence interval
     reward/wins                             share of the prompts with the higher own reward, ties counted half
@@ -33,7 +33,7 @@ from infra.store import Artifact
 
 @dataclass(frozen=True)
 class Answers:
-    """Prompts, a model's completions of them, and the rewards of those (None where nothing is rewarded); row i of each belongs together."""
+    """Prompts, a model's completions, and their rewards (None without a reward); rows i belong together."""
 
     prompts: list[Row]
     completions: list[Row]
@@ -76,7 +76,7 @@ class Answers:
         return {"prompts": rows}
 
     def sequences(self) -> Iterable[tuple[list[int], int]]:
-        """(tokens, of which are the prompt's) of every answer."""
+        """(tokens, number of prompt tokens) of every answer."""
         for prompt, row in zip(self.prompts, self.completions, strict=True):
             for completion in row["completions"]:
                 yield prompt["tokens"] + completion["tokens"], len(prompt["tokens"])
@@ -107,7 +107,7 @@ def rewards(own: Answers, other: Answers | None, name: str, other_name: str) -> 
 
 
 def divergence(model: Evaluator, reference: Evaluator, own: Answers, *, sequence_length: int, progress: Progress) -> dict[str, float]:
-    """How far the model has moved from the reference on its own answers. Collective."""
+    """Divergence of the model from the reference on its own answers. Collective."""
     rows = answer_rows(list(own.sequences()), sequence_length, own.pad_id)
     nats, tokens = model.divergence(reference, rows)
     progress.update(1, 1, "comparisons")
@@ -115,7 +115,8 @@ def divergence(model: Evaluator, reference: Evaluator, own: Answers, *, sequence
 
 
 def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pad_id: int) -> list[Sample]:
-    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, of which are the prompt's)."""
+    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, number of prompt
+    tokens)."""
     lengths = np.array([len(tokens) for tokens, _ in sequences], dtype=np.int64)
     return [_row([sequences[index] for index in row.tolist()], sequence_length, pad_id) for row in pack(lengths, sequence_length)]
 

@@ -24,14 +24,15 @@ from apertus_model.trainer.evaluator import Evaluator
 def memorisation(
     evaluator: Evaluator, probes: Sequence[dict[str, Any]], *, prefix: int, suffix: int, progress: Progress
 ) -> dict[str, float]:
-    """How well greedy decoding continues each probe after its first `prefix` tokens, by number of repetitions in training.
+    """Metrics of the greedy continuation of probes after their first `prefix` tokens, by repetitions in
+    training.
 
     Args:
         evaluator: the model.
         probes: `{"bucket": repetitions, "token_ids": [...]}` each; those shorter than prefix + suffix are left out.
         prefix: tokens given.
         suffix: tokens compared.
-        progress: told after each batch.
+        progress: updated after each batch.
     """
     long_enough = [probe for probe in probes if len(probe["token_ids"]) >= prefix + suffix]
     scores: dict[int, list[tuple[float, float, float]]] = {}

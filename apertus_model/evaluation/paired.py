@@ -18,14 +18,13 @@ CHUNK = 2**22  # indices that are drawn at a time
 
 @dataclass(frozen=True)
 class Comparison:
-    """`difference`: mean of first - second; `low`, `high`: its 95% confidence interval; `wins`: share of prompts where the first scores
-    higher, ties counting half; `count`: number of prompts."""
+    """The scores of a first model compared with those of a second one."""
 
-    difference: float
-    low: float
+    difference: float  # mean of first - second
+    low: float  # 95% confidence interval of the difference
     high: float
-    wins: float
-    count: int
+    wins: float  # share of prompts where the first scores higher, ties counting half
+    count: int  # number of prompts
 
 
 def compare(first: Sequence[float] | NDArray[np.float64], second: Sequence[float] | NDArray[np.float64], *, seed: int = 0) -> Comparison:
@@ -44,7 +43,7 @@ def compare(first: Sequence[float] | NDArray[np.float64], second: Sequence[float
     """
     ours, theirs = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:
-        raise ValueError(f"scores of the same prompts are compared; {ours.shape} and {theirs.shape} were given")
+        raise ValueError(f"scores of equal shapes are needed, not {ours.shape} and {theirs.shape}")
     differences = ours - theirs
     if not np.isfinite(differences).all():
         raise ValueError("a score is not a finite number")

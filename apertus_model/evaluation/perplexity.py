@@ -1,4 +1,4 @@
-"""Loss on held-out text: per source, by position in the document, and what was forgotten.
+"""Loss on held-out text: per source, by position in the document, and forgetting.
 
 Metrics:
 

@@ -17,7 +17,7 @@ Metrics:
     parameters                              their number
 
 Invariants: a sign is a function of (seed, probe, parameter, element), so no layout changes it. An element that several ranks hold counts
-once. The weights are afterwards what they were, bit by bit.
+once. The weights are restored bit by bit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sharpness(
         samples: the same on every rank.
         probes: random vectors.
         seed: of the vectors.
-        progress: told after each probe.
+        progress: updated after each probe.
         step: distance of the difference, relative to the root mean square of the weights.
     """
     weights = [Weight(canonical_fqn(name), p, local_part(p).detach().clone()) for name, p in evaluator.model.named_parameters()]

@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth. See `apertus_model.rewards.registry` for how one is opened by its spec."""
+"""Rewards of completions. `apertus_model.rewards.registry` opens one from its spec."""
 
 from apertus_model.rewards.base import Reward, RewardError, Scored
 from apertus_model.rewards.registry import open_reward

@@ -1,4 +1,4 @@
-"""What a reward is given and what it gives.
+"""The interface of a reward.
 
 Invariant: a reward is a function of the completions of one prompt: `score` sees all of them together and no other prompt's, so that values
 do not depend on how prompts are divided into units.
@@ -19,26 +19,18 @@ class RewardError(StageError):
 
 @dataclass(frozen=True)
 class Scored:
-    """A completion to score.
+    """A completion to score."""
 
-    Attributes:
-        messages: the prompt, in the normal form of conversations.
-        completion: its text, without special tokens.
-        finished: whether the model ended by itself; true for a completion that came with the prompt.
-        answer: what the conversation itself answers, or None.
-        metadata: of the conversation.
-        tokens: ids of the completion, with the end of the turn where it has one.
-    """
-
-    messages: list[dict[str, Any]]
-    completion: str
-    finished: bool = True
-    answer: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    tokens: tuple[int, ...] = ()
+    messages: list[dict[str, Any]]  # the prompt, in the normal form of conversations
+    completion: str  # its text, without special tokens
+    finished: bool = True  # whether the model ended it; true for an offline completion
+    answer: str | None = None  # of the conversation itself
+    metadata: dict[str, Any] = field(default_factory=dict)  # of the conversation
+    tokens: tuple[int, ...] = ()  # ids of the completion, with the end of the turn if it has one
 
     def reference(self) -> str:
-        """What is documented: `summary` of the metadata, else the conversation's own answer. RewardError when there is neither."""
+        """The documented answer: `summary` of the metadata, else the conversation's answer. RewardError
+        without either."""
         reference = self.metadata.get("summary") or self.answer
         if not reference or not str(reference).strip():
             raise RewardError("there is nothing to compare with: neither `summary` in the metadata nor an answer in the conversation")

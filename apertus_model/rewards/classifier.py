@@ -19,8 +19,8 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 class Classifier:
-    """The classifier's logit for the conversation of prompt and completion, rendered by the chat template of its own tokenizer; without a
-    template, the turns' texts with an empty line between them."""
+    """The classifier's logit for the conversation of prompt and completion, rendered by the chat template of
+    its tokenizer; without a template, the turns' texts separated by empty lines."""
 
     def __init__(self, folder: Path, name: str, max_tokens: int) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -51,7 +51,7 @@ class Classifier:
         return cls(copy_folder(url, scratch / "reward-model", FILES), url, max_tokens)
 
     def tokens(self, item: Scored) -> list[int]:
-        """What the model reads. RewardError for more than `max_tokens`."""
+        """The input of the model. RewardError for more than `max_tokens`."""
         turns = [{"role": message["role"], "content": plain(message["content"])} for message in item.messages]
         turns.append({"role": "assistant", "content": item.completion})
         if self._tokenizer.chat_template:

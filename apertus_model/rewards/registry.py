@@ -1,4 +1,5 @@
-"""From the spec of a reward to its function. Functions of other packages are imported here, when the stage runs, and nowhere else."""
+"""From the spec of a reward to its function. Functions of other packages are imported only here, when the
+stage runs."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def score_prompt(reward: Reward, items: Sequence[Scored], prompt: str) -> list[f
     """Rewards of the completions of one prompt. RewardError, which names `prompt`, when the reward raises or is not a finite number."""
     try:
         values = [float(value) for value in reward.score(items)]
-    except Exception as error:  # whatever a function of somebody else raises
+    except Exception as error:  # a user's function can raise anything
         told = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
         raise RewardError(f"no reward for prompt {prompt}: {told}") from error
     if len(values) != len(items):

@@ -1,7 +1,7 @@
 """Rewards that are computed from text alone, and can be verified by reading.
 
-Invariant: a value lies in [0, 1] and depends on the completion and on what is documented, on nothing else. A change of any value raises the
-version in `specs.rewards.REWARDS`.
+Invariant: a value is in [0, 1] and depends only on the completion and the documented answer. A change of any
+value raises the version in `specs.rewards.REWARDS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from apertus_model.rewards.base import Scored
 
 Item = TypeVar("Item")
 
-# Parts of `grounded-answer` and what each counts for; they sum to 1.
+# Parts of `grounded-answer` and their weights, which sum to 1.
 WEIGHTS = {
     "words": 0.22,  # share of the documented content words that occur, a word counting by its length
     "letters": 0.15,  # mean F1 of runs of 1 to 3 characters (as in chrF, Popović 2015): credit for words that are almost right, few ties
@@ -43,11 +43,11 @@ def reference_overlap(item: Scored) -> float:
 
 
 def grounded_answer(item: Scored) -> float:
-    """How much of what is documented a completion says, and how well it keeps to it: the sum of `WEIGHTS`. Nothing for no text; 1 for the
-    documented answer itself.
+    """Agreement of a completion with the documented answer: the sum of `WEIGHTS`. 0 for an empty text; 1 for
+    the documented answer itself.
 
-    Documented is the conversation's own answer, else the `summary` of the metadata. The function's name is the last part of `function` in
-    the metadata; where there is none, or the documented answer does without it, it is not asked for.
+    The documented answer is the conversation's, else the `summary` of the metadata. The function's name is
+    the last part of `function` in the metadata; it counts only if the documented answer has it.
     """
     reference, completion = (item.answer or item.reference()).strip(), item.completion.strip()
     if not completion:
@@ -69,7 +69,7 @@ def grounded_answer(item: Scored) -> float:
 
 
 def words(text: str) -> list[str]:
-    """Letters, digits and underscores that hang together, in lower case."""
+    """Runs of letters, digits and underscores, in lower case."""
     return re.findall(r"\w+", text.lower())
 
 

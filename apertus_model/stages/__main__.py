@@ -1,8 +1,8 @@
 """Entry point of a stage's process: `python -m apertus_model.stages JOB.json`, or the same under torchrun.
 
-Invariant: the module of a kind is found by its name; everything it needs is in the job file; its standard input is the
-launcher's pipe. An error is left in `error.json` for the launcher, with whether another attempt may succeed, and which checkpoint was found
-damaged, if that is the error; so is that the stage was told to stop, which is no error.
+Invariant: the module of a kind is found by its name; everything it needs is in the job file; its standard
+input is the launcher's pipe. `error.json` tells the launcher about an error, whether another attempt may
+succeed, and which checkpoint is damaged, if any; or that the stage was told to stop, which is not an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specs.job import REPORT, Job
 from specs.redaction import redacted
 from specs.stages import TRAINING
 
-MODULES = dict.fromkeys(TRAINING, "train")  # the other kinds have a module of their own name
+MODULES = dict.fromkeys(TRAINING, "train")  # modules of other kinds have their names
 WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
 
 
@@ -53,7 +53,8 @@ def main(path: str) -> int:
 
 
 def _damage(error: Exception) -> dict[str, Any]:
-    """Which checkpoint the error says is damaged, if that is what it says: the launcher withdraws it, and another attempt is made."""
+    """The damaged checkpoint that an error names, if any: the launcher withdraws it and makes another
+    attempt."""
     return {"damaged": {"artifact": error.artifact, "step": error.step}} if isinstance(error, DamagedCheckpoint) else {}
 
 
@@ -62,7 +63,7 @@ def _interrupted(reason: str) -> dict[str, Any]:
 
 
 def _tell(job: Job, error: dict[str, Any]) -> None:
-    """Leaves for the launcher why there is no result, where it looks for it."""
+    """Tells the launcher why there is no result."""
     (Path(job.scratch) / "error.json").write_text(json.dumps(error))
     if job.progress == REPORT:
         print(REPORT + json.dumps({"error": error}), flush=True)

@@ -1,11 +1,11 @@
 """The `completions` part: answers to prompts, sampled from an exported model.
 
-Artifact: `completions-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "completions": [{"text", "tokens",
-"finished"}]}`. `tokens` end with the end of the turn where the model ended by itself (`finished`), and after `max_new_tokens` where it did
-not; `text` is without special tokens.
+Artifact: `completions-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id",
+"completions": [{"text", "tokens", "finished"}]}`. `tokens` end with the end of the turn if the model ended it
+(`finished`), else after `max_new_tokens`; `text` is without special tokens.
 
-Invariant: the random numbers of a batch follow from the seed and the index of its first prompt, and units are whole batches: neither the
-division into units nor a restart changes a completion.
+Invariant: the random numbers of a batch follow from the seed and the index of its first prompt, and units are
+whole batches: neither the division into units nor a restart changes a completion.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     counts: Counter[str] = Counter()
     written = write_rows(attempt, "completions", _counted(units.rows(), counts))
     mean_tokens, finished = counts["tokens"] / counts["completions"], counts["finished"] / counts["completions"]
-    progress.log(f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average, {finished:.1%} ended by themselves")
+    story = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
+    progress.log(f"{story}, {finished:.1%} ended by the model")
     attempt.commit(metrics={**counts, "mean_tokens": mean_tokens, "finished_share": finished}, facts=written)
 
 
 def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:
-    """The rows as they are; fills `counts`."""
+    """The rows unchanged; fills `counts`."""
     for row in rows:
         counts["prompts"] += 1
         for completion in row["completions"]:

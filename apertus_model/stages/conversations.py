@@ -1,7 +1,8 @@
 """The `conversations` stage: one source becomes dialogues, split into training and held-out ones, rendered and tokenised.
 
-Artifact, for each shard `train-*` and `validation-*`: `.bin/.idx` (Megatron tokens, one document per conversation), `.mask.npy` (uint8, one
-per token: 1 where it is trained, 2 for what tools answered, else 0) and `.jsonl` (the conversations). `ConversationShards` reads them.
+Artifact, for each shard `train-*` and `validation-*`: `.bin/.idx` (Megatron tokens, one document per
+conversation), `.mask.npy` (uint8, one per token: 1 where it is trained, 2 for outputs of tools, else 0) and
+`.jsonl` (the conversations). `ConversationShards` reads them.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each), as in the `corpus` stage. The bytes of the artifact depend neither on the split

@@ -4,11 +4,11 @@ Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, `examples.jsonl` (a few k
 spec asks for memorisation probes.
 
 Invariants:
-- Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage redoes only the tasks that
-  were not committed. The bytes of the artifact depend neither on the split into tasks, nor on the number of workers, nor on where they
-  run.
+- Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage
+  redoes only uncommitted tasks. The bytes of the artifact depend neither on the split into tasks, nor on the
+  number of workers, nor on their machine.
 - Every document and every token is accounted for: read = dropped + kept, kept = training + held out + probes.
-- What a comparison with all other documents decides (duplicates) is decided here, after the tasks, from what they noted.
+- Duplicates are resolved here, after the tasks, from the hashes that they recorded.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def _committed(attempt: Attempt, key: str) -> Unit:
 
 
 class _Unit(NamedTuple):
-    """A committed task: local paths of its files, and what it counted."""
+    """A committed task."""
 
-    files: dict[str, Path]
+    files: dict[str, Path]  # local paths
     counts: dict[str, dict[str, int]]
 
 
@@ -171,7 +171,7 @@ def _examples(part: CorpusPart, units: list[_Unit], selected: Selected, found: R
 
 
 def _total(counts: list[dict[str, dict[str, int]]], steps: list[str], resolved: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Sums the counts of all tasks, group by group; every step is part of the account, also one that dropped nothing."""
+    """Sums the counts of all tasks, group by group; includes steps that dropped nothing."""
     total: dict[str, Counter[str]] = {"read": Counter(), "rejected": Counter(), DROPPED: Counter(), CHARACTERS: Counter()}
     for task in [*counts, resolved]:
         for group, values in task.items():

@@ -1,13 +1,14 @@
-"""The `evaluate` stage: what a checkpoint can do, measured on the training engine, and what changed since another one.
+"""The `evaluate` stage: metrics of a checkpoint on the training engine, and their changes since another one.
 
 Artifact: `metrics.json`, the same numbers as in the manifest; `samples.json`, answers for people to read; `rewards.json`, rewards by
 prompt. The metrics are listed in `apertus_model.evaluation`, a module per family, and
 
-    memorisation/passes                     passes of training over the corpus that repeats its probes: n x passes is how often one was seen
-    task/<task>/<metric>                    what lm-evaluation-harness found
+    memorisation/passes                     passes of training over the corpus of the probes, which shows
+                                            each of them n x passes times
+    task/<task>/<metric>                    results of lm-evaluation-harness
 
-Invariants: the metrics have the names that `EvaluatePart.metrics` lists, which a plan checks gates against. Nothing
-about the gates enters the metrics; whoever plans compares the stored metrics with the gates of the spec.
+Invariants: the metrics have the names that `EvaluatePart.metrics` lists, against which a plan checks gates.
+Gates do not affect the metrics; the planner compares stored metrics with the gates of the spec.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from specs.stages.evaluate import EvaluatePart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Measures, and stores what was measured."""
+    """Measures, and stores the metrics."""
     part = EvaluatePart.model_validate(job.spec)
     with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
         measure = Measurement(job, attempt, part)
@@ -47,7 +48,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 class Measurement:
-    """One evaluation: the model, its inputs, and what people will read (`documents`, by file name)."""
+    """One evaluation: the model, its inputs, and the files for people (`documents`, by name)."""
 
     def __init__(self, job: Job, attempt: Attempt, part: EvaluatePart) -> None:
         self.job = job
@@ -60,7 +61,7 @@ class Measurement:
         self.evaluator = self._load("checkpoint", part.model)
 
     def all(self, progress: Progress) -> dict[str, float]:
-        """Every metric that the part asks for."""
+        """Every metric of the part."""
         part, metrics = self.part, dict[str, float]()
         corpora = {name: self._artifact(f"source:{index}") for index, name in enumerate(part.source_names)}
         if corpora:
@@ -94,7 +95,7 @@ class Measurement:
         return metrics
 
     def _longest(self) -> int:
-        """Tokens of the longest sequence that is run through the model."""
+        """Tokens of the longest sequence for the model."""
         part = self.part
         by_position = part.by_position.sequence_length if part.by_position else 0
         return max(part.sequence_length, part.prefix + part.suffix, by_position, self.answers.longest if self.answers else 0)
@@ -118,6 +119,6 @@ class Measurement:
         return self._artifact(role) if role in self.job.inputs else None
 
     def _passes_over_probes(self) -> float:
-        """How often training went through the corpus with the probes, up to the checkpoint."""
+        """Passes of training over the corpus with the probes, up to the checkpoint."""
         passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
         return float(passes.get(self.job.inputs["probes"].fingerprint, 0.0))

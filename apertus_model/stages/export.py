@@ -4,9 +4,9 @@ Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an
 chat template, and `README.md`, the model card.
 
 Invariants:
-- Nothing is committed that transformers does not open as `ApertusForCausalLM` with the logits of the trained model. How that was
-  checked stands in the metrics (`verified`).
-- Memory is that of one shard, whatever the size of the model.
+- A folder is committed only if transformers opens it as `ApertusForCausalLM` with the logits of the trained
+  model. The metric `verified` says how that was checked.
+- Memory is that of one shard, for any size of the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from specs.stages.export import ExportPart
 
 
 class ExportError(StageError):
-    """The folder does not compute what the trained model computes."""
+    """The folder and the trained model differ."""
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -56,8 +56,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         progress.update(3, 4, "steps")
     if not difference <= part.tolerance:
         raise ExportError(
-            f"the logits of the exported model differ from those of the trained one by up to {difference:.3g}; allowed is "
-            f"{part.tolerance:g} (tolerance of the stage). The folder was not committed"
+            "the logits of the exported model differ from those of the trained one by up to "
+            f"{difference:.3g}, above the tolerance {part.tolerance:g} of the stage. The folder was not "
+            "committed"
         )
     for path in sorted(folder.iterdir()):
         attempt.put(path, path.name)
@@ -100,7 +101,8 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
 def end_of_turn(facts: dict[str, Any]) -> int:
     """The token that ends an answer. ExportError when the tokenizer has none."""
     if facts.get("end_of_turn_id") is None:
-        raise ExportError("the model was trained on conversations, and its tokenizer has no end-of-turn token <|assistant_end|>")
+        missing = "its tokenizer has no end-of-turn token <|assistant_end|>"
+        raise ExportError(f"the model was trained on conversations, but {missing}")
     return int(facts["end_of_turn_id"])
 
 
@@ -114,15 +116,17 @@ def check_tokenizer(folder: Path, part: ExportPart) -> None:
 
 
 def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[float, str]:
-    """The largest difference of logits between the checkpoint and the folder, and how it was found: with both models open as a whole where
-    they are together no larger than a shard, else a layer at a time. ExportError for a folder that holds something else."""
+    """The largest difference of logits between the checkpoint and the folder, and the method: whole models if
+    both together are no larger than a shard, else a layer at a time. ExportError for a folder with another
+    model."""
     if 2 * 4 * part.model.parameters <= part.max_shard_size:  # both in float32
         return largest_difference(load_model(part, checkpoint), folder, part), "opened as a whole"
     return compare_by_layer(checkpoint, folder, part), "every weight bit by bit, logits layer by layer"
 
 
 def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
-    """The trained model on the CPU, in float32, from a checkpoint of any layout; its weights rounded to what is exported."""
+    """The trained model on the CPU, in float32, from a checkpoint of any layout; its weights rounded as
+    exported."""
     config = model_config(part.model, sequence_length=part.sequence_length, attention="sdpa")
     with torch.device("meta"):
         model = config.build()
@@ -136,10 +140,11 @@ def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
 
 
 def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> float:
-    """Largest absolute difference of float32 logits between the trained model and what transformers reads from the folder.
+    """Largest absolute difference of float32 logits between the trained model and the folder as transformers
+    opens it.
 
     Raises:
-        ExportError: the folder is opened as something else than `ApertusForCausalLM`.
+        ExportError: transformers opens another class than `ApertusForCausalLM`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -153,10 +158,11 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
 
 
 def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> float:
-    """The same with one layer in memory, whose weights are those of the folder after a comparison with the checkpoint, bit by bit.
+    """As `largest_difference`, with one layer in memory, whose weights are read from the folder and compared
+    with the checkpoint bit by bit.
 
     Raises:
-        ExportError: a stored weight is not the trained one; or transformers would open the folder as something else.
+        ExportError: a stored weight is not the trained one, or transformers would open another class.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

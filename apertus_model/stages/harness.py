@@ -1,9 +1,11 @@
 """The `harness` part: tasks of lm-evaluation-harness (an extra) on an exported model, from local files only.
 
-Artifact: `results.json`, what the harness reports per task, and its version. Metrics: `<task>/<metric>`, and `<task>/<metric>_stderr`.
+Artifact: `results.json`, the harness's report per task, and its version. Metrics: `<task>/<metric>`, and
+`<task>/<metric>_stderr`.
 
-Invariant: nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the harness sees them, templates are
-rendered in Jinja's sandbox, only data is copied from `include`, and tasks that run generated code are not confirmed.
+Invariant: nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the
+harness sees them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and tasks
+that run generated code are not confirmed.
 """
 
 from __future__ import annotations
@@ -68,19 +70,20 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def check_tasks(folder: Path) -> None:
-    """HarnessError for a task file that could name code to import and run: by a YAML tag, or by including a file that is not checked."""
+    """HarnessError for a task file that could name code to run: by a YAML tag, or by including an unchecked
+    file."""
     for path in sorted(folder.rglob("*.yaml")):
         name, text = path.relative_to(folder), path.read_text("utf-8", errors="replace")
         try:
             tag = next((token for token in YAML(typ="safe", pure=True).scan(text) if isinstance(token, TagToken)), None)
             content = None if tag else YAML(typ="safe", pure=True).load(text)
         except YAMLError as error:
-            raise HarnessError(f"task file {name} is no YAML: {error}") from error
+            raise HarnessError(f"task file {name} is not YAML: {error}") from error
         if tag is not None:
             written = "".join(part for part in tag.value if part)
             raise HarnessError(
                 f"task file {name}, line {tag.start_mark.line + 1}, has the tag '{written}': tags run code, and task files may not. "
-                "Fix: say it with a template, or prepare the data before"
+                "Fix: use a template, or prepare the data before"
             )
         included = content.get("include", []) if isinstance(content, dict) else []
         for other in included if isinstance(included, list) else [included]:
@@ -90,10 +93,10 @@ def check_tasks(folder: Path) -> None:
 
 
 def evaluate(harness: Harness, folder: Path, include: Path | None, gpus: int = 1) -> dict[str, dict[str, Any]]:
-    """Results by task. Paths of data in task files are relative to `include`. With several `gpus` the layers lie on all that this process
-    sees, one after the other.
+    """Results by task. Paths of data in task files are relative to `include`. With several `gpus` the layers
+    are spread over all that this process sees.
 
-    HarnessError for tasks that do not exist, or whose data is not there.
+    HarnessError for tasks that do not exist, or whose data are missing.
     """
     import lm_eval.utils
     from jinja2 import TemplateError
@@ -135,8 +138,8 @@ def evaluate(harness: Harness, folder: Path, include: Path | None, gpus: int = 1
 
 
 def flat(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """`{"task": {"acc,none": 0.5, "acc_stderr,none": 0.1}}` -> `{"task/acc": 0.5, "task/acc_stderr": 0.1}`; a filter other than `none`
-    stays in the name. What is no finite number is left out."""
+    """`{"task": {"acc,none": 0.5, "acc_stderr,none": 0.1}}` -> `{"task/acc": 0.5, "task/acc_stderr": 0.1}`; a
+    filter other than `none` stays in the name. Only finite numbers are included."""
     metrics: dict[str, float] = {}
     for task, values in sorted(results.items()):
         for name, value in values.items():
@@ -147,7 +150,7 @@ def flat(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def finite(value: Any) -> Any:
-    """The same document with null for numbers that JSON has no form for, and text for what is no JSON at all."""
+    """The document with null for NaN and infinities, and text for values that JSON does not have."""
     if isinstance(value, dict):
         return {str(name): finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -2,8 +2,8 @@
 
 Artifact: checkpoint 1, of float32 weights without optimizer states, in the format of training checkpoints.
 
-Invariant: one tensor is in memory at a time. Float32 holds every value of the formats that models are released in, so exporting in the
-folder's own format gives the bits that were imported.
+Invariant: one tensor is in memory at a time. Float32 holds every value of the formats of released models, so
+exporting in the folder's format gives the imported bits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def save_weights(stored: FolderWeights, part: ImportModelPart, writer: Checkpoin
 
 
 class _ReadWhenWritten(DefaultSavePlanner):
-    """A planner whose tensors have shapes only, until the moment each is written."""
+    """A planner that reads each tensor when it is written, and before knows only its shape."""
 
     def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
         super().__init__()

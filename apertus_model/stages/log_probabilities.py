@@ -1,10 +1,12 @@
-"""The `log_probabilities` stage: what the reference model gives the completions of the pairs, once, for all of the training.
+"""The `log_probabilities` stage: log-probabilities of the pairs under the reference model, computed once for
+all training.
 
 Artifact: `log_probabilities.npy`, float32 of shape (sequences,): sum of ln p over the tokens of a sequence's completion, by sequence id.
 A unit is a range of packed rows in stored order; its data are the log-probabilities of their sequences.
 
-Invariant: the rows, the engine and the precision are those of the training, so that with the same layout, threads and rows per forward pass
-its first step finds log-ratios of exactly zero. Neither the place of a row in a batch nor the division into units changes a bit.
+Invariant: the rows, the engine and the precision are those of the training, so that with the same layout,
+threads and rows per forward pass its first step has log-ratios of exactly zero. Neither the place of a row in
+a batch nor the division into units changes a bit.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Computes what no attempt before has computed, and commits the whole."""
+    """Computes the missing units, and commits the whole."""
     from apertus_model.data.preference_samples import PreferenceSamples
 
     part = LogProbabilitiesPart.model_validate(job.spec)
@@ -71,7 +73,7 @@ def compute(evaluator: Evaluator, rows: PreferenceSamples, span: range) -> dict[
 
 
 def commit(attempt: Attempt, rows: PreferenceSamples, spans: list[range]) -> None:
-    """Puts the units together. StoreError when one is gone."""
+    """Joins the units. StoreError when one is gone."""
     values = np.zeros(rows.sequences, np.float32)
     tokens = 0
     for span in spans:
@@ -87,12 +89,12 @@ def commit(attempt: Attempt, rows: PreferenceSamples, spans: list[range]) -> Non
 
 
 def _key(span: range) -> str:
-    """Name of a unit: what it covers, so that units of another size are never taken for it."""
+    """Name of a unit by its range, so that units of other sizes have other names."""
     return f"rows-{span.start:08d}-{span.stop:08d}"
 
 
 def _agreed(done: bool, device: torch.device) -> bool:
-    """What rank 0 says, on every rank."""
+    """The value of rank 0, on every rank."""
     answer = torch.tensor(int(done), device=device)
     dist.broadcast(answer, src=0)
     return bool(answer)

@@ -51,7 +51,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def facts_of(parents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is known of the average from the facts of the checkpoints: it has seen what the one has that has seen most of it."""
+    """The facts of the average: for each count, the largest of the checkpoints."""
     passes: dict[str, float] = {}
     for facts in parents:
         for source, seen in facts["passes"].items():

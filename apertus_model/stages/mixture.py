@@ -5,10 +5,10 @@ Artifact: `recipe.json`, in this form (format 2):
     {"format": 2, "seed": 28, "tokenizer": fingerprint, "vocab_size": ..., "bos_id": ..., "eos_id": ...,
      "sources": [{"fingerprint": ..., "path": corpus artifact in the store, "weight": 3, "tokens": ..., "documents": ...}, ...]}
 
-Invariants: the sources are corpora, each once, in the order of their fingerprints, which names do not decide; a mixture that this one is
-made of is replaced by its sources, with its weight shared out among them. Weights are integers without a common divisor, exactly in the
-ratio that the spec asks for; under `proportional` they are the training tokens times the factors. All corpora were made with one
-tokenizer. No token is read here.
+Invariants: the sources are corpora, each once, in the order of their fingerprints, independent of names; an
+inner mixture is replaced by its sources, which share its weight. Weights are integers without a common
+divisor, exactly in the ratio of the spec; under `proportional` they are the training tokens times the
+factors. All corpora have one tokenizer. No token is read here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Best-fit packing of one corpus for one sequence length. Artifact: `rows.npy`, `begins.npy`, `lengths.npy` (`apertus_model.data.packed`).
 
-The manifest says what it came to: rows, the share of padding, and the share of tokens in documents that are cut, by this packing and by
-cutting the concatenated documents instead.
+The manifest has the number of rows, the share of padding, and the share of tokens in documents that are cut,
+by this packing and by splitting concatenated documents instead.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Artifact:
 
 Sequences 2k and 2k + 1 are the chosen and the rejected one of pair k, the line k of `pairs.jsonl`.
 
-Invariant: every prompt has a pair, or is counted under the reason why not. (One pass over what is stored and no unit: nothing is computed
-that would be worth restarting.)
+Invariant: every prompt has a pair, or is counted under the reason for having none. (A single quick pass,
+without units.)
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def candidates_of(prompt: Row, sampled: Row, rewards: Row) -> list[Candidate]:
-    """All completions of a prompt with their quantiles, offline ones first. Those of no reference reward are no candidates."""
+    """All completions of a prompt with their quantiles, offline ones first; none without reference
+    rewards."""
     if not rewards["sampled"]:
         return []
     return [
@@ -85,7 +86,7 @@ def candidates_of(prompt: Row, sampled: Row, rewards: Row) -> list[Candidate]:
 
 
 def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
-    """The pairs of a prompt, at most `part.pairs`. NoPair when there is none; a missing further pair is no reason."""
+    """The pairs of a prompt, at most `part.pairs`. NoPair when there is not even one."""
     short = [one for one in candidates if len(prompt["tokens"]) + len(one.tokens) <= part.max_tokens]
     pairs = [choose(short, reference=reference, worst_quantile=part.worst_quantile)]
     if part.pairs > 1:
@@ -102,7 +103,8 @@ def quantile_histogram(candidates: list[Candidate]) -> np.ndarray:
 
 
 class PairWriter:
-    """Writes the files of the artifact to `folder` as pairs come; only a few numbers per sequence are held in memory."""
+    """Writes the files of the artifact to `folder` pair by pair; only a few numbers per sequence are held in
+    memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The `probe` stage: measurements on a checkpoint that are no evaluation of tasks.
+"""The `probe` stage: measures of a checkpoint that concern no task.
 
 Artifact: `metrics.json`, the same numbers as in the manifest; `apertus_model.evaluation.sharpness` lists them.
 """
@@ -20,7 +20,7 @@ from specs.stages.probe import ProbePart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Measures, and stores what was measured."""
+    """Measures, and stores the metrics."""
     part = ProbePart.model_validate(job.spec)
     launch = Launch.model_validate(job.launch)
     with engine_process(threads=launch.threads or 2):

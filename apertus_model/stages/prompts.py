@@ -1,19 +1,20 @@
-"""The `prompts` part: from conversations to prompts that are worth completing, with the completions that come along.
+"""The `prompts` part: from conversations to prompts to complete, with their offline completions.
 
 Artifact: `prompts-00000.jsonl`, ..., a prompt per line:
 
     id             hash of the prompt's tokens: the same prompt has the same id everywhere
     conversations  ids of the conversations that it was taken from
     group          of the first of them, as `metadata`
-    messages       all turns before the last one of the assistant; `tools`: what the conversation declares, or null
+    messages       all turns before the last one of the assistant; `tools`: those of the conversation, or null
     text           the prompt as the model sees it, control tokens included; `tokens`: the same as ids
-    answer         what the conversation itself answers, or null; kept even where it is no completion
+    answer         the answer of the conversation itself, or null; kept even if it is not a completion
     completions    offline completions: {"text", "tokens"}; the tokens end with the end of the turn
 
 Invariants:
-- A prompt appears once: conversations with the same prompt tokens are merged, their different completions united in stored order.
-- The order is that of a hash of (seed, tokens), and `limit` takes the first: prompts neither follow the order of the files nor move
-  when others are added or dropped.
+- A prompt appears once: conversations with the same prompt tokens are merged, with their different
+  completions in stored order.
+- The order is that of a hash of (seed, tokens), and `limit` takes the first: it is independent of the order
+  of the files and of other prompts.
 - Every conversation and every completion is accounted for: kept, or dropped for a stated reason.
 """
 
@@ -48,7 +49,7 @@ ID_BYTES = 16
 
 
 class PromptsError(StageError):
-    """No prompt is left. The message says what became of them."""
+    """No prompt is left. The message counts the reasons."""
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -74,13 +75,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         )
     progress.log(story)
     copied = {name: artifacts[0].manifest.facts[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # an imported tokenizer may have none; what fills rows up is masked everywhere
+    if copied["pad_id"] is None:  # an imported tokenizer may have none; padding is masked everywhere
         copied["pad_id"] = copied["eos_id"]
     attempt.commit(metrics=dict(counts), facts=copied | facts)
 
 
 class PromptReader:
-    """Conversations as candidate rows: everything that is known about one without looking at the others."""
+    """Conversations as candidate rows, each independent of the others."""
 
     def __init__(self, part: PromptsPart, tokenizer: Tokenizer) -> None:
         self._part = part
@@ -127,7 +128,7 @@ def prompt_id(tokens: NDArray[np.int64]) -> str:
 
 
 def order_key(seed: int, tokens: NDArray[np.int64]) -> str:
-    """What prompts are sorted by: a hash of the seed and the prompt's tokens."""
+    """The sort key of prompts: a hash of the seed and the prompt's tokens."""
     state = hashlib.blake2b(json.dumps(seed).encode(), digest_size=ID_BYTES, person=b"apertus-order")
     state.update(tokens.astype("<i8").tobytes())
     return state.hexdigest()

@@ -1,4 +1,4 @@
-"""The `rewards` part: what every completion of every prompt is worth, offline and sampled.
+"""The `rewards` part: rewards of all completions of every prompt, offline and sampled.
 
 Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline": [...], "sampled": [...]}`, the
 values in the order of the completions.
@@ -70,7 +70,7 @@ def score_row(reward: Reward, prompt: Row, sampled: Row) -> Row:
 
 
 class Summary:
-    """Counts and moments over the rows that `add` passes on."""
+    """Counts and moments over the rows given to `add`."""
 
     def __init__(self) -> None:
         self._offline: list[float] = []
@@ -88,8 +88,9 @@ class Summary:
         return row
 
     def metrics(self) -> dict[str, float]:
-        """`ties`: share of pairs of completions sampled for the same prompt that are worth the same; `standard_deviation`: of all sampled
-        rewards; `standard_deviation_within`: mean over the prompts of that among a prompt's own."""
+        """`ties`: share of pairs of completions sampled for the same prompt with equal rewards;
+        `standard_deviation`: of all sampled rewards; `standard_deviation_within`: mean over the prompts of
+        that within a prompt."""
         metrics: dict[str, float] = {"offline": len(self._offline), "sampled": len(self._sampled)}
         if self._offline:
             metrics["mean_offline"] = float(np.mean(self._offline))

@@ -1,7 +1,8 @@
-"""The `select` stage: which of several checkpoints is the best, by a metric.
+"""The `select` stage: the best of several checkpoints by a metric.
 
-Artifact: a manifest alone, whose metrics are `chosen` (the number of the candidate, from 0), `value` (its metric) and `value/<name>` of
-every candidate. What starts from the stage reads the chosen checkpoint itself.
+Artifact: a manifest without files, with the metrics `chosen` (the index of the candidate, from 0), `value`
+(its metric) and `value/<name>` of every candidate. Stages that start from it read the chosen checkpoint
+itself.
 
 Invariant: the choice is a function of stored numbers. A candidate whose metric is not a finite number (a training that diverged) is never
 chosen; one that lacks the metric is an error.
@@ -22,7 +23,7 @@ from specs.stages.select import SelectPart
 
 
 class SelectError(StageError):
-    """Nothing can be chosen; the message says which metric of which candidate is missing."""
+    """No candidate can be chosen; the message names the missing metric and its candidate."""
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -38,7 +39,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def choose(values: Sequence[float], best: Literal["lowest", "highest"]) -> int:
-    """The number of the first of the best finite values. SelectError when there is none."""
+    """The index of the first of the best finite values. SelectError when there is none."""
     sign = 1 if best == "lowest" else -1
     finite = [index for index, value in enumerate(values) if math.isfinite(value)]
     if not finite:
@@ -47,7 +48,7 @@ def choose(values: Sequence[float], best: Literal["lowest", "highest"]) -> int:
 
 
 def _value(job: Job, attempt: Attempt, part: SelectPart, index: int) -> float:
-    """The metric of a candidate: of its evaluation where there is one, else of the training that made it, at that very step."""
+    """The metric of a candidate: of its evaluation, else of its training at that step."""
     name = part.names[index]
     if f"evaluation:{index}" in job.inputs:
         metrics: Mapping[str, float] = Artifact(attempt.store, job.inputs[f"evaluation:{index}"].path or "").manifest.metrics

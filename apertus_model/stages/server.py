@@ -1,12 +1,12 @@
-"""Forks stages from a process that has imported what they need: `python -m apertus_model.stages.server`.
+"""Forks stages from a process with their imports: `python -m apertus_model.stages.server`.
 
 Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings three file descriptors:
 standard input and output of a stage, and a channel. The fork reads what to run from the
 channel; the server answers with the stage's process id and, at its end, with its exit code.
 
-Invariants: signals that tell a run to end do not end the server, which must say how its stages ended; nothing is
-computed here, so no thread of a library runs when it forks; the server holds no end of a
-stage's pipes after the fork; it ends when the launcher closes the socket or dies.
+Invariants: signals that end a run do not end the server, which must report how its stages ended; nothing is
+computed here, so no thread of a library runs when it forks; the server holds no end of a stage's pipes after
+the fork; it ends when the launcher closes the socket or dies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from setproctitle import setproctitle
 from infra.liveness import STOP_SIGNALS
 
 STAGES = "apertus_model.stages"
-PRELOADED = (  # one between two looks at the socket, so that a request waits for one import at most
+PRELOADED = (  # one import between two checks of the socket, so that a request waits for at most one
     *(f"{STAGES}.{name}" for name in ("tokenizer", "corpus", "mixture", "conversations")),
     *("torch", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "datasets"),
     *("apertus_model.device", f"{STAGES}.train", f"{STAGES}.evaluate", f"{STAGES}.completions", f"{STAGES}.export"),
@@ -42,7 +42,7 @@ LAUNCHER = 0  # the file descriptor of the launcher's socket
 class Server:
     """Waits for requests and for the ends of its children."""
 
-    handlers: dict[signal.Signals, Any]  # of the signals that only the children hear
+    handlers: dict[signal.Signals, Any]  # of the signals that only the children handle
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     imports: deque[str] = field(default_factory=lambda: deque(PRELOADED))
     channels: dict[int, tuple[int, socket.socket]] = field(
@@ -69,7 +69,7 @@ class Server:
                     return channel
 
     def _import_next(self) -> None:
-        with contextlib.suppress(Exception):  # the stage that needs the module says what is wrong
+        with contextlib.suppress(Exception):  # the stage that needs the module reports the error
             importlib.import_module(self.imports.popleft())
         if not self.imports:
             gc.collect()
@@ -111,12 +111,12 @@ class Server:
         channel.close()
 
     def _answer(self, process: int, number: int) -> None:
-        with contextlib.suppress(OSError):  # a launcher that does not listen any more
+        with contextlib.suppress(OSError):  # the launcher may be gone
             self.channels[process][1].sendall(f"{number}\n".encode())
 
 
 def command(*words: str) -> str:
-    """What `ps` shows of a process that was forked and not started."""
+    """The command line that `ps` shows for a forked process."""
     return shlex.join([sys.executable, *(word.removesuffix(".__main__") for word in words)])
 
 

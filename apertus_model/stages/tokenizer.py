@@ -1,11 +1,12 @@
-"""The `tokenizer` stage: byte-level BPE trained on text, or an existing Hugging Face tokenizer taken over.
+"""The `tokenizer` stage: byte-level BPE trained on text, or an imported Hugging Face tokenizer.
 
-Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`: a folder for
-`AutoTokenizer.from_pretrained`. An imported tokenizer keeps a chat template of its own, and gets none when it lacks the special tokens of
-ours.
+Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`: a
+folder for `AutoTokenizer.from_pretrained`. An imported tokenizer keeps its chat template, and gets none when
+it lacks the special tokens of ours.
 
-Invariants: encoding adds the begin-of-document token in front and nothing else; decoding gives the text back exactly (no normaliser, byte
-level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the same text gives the same bytes.
+Invariants: encoding only adds the begin-of-document token in front; decoding restores the text exactly (no
+normaliser, byte level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the
+same text gives the same bytes.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _import(url: str, workdir: Path) -> Path:
 
 
 def _load(file: Path, url: str) -> Tokenizer:
-    """SourceError when the file is no fast tokenizer."""
+    """The tokenizer of a file. SourceError for anything but a fast tokenizer."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower

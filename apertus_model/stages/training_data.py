@@ -1,8 +1,10 @@
-"""What a segment trains on, opened from its inputs: windows of a mixture, packed conversations, or packed pairs of completions.
+"""The training data of a segment, opened from its inputs: windows of a mixture, packed conversations, or
+packed pairs of completions.
 
-Invariants: every kind of data is seen through `TrainingData`; which one a segment has follows from its kind. `identity` states all that
-sample i depends on, by content: two segments with equal identities see the same samples in the same order. It is kept with every
-checkpoint, and `same_data` refuses to go on with other data. No torch here, so that data can be looked at without it.
+Invariants: every kind of data implements `TrainingData`; the kind of the segment decides which. `identity`
+states all that sample i depends on, by content: two segments with equal identities see the same samples in
+the same order. It is stored with every checkpoint, and `same_data` refuses to continue with other data. No
+torch here, so that data can be inspected without it.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ Inputs = Mapping[str, InputRef]
 
 
 class OtherDataError(StageError):
-    """A checkpoint that was trained on other data than the segment would go on with."""
+    """A checkpoint and its segment have different data."""
 
 
 class CountedSamples(Protocol):
-    """Training samples that know how often they go through each source."""
+    """Training samples that count their passes over each source."""
 
     def __getitem__(self, index: int, /) -> SampleLike: ...
 
@@ -44,18 +46,18 @@ class CountedSamples(Protocol):
 
 
 class TrainingData(Protocol):
-    """`samples` to train on; `heldout` sequences by source; `names` and `fingerprints` of the sources, in the order of `samples.epochs`;
-    `identity`: JSON values that say which samples these are."""
+    """The data of a segment."""
 
-    samples: CountedSamples
-    heldout: dict[str, Sequence[SampleLike]]
-    names: list[str]
-    fingerprints: list[str]
-    identity: dict[str, Any]
+    samples: CountedSamples  # to train on
+    heldout: dict[str, Sequence[SampleLike]]  # sequences by source
+    names: list[str]  # of the sources, in the order of `samples.epochs`
+    fingerprints: list[str]  # of the sources, in the same order
+    identity: dict[str, Any]  # JSON values that determine the samples
 
 
 def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | None = None) -> TrainingData:
-    """The data of a segment, from its inputs by role. `scratch`: where blocks of a corpus that lies elsewhere are kept."""
+    """The data of a segment, from its inputs by role. `scratch`: folder for cached blocks of a corpus in
+    another store."""
     if isinstance(segment, SftSegment):
         return ConversationData(store, inputs, segment)
     if isinstance(segment, PreferenceSegment):
@@ -64,14 +66,15 @@ def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | Non
 
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
-    """Raises OtherDataError, naming what differs, when the data of a checkpoint are not those that are there now."""
+    """Raises OtherDataError, naming the differences, when the data of a checkpoint are not the current
+    ones."""
     found = changes(flatten(dict(then)), flatten(dict(now)))
     if found:
         shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in found[:4])
         shown += f"; and {len(found) - 4} more" if len(found) > 4 else ""
         raise OtherDataError(
-            f"the checkpoint of step {step} was trained on other data than there are now: {shown}. Fix: bring those data back, or delete "
-            "the artifact of this stage to train it anew"
+            f"the checkpoint of step {step} was trained on other data: {shown}. Fix: restore those data, or "
+            "delete the artifact of this stage to train it anew"
         )
 
 
@@ -80,7 +83,7 @@ def _or_none(value: Any) -> Any:
 
 
 def _content(artifact: Artifact) -> str:
-    """Digest of what the manifest states of an artifact's files."""
+    """Digest of the entries of an artifact's files in its manifest."""
     files = artifact.manifest.files
     document = [[name, files[name].size, files[name].sha256] for name in sorted(files)]
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
@@ -141,7 +144,8 @@ def _recipe(store: Store, mixture: InputRef) -> dict[str, Any]:
 
 
 class ConversationData:
-    """Packed conversations. What is held out is scored on the assistant's tokens alone, whatever weight the others train with."""
+    """Packed conversations. Held-out ones are scored on the assistant's tokens alone, for any prompt
+    weight."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: SftSegment) -> None:
         from apertus_model.data.chat_samples import ConversationSamples, heldout
@@ -185,7 +189,8 @@ class ConversationData:
 
 
 class PreferenceData:
-    """Packed pairs of completions with their quantile rewards and reference log-probabilities. None is held out."""
+    """Packed pairs of completions with their quantile rewards and reference log-probabilities, without
+    held-out pairs."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: PreferenceSegment) -> None:
         from apertus_model.data.preference_samples import PreferenceSamples
@@ -210,5 +215,5 @@ class PreferenceData:
 
 
 def _scored(samples: Sequence[SampleLike]) -> bool:
-    """Whether there is anything to score in them."""
+    """Whether any label is scored."""
     return any((sample.labels >= 0).any() for sample in samples)

@@ -1,1 +1,1 @@
-"""The `apertus` command line: the app, its commands, what they print."""
+"""The `apertus` command line: the app, its commands and their output."""

@@ -1,8 +1,8 @@
 """The `apertus` command line.
 
-Invariants: planning, status, lineage and report import neither torch nor Prefect. A user's mistake is printed as a message with exit
-code 2; a run that fails, or an error that nobody expected, ends with 1, a run that is interrupted with 130. Tracebacks are printed with
-`--debug` only.
+Invariants: planning, status, lineage and report import neither torch nor Prefect. Exit code 2 is a user's
+mistake, with a message; 1 a failed run or an unexpected error; 130 an interrupted run. Tracebacks are printed
+with `--debug` only.
 """
 
 from __future__ import annotations

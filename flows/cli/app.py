@@ -1,4 +1,4 @@
-"""What all commands share: the app, its consoles and options, and the one place where an error becomes a message."""
+"""The base of all commands: the app, its consoles and options, and the conversion of errors into messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specs.redaction import redacted
 
 
 class Commands(TyperGroup):
-    """All commands, and the one place where what goes wrong in any of them becomes a message."""
+    """All commands; converts an error of any of them into a message."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,7 +32,7 @@ class Commands(TyperGroup):
         except (typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if hasattr(error, "exit_code"):  # what the library of the command line says by itself
+            if hasattr(error, "exit_code"):  # the command-line library prints its errors itself
                 raise
             if ctx.params["debug"]:
                 errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
@@ -49,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="From raw text to a trained, exported model.",
 )
-NO_TERMINAL = 200  # columns where output goes to a file or a pipe, in which nothing is to be cut
+NO_TERMINAL = 200  # columns of output to a file or a pipe, where nothing may be cut
 console = make_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else NO_TERMINAL)
 errors = make_console(stderr=True)
 
@@ -60,7 +60,7 @@ SetOption = Annotated[
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")]
 MISTAKES = (SpecError, StoreError, StageError, OSError)
-LONGEST = 500  # characters of an error that nobody expected
+LONGEST = 500  # characters of an unexpected error
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
@@ -78,7 +78,7 @@ def _messages(error: Exception) -> list[str]:
         return [str(error)]
     what = f"{type(error).__name__}: {error}"[:LONGEST]
     read = f"; the file that was read last is {trail[-1]}" if trail else ""
-    return [f"unexpected {what}{read}. `apertus --debug` before the same command prints where it happened"]
+    return [f"unexpected {what}{read}. `apertus --debug` before the same command prints the traceback"]
 
 
 def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:

@@ -1,4 +1,4 @@
-"""The progress of a run: bars in a terminal, plain lines where there is none."""
+"""The progress of a run: bars in a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PLAIN_INTERVAL = 5.0
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """Not for the pipeline as a whole: its parts are too different for an extrapolation."""
+    """Hidden for the pipeline as a whole: its parts are too different for an extrapolation."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.fields.get("parts") else super().render(task)
 
 
 class Live:
-    """Bars in a terminal: what runs, how far, tokens per second, loss, time left."""
+    """Bars in a terminal: running parts, progress, tokens per second, loss, time left."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.console = console
@@ -79,7 +79,7 @@ class Live:
 
 
 class Plain:
-    """The same as lines, for logs and pipes."""
+    """Progress as lines, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -1,4 +1,4 @@
-"""What `apertus run` ends with: where the model is, and three commands to go on with."""
+"""The end of the output of `apertus run`: the folder of the model, and three commands to continue with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from specs.redaction import redacted
 
 
 def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, overrides: list[str]) -> None:
-    """Where the model is, and three commands to go on with, about the same store and the recipe with the same overrides."""
+    """Prints the folder of the model, and three commands for the same store and the recipe with the same
+    overrides."""
     exports = [
         step.node
         for step in plan.steps.values()
@@ -47,7 +48,7 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
 
 
 def _short(path: str) -> str:
-    """A local path relative to the working folder where it lies below it; a URL as it is."""
+    """A local path, relative to the working folder if it is below it; a URL unchanged."""
     if "://" in path:
         return path
     try:

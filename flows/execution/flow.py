@@ -1,11 +1,12 @@
-"""The Prefect flow: walks a plan, a task run for every part.
+"""The Prefect flow: runs a plan, with a task run for every part.
 
-Prefect owns order, retries, cancellation, logs and the page people look at. It never decides what is cached: a task asks the store first;
-nor how often an attempt is worth another: that is the runner's, which knows what was committed meanwhile.
-Runs in this process without a server, or against the one that `PREFECT_API_URL` names; `prefect.yaml` deploys it.
+Prefect owns order, retries, cancellation, logs and pages. It decides neither what is cached, since a task
+looks into the store first, nor the number of attempts: the runner does, which knows what was committed
+meanwhile. The flow runs in this process without a server, or with the one that `PREFECT_API_URL` names;
+`prefect.yaml` deploys it.
 
-Invariants: a part starts when all that it reads, and all stages it comes after, have finished. A failure stops what depends on
-it and nothing else. Whatever ends the flow, its stages are told to stop, and it waits for them.
+Invariants: a part starts when all its inputs, and all stages in its `after`, have finished. A failure stops
+only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ class PipelineFailed(RuntimeError):
 
 
 class WorkerLost(RuntimeError):
-    """The worker that started a deployed run is gone, and nobody would hear of a cancellation."""
+    """The worker that started a deployed run is gone, so a cancellation would not arrive."""
 
 
 class PipelineInterrupted(KeyboardInterrupt):
-    """A stage was stopped from outside, so the run ends as if it had been."""
+    """A stage was stopped from outside, which ends the run as well."""
 
 
 class _Silent:
-    """An observer for runs without a terminal: Prefect's logs say it all."""
+    """An observer for runs without a terminal, which have Prefect's logs."""
 
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
@@ -72,14 +73,14 @@ class _Silent:
 
 @dataclass
 class Run:
-    """A plan that is run, who watches it, and the cluster that it runs on."""
+    """A plan to run, its observer, and the profile of its cluster."""
 
     plan: Plan
     observer: Observer
     profile: Profile
 
 
-_run: ContextVar[Run] = ContextVar("run")  # of `apertus run`, which has planned and watches; not set in a deployed run
+_run: ContextVar[Run] = ContextVar("run")  # of `apertus run`; not set in a deployed run
 
 
 class _Logged:
@@ -114,7 +115,7 @@ class _Logged:
 
 
 class Session:
-    """One run of a plan: what the tasks share. A plain class, so that Prefect does not look into it."""
+    """The state that the tasks of one run share. A plain class, so that Prefect does not inspect it."""
 
     def __init__(self, run: Run, chosen: set[str]) -> None:
         self.plan = run.plan
@@ -124,7 +125,7 @@ class Session:
         self.worker = os.getppid() if runtime.deployment.id is not None else None
 
     def needs(self, name: str) -> set[str]:
-        """Parts that have to be finished before a part. Of two that are the same work, the second waits, and finds it finished."""
+        """Parts that must finish before a part. A duplicate waits for the part that does its work."""
         graph = self.plan.graph
         node = graph.nodes[name]
         duplicate = graph.duplicate_of(node)
@@ -163,7 +164,7 @@ def run_part(name: str, session: Session) -> Any:
 
 @contextmanager
 def _secrets_kept() -> Iterator[None]:
-    """Prefect stores what an error says, with those that led to it: one that says something secret leaves as another."""
+    """Replaces an error that holds a secret, since Prefect stores the messages of errors and their causes."""
     try:
         yield
     except Exception as error:
@@ -174,7 +175,8 @@ def _secrets_kept() -> Iterator[None]:
 
 
 def walk(session: Session) -> None:
-    """Submits every chosen part when it is ready, as many at a time as the recipe allows. PipelineFailed when one did not finish."""
+    """Submits every chosen part when it is ready, up to the recipe's concurrency. PipelineFailed when one did
+    not finish."""
     plan, runner = session.plan, session.runner
     part = run_part.with_options(retries=ENDLESS, retry_condition_fn=_worth_another_try)
     waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
@@ -194,7 +196,7 @@ def walk(session: Session) -> None:
                     running[name] = part.submit(name, session)
                     running[name].add_done_callback(lambda _, name=name: over.put(name))
             if session.worker is not None and os.getppid() != session.worker:
-                raise WorkerLost("the worker that started this run is gone; what was committed is kept, the next run resumes from there")
+                raise WorkerLost("the worker that started this run is gone; the next run resumes its work")
             try:
                 name = over.get(timeout=0.5)
             except Empty:
@@ -220,9 +222,9 @@ def walk(session: Session) -> None:
 
 
 def _settle(session: Session, finished: str) -> None:
-    """Plans again after a part that others depend on: a corpus that turned out too small is refused before anything trains on it, and what
-    `@best:` means is known when its stage has finished. A storage that is away is waited for as one that a part needs; others go on
-    meanwhile."""
+    """Plans again after a part on which the plan of others depends: a corpus that is too small is refused
+    before anything trains on it, and `@best:` is known when its stage has finished. While storage is
+    unavailable it retries, as for a part; others continue meanwhile."""
     pipeline, retries = session.plan.pipeline, session.plan.pipeline.retries
     node = session.plan.graph.nodes[finished]
     for before in itertools.count():
@@ -238,7 +240,8 @@ def _settle(session: Session, finished: str) -> None:
             if before >= retries.attempts:
                 raise
             wait = retries.wait(before)
-            session.observer.note(finished, f"what follows could not be planned: {error}; the next try begins in {wait:g} s")
+            message = f"the next parts could not be planned: {error}; the next try begins in {wait:g} s"
+            session.observer.note(finished, message)
             time.sleep(wait)
 
 
@@ -251,7 +254,7 @@ def _reason(state: Any) -> str:
 
 
 def run_plan(run: Run, until: str | None, only: str | None) -> None:
-    """Runs what a plan asks for, inside a flow run. `run.plan` is then what there is."""
+    """Runs the unfinished parts of a plan, inside a flow run. `run.plan` is then the plan after the run."""
     session = Session(run, select(run.plan, until, only))
     session.runner.prepare()
     try:
@@ -265,7 +268,7 @@ def run_plan(run: Run, until: str | None, only: str | None) -> None:
 
 
 def _publish(plan: Plan, failed: dict[str, str]) -> None:
-    """For a deployed run, whose people look at Prefect's pages: stores the report as it is now, and says where."""
+    """For a deployed run, shown on Prefect's pages: stores the report and links to it."""
     if runtime.deployment.id is None:
         return
     with only_shown("the report"):
@@ -282,19 +285,19 @@ def pipeline(
     only: StageName | None = None,
     store: StoreUrl | None = None,
 ) -> State[None] | None:
-    """Runs what is not finished of a recipe, in order.
+    """Runs the unfinished parts of a recipe, in order.
 
     Args:
         spec: YAML file of the recipe, on the worker's machine; relative to the checkout.
         overrides: fields to change, as with --set: stages.sft.optimizer.lr=2e-6
-        until: run this stage and what it needs; everything by default.
-        only: run this stage alone; what it reads must be finished.
+        until: run this stage and its inputs; everything by default.
+        only: run only this stage; its inputs must be finished.
         store: folder or fsspec URL, without credentials; that of the recipe by default.
     """
     logging.setLogRecordFactory(RedactedRecord)
     if runtime.deployment.id is not None:
         guard(str(runtime.flow_run.id))
-    interrupts.listen_again()  # Prefect has taken SIGTERM; its own exception may come twice
+    interrupts.listen_again()  # Prefect has taken SIGTERM; its exception may be raised twice
     with _secrets_kept():
         run = _run.get(None)
         if run is None:
@@ -309,8 +312,8 @@ def pipeline(
 
 
 def run_here(plan: Plan, observer: Observer, profile: Profile, **parameters: Any) -> Plan:
-    """Runs a plan by the flow in this process, watched by `observer`; the plan as it is then. `parameters`: those of the flow that the plan
-    was made from, which Prefect shows. PipelineFailed when a stage did not finish."""
+    """Runs a plan by the flow in this process; returns the plan after the run. `parameters`: of the flow, for
+    Prefect's pages. PipelineFailed when a stage did not finish."""
     run = Run(plan, observer, profile)
     token = _run.set(run)
     try:

@@ -1,11 +1,10 @@
 """The signals that end `apertus run`: Ctrl-C, SIGTERM, SIGHUP of a terminal that closes, and SIGUSR1.
 
 They may be sent to every process of the run at once, and more than once: `timeout` sends two. The first
-raises KeyboardInterrupt in the main thread; later ones do nothing, so that none cuts short what the first
-began.
+raises KeyboardInterrupt in the main thread; later ones do nothing, so that the shutdown is not cut short.
 
-Invariant: the first is not lost. Python drops an exception that is raised in a callback, as of a weak
-reference; `check` raises it again.
+Invariant: the first is not lost. Python drops an exception that is raised in a callback, such as that of a
+weak reference; `check` raises it again.
 """
 
 from __future__ import annotations
@@ -24,34 +23,35 @@ _deferring = False
 
 
 def listen() -> None:
-    """Begins to listen, in the main thread. What was ignored from the start, by nohup say, stays so."""
+    """Installs the handlers, in the main thread. A signal that was ignored at the start, as by nohup, stays
+    ignored."""
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _hear)
 
 
 def listen_again() -> None:
-    """Takes back what a library has taken since `listen`. Does nothing where nobody listened."""
+    """Reinstalls handlers that a library has replaced since `listen`. Does nothing without `listen`."""
     if any(signal.getsignal(number) is _hear for number in STOP_SIGNALS):
         listen()
 
 
 def check() -> None:
-    """KeyboardInterrupt when one was heard."""
+    """KeyboardInterrupt when a signal has arrived."""
     if _heard:
         raise KeyboardInterrupt(_heard[0])
 
 
 def ignore() -> None:
-    """Until the process has ended: Python gives up a handler while it exits, and restores the default."""
+    """Ignores the signals until the process ends: Python restores the default handlers while it exits."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Processes that are started meanwhile inherit this mask, so none of these signals ends them. What comes
-    meanwhile is raised afterwards: other threads may hear it, which the mask is not for."""
+    """Blocks the signals for processes that are started meanwhile, which inherit the mask. A signal that
+    arrives meanwhile is raised afterwards, as another thread may receive it."""
     global _deferring
     _deferring = True
     try:
@@ -71,7 +71,7 @@ def _hear(number: int, frame: Any) -> None:
 
 
 def _without_terminal() -> None:
-    """Output to a terminal that has closed goes nowhere from now on; it would fail."""
+    """Discards further output to a closed terminal, where it would fail."""
     for output in (1, 2):
         try:
             os.tcgetpgrp(output)

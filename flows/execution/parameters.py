@@ -1,6 +1,5 @@
-"""The parameters of a deployment: typed, so that Prefect shows a form for them and refuses what cannot be meant before a run is made.
-
-What the recipe itself says is checked when the run begins.
+"""The parameters of a deployment: typed, so that Prefect shows a form for them and refuses invalid ones
+before a run is made. The recipe is checked when the run begins.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from pydantic import Field
 from specs.redaction import USERINFO
 
 WITHOUT_CREDENTIALS = {"not": {"pattern": f"://{USERINFO}"}}
-"""For the server, which refuses what does not fit. Not for the flow: when one is refused there, Prefect logs
-all parameters."""
+"""For the server, which refuses invalid parameters. Not for the flow, where Prefect logs all parameters with
+a refusal."""
 RecipeFile = Annotated[
     str,
     Field(

@@ -1,6 +1,6 @@
-"""What people see on Prefect's pages without opening a log: progress that moves, results as tables, the way to the report.
+"""Prefect's pages of a run: progress, results as tables, and a link to the report.
 
-Invariant: pages are for looking at. Nothing is read back from them, and a page that cannot be made never ends a stage.
+Invariant: nothing is read back from pages, and a page that cannot be made never ends a stage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def key(*names: str) -> str:
 
 @contextmanager
 def only_shown(what: str) -> Iterator[None]:
-    """Prefect's server or the store may be away: what cannot be shown is said in the log."""
+    """Logs a page that cannot be made, as when Prefect's server or the store is unavailable."""
     try:
         yield
     except Exception as error:
@@ -39,7 +39,8 @@ def only_shown(what: str) -> Iterator[None]:
 
 
 class ProgressBar:
-    """The progress of one part, told to Prefect every few seconds at most. Made inside the part's task run."""
+    """The progress of one part, sent to Prefect at most every few seconds. Made inside the part's task
+    run."""
 
     def __init__(self, pipeline: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,7 +58,7 @@ class ProgressBar:
         self._tell(100.0 * row["done"] / row["total"], text)
 
     def finish(self) -> None:
-        """The part is finished, whether it reported anything or not."""
+        """Shows the part as finished, even if it reported no progress."""
         self._tell(100.0, "finished")
 
     def _tell(self, percent: float, text: str) -> None:
@@ -66,7 +67,7 @@ class ProgressBar:
         try:
             update_progress_artifact(artifact_id=self._id, progress=percent, description=text)
         except Exception as error:
-            logger.debug("progress was not told: %s", error)
+            logger.debug("progress was not sent: %s", error)
 
 
 def publish_results(step: Step, plan: Plan) -> None:
@@ -79,7 +80,7 @@ def publish_results(step: Step, plan: Plan) -> None:
 
 
 def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
-    """The whole run on one page: a line per part, what failed and why, and where the report is."""
+    """The whole run on one page: a line per part, failures with reasons, and the place of the report."""
     lines = [f"# {plan.pipeline.name}", "", f"The report: [{report}]({report})" if "://" in report else f"The report: `{report}`", ""]
     lines += [f"- **{name}** did not finish: {_one_line(reason)}" for name, reason in failed.items()]
     lines += ["", "| part | kind | state | artifact |", "|---|---|---|---|"]

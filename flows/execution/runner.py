@@ -1,8 +1,9 @@
 """Runs one part: makes the job, starts its process, and judges the outcome by the store.
 
-Invariant: a part counts as finished when its manifest is in the store, whatever its process returned; a process that returned 0 without one
-has failed. Nothing is started while the runner is stopping. Whoever works at a part holds its lease; a run that finds it held waits, and
-reuses what the holder has made, or takes over when the holder ends without a result.
+Invariant: a part is finished when its manifest is in the store, whatever its process returned; a process that
+returned 0 without one has failed. Nothing is started while the runner is stopping. A run that works on a part
+holds its lease; another run waits for it, and reuses the result, or takes over when the holder ends without
+one.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from specs.job import InputRef, Job
 from specs.profile import Profile
 
 JOBS_IN_VAIN = 3
-REFUSALS = 100  # one after another, of a cluster that took jobs of the same run before: most of a day
+REFUSALS = 100  # in a row, of a cluster that accepted jobs of this run before: most of a day
 
 
 class StageFailed(RuntimeError):
-    """A part that did not reach its manifest. `again`: another attempt may succeed. `refused`: the cluster did not take this one."""
+    """A part that did not reach its manifest. `again`: another attempt may succeed. `refused`: the cluster
+    did not accept the job."""
 
     def __init__(self, message: str, *, again: bool, refused: bool = False) -> None:
         super().__init__(message)
@@ -46,11 +48,11 @@ class GateFailed(RuntimeError):
 
 
 class Interrupted(RuntimeError):
-    """The part was stopped from outside; what it had committed is kept, and the next run resumes from there."""
+    """The part was stopped from outside; the next run resumes from what it has committed."""
 
 
 class Observer(Protocol):
-    """Who watches a run: the terminal, Prefect's logs."""
+    """Receives the events of a run: the terminal, Prefect's logs."""
 
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
@@ -60,7 +62,7 @@ class Observer(Protocol):
 
 
 class Runner:
-    """Runs the parts of one plan. Safe to call from several threads; `stop` may come from any."""
+    """Runs the parts of one plan. Safe to call, and to stop, from several threads."""
 
     def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None, profile: Profile | None = None) -> None:
         self.plan = plan
@@ -71,21 +73,21 @@ class Runner:
         self._stopped = threading.Event()
         self._processes: set[Launched] = set()
         self._dead_nodes: set[str] = set()
-        self._in_vain: dict[str, int] = {}  # jobs of a part, one after another, that a cluster ended before anything was committed
-        self._failed: dict[str, int] = {}  # attempts at a part, one after another, that failed before anything was committed
-        self._seen: dict[str, set[str]] = {}  # what was committed of a part when the attempts began that count as failed
-        self._taken = False  # the cluster has taken a job of this run
+        self._in_vain: dict[str, int] = {}  # by part: jobs in a row that a cluster ended before a commit
+        self._failed: dict[str, int] = {}  # by part: attempts in a row that failed before a commit
+        self._seen: dict[str, set[str]] = {}  # by part: what was committed before these attempts
+        self._taken = False  # the cluster has accepted a job of this run
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Records, before anything runs, what the run refers to and what the sources held."""
+        """Records, before anything runs, the artifacts of the run and the files of its sources."""
         self.plan.store.initialise()
         _note_inputs(self.plan)
         Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, _dump(self.plan.pipeline))
 
     def adopt(self, plan: Plan) -> None:
-        """Goes on with a plan made anew, in which `@best:` and selections mean what has come out since. What differs is recorded first: at
-        any moment the last record names everything that this run has made."""
+        """Continues with a new plan, in which `@best:` and selections have their results. The differences are
+        recorded first: the last record always names everything that this run has made."""
         before, after = ([(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan))
         if (self.plan.graph.best, before) != (plan.graph.best, after):
             _note_inputs(plan)
@@ -93,7 +95,7 @@ class Runner:
         self.plan = plan
 
     def stop(self, reason: str) -> None:
-        """Ends what is running, with a checkpoint where there is one to write; nothing is started any more."""
+        """Stops running parts, which may write a checkpoint, and starts no more."""
         with self._lock:
             self.stopping = self.stopping or reason
             self._stopped.set()
@@ -102,9 +104,11 @@ class Runner:
             process.stop(reason)
 
     def run(self, name: str) -> Step:
-        """Runs a part, or finds it finished. Its state afterwards. StageFailed, GateFailed or Interrupted otherwise.
+        """Runs a part unless it is finished, and returns its step. Raises StageFailed, GateFailed or
+        Interrupted.
 
-        After a StageFailed that says `again`, the next call for the same part waits first, as `retries` of the recipe states."""
+        After a StageFailed with `again`, the next call for the same part waits first, by `retries` of the
+        recipe."""
         node = self.plan.graph.nodes[name]
         if failed := self._failed.get(name, 0):
             wait = self.plan.pipeline.retries.wait(failed - 1)
@@ -120,7 +124,8 @@ class Runner:
             raise StageFailed(f"{name}: {error}", again=self._another(node)) from error
 
     def _another(self, node: Node, *, refused: bool = False) -> bool:
-        """Whether an attempt that failed is followed by another: as often as the recipe states without anything new in the store."""
+        """Whether another attempt follows a failed one: as often as the recipe states without a new
+        commit."""
         gained: set[str] = set()
         with contextlib.suppress(OSError):
             committed = self._committed(node)
@@ -137,7 +142,7 @@ class Runner:
             try:
                 with lease:
                     step = decide(node, self.plan)
-                    if step.action != "reuse":  # the holder before may have finished it since the last look
+                    if step.action != "reuse":  # the last holder may have finished it meanwhile
                         self.observer.begin(step)
                         self._attempt(node, step, lease)
                         outcome = "finished"
@@ -157,7 +162,8 @@ class Runner:
         return step
 
     def _turn(self, node: Node) -> Lease | None:
-        """Waits until the part is finished, by whomever (None), or is this runner's to do. Interrupted when it is told to stop."""
+        """Waits for the lease of a part; None when another run has finished it. Interrupted when it is told
+        to stop."""
         artifact = Artifact(self.plan.store, node.path, node.end_step)
         leases = Leases(self.plan.store, node.path, self.timing)
         told = ""
@@ -176,8 +182,8 @@ class Runner:
         return None
 
     def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
-        """One attempt. Returns when the part is finished, or a cluster ended the attempt before it was: the next one resumes from what is
-        committed."""
+        """One attempt. Returns when the part is finished, or when a cluster ended the job before: the next
+        attempt resumes from the last commit."""
         scratch = make_scratch(node.name, self.profile.scratch)
         before = self._committed(node)
         self._seen.setdefault(node.name, before)
@@ -217,11 +223,11 @@ class Runner:
         return launch_job(job, node.launch, self.profile, distributed=node.part.ON_ENGINE, exclude=sorted(self._dead_nodes))
 
     def _committed(self, node: Node) -> set[str]:
-        """What a next attempt would not do again."""
+        """The committed work that the next attempt does not repeat."""
         return {f"{folder}/{name}" for folder in ("checkpoints", "units") for name in self.plan.store.names(f"{node.path}/{folder}")}
 
     def _submit_again(self, node: Node, ended: Ended, before: set[str], log: str) -> None:
-        """Notes that the next attempt follows. StageFailed when attempts get nowhere."""
+        """Announces the next attempt. StageFailed when attempts make no progress."""
         if Artifact(self.plan.store, node.path, node.end_step).complete:
             return
         self._dead_nodes |= {*ended.dead_nodes}
@@ -229,12 +235,12 @@ class Runner:
         self._in_vain[node.name] = in_vain
         if in_vain == JOBS_IN_VAIN:
             raise StageFailed(
-                f"{node.name}: {in_vain} jobs, one after another, ended before anything was committed, the last since {ended.requeue}. "
-                f"Fix: a longer time limit, or more frequent checkpoints (log: {log})",
+                f"{node.name}: {in_vain} jobs in a row ended before anything was committed, the last because "
+                f"{ended.requeue}. Fix: a longer time limit, or more frequent checkpoints (log: {log})",
                 again=False,
             )
         without = f", without {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
-        self.observer.note(node.name, f"submitted again{without}, since {ended.requeue}")
+        self.observer.note(node.name, f"submitted again{without}, because {ended.requeue}")
 
     def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
         if Artifact(self.plan.store, node.path, node.end_step).complete:
@@ -249,7 +255,7 @@ class Runner:
         if ended.error and ended.error.get("damaged"):
             self._withdraw_damaged(node, ended.error["damaged"] | {"message": ended.error["message"]}, log, lease)
             return
-        if ended.error and ended.error.get("interrupted"):  # told to stop by somebody else, or by the clock
+        if ended.error and ended.error.get("interrupted"):  # stopped by a third party or by the time limit
             self.stop(ended.error["message"])
             raise Interrupted(f"{node.name} was interrupted: {ended.error['message']}")
         if ended.error:
@@ -258,8 +264,8 @@ class Runner:
         raise StageFailed(f"{node.name}: ended with exit code {ended.code} and no result: {last} (log: {log})", again=True)
 
     def _keep_log(self, job: Job, scratch: Path) -> str:
-        """Stores what the attempt printed, whatever became of it; where."""
-        path = f"{job.path}/logs/{job.attempt}.txt"  # not in the attempt's folder, which may be a model to hand on
+        """Stores the output of an attempt; returns its path."""
+        path = f"{job.path}/logs/{job.attempt}.txt"  # the attempt's folder may be an exported model
         log = scratch / "log.txt"
         log.touch()
         try:
@@ -307,8 +313,8 @@ class Runner:
         return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
 
     def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
-        """The last checkpoint of the part's own trajectory, up to `step`, whose files are there with the lengths that its marker states.
-        What they hold is compared by the stage, while it loads them (`_withdraw_damaged`).
+        """The last checkpoint of the part's trajectory, up to `step`, whose files have the lengths in its
+        marker. The stage compares their content while it loads them (`_withdraw_damaged`).
 
         The marker of a damaged one is withdrawn, so that the step can be committed again."""
         artifact = Artifact(self.plan.store, node.path)
@@ -323,13 +329,14 @@ class Runner:
         return None
 
     def _own_steps(self, node: Node) -> list[int]:
-        """Steps of the stored checkpoints that are the part's own work."""
+        """Steps of the stored checkpoints that the part itself has made."""
         return [step for step in Artifact(self.plan.store, node.path).checkpoint_steps() if step > (node.start_step or 0)]
 
     def _withdraw_damaged(self, node: Node, damaged: dict[str, Any], log: str, lease: Lease) -> None:
-        """A stage has found a checkpoint damaged while it read it. One of its own is withdrawn, with those after it (a rollback reads one
-        that is not the last), and the next attempt resumes from the one before. StageFailed for one of another part, and for one that is
-        sound when all of it is read again."""
+        """Handles a checkpoint that a stage found damaged while reading. A checkpoint of the part itself is
+        withdrawn, with those after it (a rollback may read an earlier one), and the next attempt resumes from
+        the one before. StageFailed for one of another part, and for one that is sound when all of it is read
+        again."""
         step, message = int(damaged["step"]), f"{node.name}: {damaged['message']} (log: {log})"
         if damaged["artifact"] != node.path or step not in (own := self._own_steps(node)):
             raise StageFailed(message, again=False)
@@ -338,10 +345,10 @@ class Runner:
         except StoreError as error:
             self._withdraw(node, [later for later in own if later >= step], error, lease)
             return
-        raise StageFailed(f"{message}; read again, it is not", again=True)
+        raise StageFailed(f"{message}; a second reading found no damage", again=True)
 
     def _withdraw(self, node: Node, steps: list[int], error: StoreError, lease: Lease | None) -> None:
-        """Takes checkpoints away, the last one first, so that what is left never misses one in between."""
+        """Withdraws checkpoints, the last one first, so that the rest never has a gap."""
         for step in reversed(steps):
             if lease is not None:
                 lease.check()
@@ -354,7 +361,7 @@ def attempt_id() -> str:
 
 
 def _note_inputs(plan: Plan) -> None:
-    """Records what the sources held, and beside the checkpoints that the parts start from."""
+    """Records the files of the sources, and references beside the checkpoints that parts start from."""
     for name, listing in plan.graph.listings.items():
         lock(plan.store, listing, plan.graph.digests[name])
     for node, parent, step in plan.graph.starts(plan.pipeline):

@@ -1,8 +1,8 @@
 """Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names one.
 
-Invariant: the temporary server lives as long as the process, however that ends. It has to be told how the
-run ended, so the signals that end a run do not end it. It is killed at exit, when its logs are delivered;
-when this process was killed, by a guard, which holds the other end of a pipe.
+Invariant: the temporary server lives as long as the process, however that ends. It must learn how the run
+ended, so the signals that end a run do not end it. It is killed at exit, after its logs are delivered; if
+this process is killed, by a guard that holds the other end of a pipe.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SETTINGS = {
 
 
 def start_prefect() -> None:
-    """Sets Prefect up for the rest of this process. What the user has set in the environment wins. ConnectionError when the server that
-    `PREFECT_API_URL` names does not answer, or the temporary one does not start."""
+    """Sets Prefect up for the rest of this process. Settings in the environment win. ConnectionError when the
+    server that `PREFECT_API_URL` names does not answer, or the temporary one does not start."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     _reach_this_machine_directly()
@@ -44,7 +44,7 @@ def start_prefect() -> None:
         return
     from prefect.server.api.server import SubprocessASGIServer
 
-    class Guarded(SubprocessASGIServer):  # from its first moment, and when `start` begins again
+    class Guarded(SubprocessASGIServer):  # from its start, also when `start` retries
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
             with interrupts.blocked():
                 process = super()._run_uvicorn_command()
@@ -74,8 +74,8 @@ def _reach_this_machine_directly() -> None:
 
 
 def _guard(pid: int) -> None:
-    """Kills that server when this process is gone; not another process that has its number since. What is
-    blocked is ignored too: the shell unblocks it when a command has ended."""
+    """Kills the server when this process is gone, but not another process that has reused its number. Blocked
+    signals are ignored too, since the shell unblocks them when a command has ended."""
     numbers = " ".join(str(int(number)) for number in STOP_SIGNALS)
     program = f"trap '' {numbers}; read _; " + 'grep -q prefect.server "/proc/$0/cmdline" && kill -9 "$0"'
     kill = ["/bin/sh", "-c", program, str(pid)]
@@ -84,7 +84,8 @@ def _guard(pid: int) -> None:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """No other run starts a server there meanwhile: of two that make one new database, one fails, prints why, and starts again."""
+    """Keeps other runs from starting a server there meanwhile: of two that create one database, one fails and
+    retries."""
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "apertus-starts-a-server", "w") as file:
         with suppress(OSError):  # a filesystem without locks
@@ -93,7 +94,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 
 def _reach(url: str) -> None:
-    """ConnectionError when no server answers there."""
+    """ConnectionError when no server answers at the url."""
     import httpx
 
     try:
@@ -103,7 +104,7 @@ def _reach(url: str) -> None:
 
 
 def _log_to_the_server_only() -> None:
-    """Takes Prefect's own lines off the terminal, where the observer of the run writes."""
+    """Keeps Prefect's log lines off the terminal, where the observer of the run writes."""
     from prefect.logging.handlers import PrefectConsoleHandler
 
     for name in (None, "prefect", "prefect.flow_runs", "prefect.task_runs"):

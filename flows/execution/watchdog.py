@@ -1,9 +1,9 @@
-"""Says of a deployed run that its process is gone, when that was killed and could not: Prefect would show it as running for ever.
+"""Reports a deployed run whose process was killed, which Prefect would show as running for ever.
 
-A worker that is told to stop kills its runs at once. The guard is a process of its own, which holds the other end of a pipe: it notices the
-end of the run's process, however that came about.
+A worker that is told to stop kills its runs at once. The guard is a separate process that holds the other end
+of a pipe: it notices the end of the run's process, whatever the cause.
 
-Invariant: only a run that is shown as running is touched; of any other, somebody has said what became of it.
+Invariant: it changes only a run that is shown as running; the state of any other has been reported.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from uuid import UUID
 from flows.execution import interrupts
 from infra.liveness import start_guard, wait_for_end
 
-KILLED = "the process of this run was killed, as by a worker that stops; what was committed is kept, the next run resumes from there"
+KILLED = "the process of this run was killed, as by a stopping worker; the next run resumes its work"
 
 
 def guard(run: str) -> None:
-    """Has somebody watch over this process, which works at the flow run with that id."""
-    with interrupts.blocked():  # they may go to all processes at once
+    """Starts the guard of this process, which works on the flow run with this id."""
+    with interrupts.blocked():  # signals may be sent to all processes at once
         start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
 
 

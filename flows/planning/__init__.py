@@ -1,1 +1,2 @@
-"""From a recipe to a plan: parts with fingerprints, what is stored of them, what they would take. Neither torch nor Prefect."""
+"""From a recipe to a plan: parts with fingerprints, their stored results, and estimates. Imports neither
+torch nor Prefect."""

@@ -1,9 +1,9 @@
-"""Inputs that a recipe declares and that are unavailable: how a plan says so.
+"""How a plan reports declared inputs that are unavailable.
 
 Invariants:
-- An unavailable input has a provisional digest, made of where it would lie, and every part that depends on it a provisional fingerprint:
-  nothing is ever stored under one, or looked for in the store.
-- A declaration never stands in for files that are there. It is compared with them.
+- An unavailable input has a provisional digest, computed from its place, and every part that depends on it a
+  provisional fingerprint, under which nothing is stored or looked up.
+- A declaration never replaces files that exist. It is compared with them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from specs.stages.corpus import CorpusPart
 TOLERANCE = 0.05
 """Relative difference between a declared and a real size that a plan mentions."""
 NAMED = 6
-"""Of what is unavailable, how much the note names; the plan's rows (`--details`) and its JSON (`declared`) have all."""
+"""Unavailable inputs that the note names; the plan's rows (`--details`) and its JSON (`declared`) have
+all."""
 
 
 def own(graph: Graph, node: Node) -> list[str]:
-    """What a part reads itself that is unavailable."""
+    """The unavailable inputs that a part reads directly."""
     return [read.name for read in node.inputs.values() if read.node is None and read.name in graph.unavailable]
 
 
 def reason(graph: Graph, node: Node) -> str:
-    """Why the state of a part that depends on something unavailable is not known."""
+    """Why the state of a part that depends on an unavailable input is unknown."""
     names = own(graph, node)
     return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
 
 def notes(graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]) -> list[str]:
-    """One line on what is unavailable, and one for each source whose declared size is off by more than `TOLERANCE`.
-    `available`: training tokens of a part of a corpus, and whether the number is exact or a bound."""
+    """One line on unavailable inputs, and one for each source whose declared size is off by more than
+    `TOLERANCE`. `available`: training tokens of a part of a corpus, and whether the number is exact or a
+    bound."""
     waiting = graph.waits_for()
     found = []
     if graph.unavailable:

@@ -1,7 +1,7 @@
-"""Parts with fingerprints, and what they read: the form that a recipe takes before it is planned. `flows.planning.parts` makes it.
+"""The graph of parts, with fingerprints and inputs, that `flows.planning.parts` makes from a recipe.
 
-Invariant: a part's fingerprint is a pure function of its resolved spec and of its inputs' fingerprints. Names of stages, and where things
-lie or run, do not enter it.
+Invariant: a part's fingerprint is a pure function of its resolved spec and of its inputs' fingerprints. Names
+of stages, places and resources do not enter it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ from specs.stages.select import SelectStage
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
-TOKENIZER = " (tokenizer)"  # ends the name of the tokenizer's files in the folder of a Hugging Face model
+TOKENIZER = " (tokenizer)"  # suffix of the name of the tokenizer files of a Hugging Face model
 
 
 @dataclass(frozen=True)
 class Input:
-    """What a part reads: another part (`node`), at a step if it is a checkpoint, or documents outside the store (`node` is None)."""
+    """An input of a part."""
 
     kind: str
     fingerprint: str
     name: str
-    node: str | None = None
-    step: int | None = None
+    node: str | None = None  # the part that makes it; None for documents outside the store
+    step: int | None = None  # of a checkpoint
 
     @property
     def hashed(self) -> str:
-        """What enters the fingerprint of the part that reads it."""
+        """Its form in the fingerprint of the part that reads it."""
         return self.fingerprint if self.step is None else f"{self.fingerprint}@{self.step}"
 
 
 @dataclass(frozen=True)
 class Node:
-    """One part of a stage: what has a fingerprint, and is run, stored and reused as a whole. `kind` is the part's, which need not be the
-    stage's; `phase` is the phase of training that a segment belongs to."""
+    """One part of a stage: it has a fingerprint, and is run, stored and reused as a whole."""
 
     name: str
     stage: str
-    kind: str
+    kind: str  # of the part, which may differ from the stage's
     version: int
     part: Part
     inputs: dict[str, Input]
@@ -57,7 +56,7 @@ class Node:
     end_step: int | None = None
     tokens: int = 0
     flops: int = 0
-    phase: str = ""
+    phase: str = ""  # of a segment
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -79,27 +78,28 @@ class Node:
 
 @dataclass
 class Graph:
-    """All parts, inputs first. `notes` are things a reader of the plan should know."""
+    """All parts, inputs first."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     listings: dict[str, Listing] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    after: dict[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> what it names under `after:`
-    notes: list[str] = field(default_factory=list)
+    after: dict[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> stages under its `after:`
+    notes: list[str] = field(default_factory=list)  # for readers of the plan
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by phase
-    best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> the step that it means now
+    best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> its current step
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
-    unavailable: dict[str, Unavailable] = field(default_factory=dict)  # what is declared and unavailable, by its name
+    unavailable: dict[str, Unavailable] = field(default_factory=dict)  # declared inputs by name
 
     def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
-        """What is said of documents outside the store: url, format, language, licence; empty where the recipe says nothing."""
+        """The facts about documents outside the store that the recipe states: url, format, language,
+        licence."""
         if (source := pipeline.sources.get(name)) is not None:
             return {"url": source.url, "format": source.format, "language": source.language, "license": source.license}
         model = self.models.get(name.removesuffix(TOKENIZER))
         return model.facts if model is not None else {}
 
     def waits_for(self) -> dict[str, tuple[str, ...]]:
-        """For each part, what it reads, itself or through others, that is unavailable."""
+        """For each part, the unavailable inputs that it reads, directly or through others."""
         found: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
             read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
@@ -107,8 +107,8 @@ class Graph:
         return found
 
     def provisional(self, pipeline: Pipeline) -> set[str]:
-        """Parts whose fingerprints will be others: what they start from is an `@best:` or a selection that is not known yet, or depends on
-        one, or on unavailable inputs."""
+        """Parts whose fingerprints will change: they depend on an `@best:` or a selection that is unknown
+        yet, or on unavailable inputs."""
 
         def unknown(ref: Reference) -> bool:
             chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
@@ -122,7 +122,8 @@ class Graph:
         return found
 
     def starts(self, pipeline: Pipeline) -> list[tuple[Node, Node, int]]:
-        """Every checkpoint that a part reads, as far as it is known which: the part, whose checkpoint, its step."""
+        """Every known checkpoint that a part reads: the part, the part that makes the checkpoint, the
+        step."""
         nodes, provisional = self.nodes, self.provisional(pipeline)
         return [
             (node, nodes[read.node], read.step)
@@ -132,7 +133,7 @@ class Graph:
         ]
 
     def plan_depends_on(self, node: Node, pipeline: Pipeline) -> bool:
-        """Whether a plan made after a part has finished may say something else about others."""
+        """Whether the result of a part can change the plan of others."""
         if node.part.PLAN_DEPENDS:
             return True
         references = (use.reference for name, stage in pipeline.stages.items() for use in uses(name, stage))
@@ -147,11 +148,11 @@ class Graph:
         return [node for node in self.nodes.values() if node.phase == phase]
 
     def duplicate_of(self, node: Node) -> str | None:
-        """The first part that is the same work: another stage needs it too, and it is done once."""
+        """The first part with the same fingerprint, whose work this part shares."""
         return self.duplicates().get(node.name)
 
     def duplicates(self) -> dict[str, str]:
-        """Every part that is done as another one, and the first part that is that work."""
+        """Every part that shares the work of another one, with the first part of that work."""
         first: dict[tuple[str, int | None], str] = {}
         names = {node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()}
         return {name: other for name, other in names.items() if name != other}

@@ -1,7 +1,7 @@
-"""What a mixture comes to, for the planner: its corpora, their shares and the repetition that each may have.
+"""The corpora of a mixture, their shares and allowed repetition, for the planner.
 
-Invariant: a pure function of the graph and of the sizes that are given; the corpora stand in the order of their fingerprints, as they do in
-the mixture's recipe (`apertus_model/stages/mixture.py`).
+Invariant: a pure function of the graph and of the given sizes; the corpora are in the order of their
+fingerprints, as in the mixture's recipe (`apertus_model/stages/mixture.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from specs.stages.base import Weight
 from specs.stages.mixture import MixturePart, MixtureStage
 from specs.units import Reference
 
-Tokens = Callable[[Node], int]  # training tokens of a corpus, or what is known of them
+Tokens = Callable[[Node], int]  # training tokens of a corpus, or a bound
 
 
 def corpora(graph: Graph, name: str) -> list[Input]:
-    """The corpora of the mixture that a node is, each once."""
+    """The corpora of a mixture, each once."""
     found: dict[str, Input] = {}
     for read in graph.nodes[name].inputs.values():
         for corpus in corpora(graph, read.node or "") if read.kind == "mixture" else [read]:
@@ -28,7 +28,8 @@ def corpora(graph: Graph, name: str) -> list[Input]:
 
 
 def shares(graph: Graph, name: str, tokens: Tokens) -> dict[str, Fraction]:
-    """Share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is asked under `proportional` only."""
+    """Share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is called only under
+    `proportional`."""
     node = graph.nodes[name]
     assert isinstance(node.part, MixturePart)
     found: dict[str, Fraction] = {}
@@ -49,8 +50,9 @@ def by_size(graph: Graph, name: str) -> bool:
 
 
 def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float]:
-    """Passes over each corpus, by fingerprint, that a mixture allows: what is stated beside a weight, the outermost first, else the
-    `max_repetition` of the mixture that names the corpus; the least of them for one that is named on several ways."""
+    """Passes over each corpus, by fingerprint, that a mixture allows: the `max_repetition` of the outermost
+    weight that states one, else of the mixture that names the corpus; the least of them for a corpus on
+    several paths."""
     found: dict[str, float] = {}
     for corpus, limit in _limits(graph, pipeline, stage_name, None):
         found[corpus] = min(limit, found.get(corpus, limit))

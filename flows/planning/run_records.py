@@ -1,4 +1,4 @@
-"""The runs of one pipeline as the store records them: what the last one referred to, and which parts are protected.
+"""The records of a pipeline's runs in the store: the parts of the last run, and protected parts.
 
 Invariant: a damaged record costs an explanation, never a plan.
 """
@@ -16,7 +16,7 @@ from infra.store.documents import Protected, to_json
 
 @dataclass(frozen=True)
 class Record:
-    """What the last run referred to under a name."""
+    """The artifact of a part in the last run."""
 
     store: Store
     path: str
@@ -43,17 +43,18 @@ class Records:
             return {}
 
     def last(self, name: str) -> Record | None:
-        """The part of that name in the last run."""
+        """The part with this name in the last run."""
         entry = self._last.get(name)
         return Record(self.store, *entry) if entry else None
 
     def protect(self, node: Node) -> None:
-        """Notes, outside the artifact, that a part of a protected stage has finished, so that its loss is noticed."""
+        """Records, outside the artifact, that a part of a protected stage has finished, so that its loss is
+        noticed."""
         document = Protected(name=node.name, path=node.path, step=node.end_step)
         self.store.write_once(runs.protected_mark(node.path, node.end_step), to_json(document))
 
     def had_finished(self, path: str, step: int | None) -> bool:
-        """Whether `protect` was told of an artifact."""
+        """Whether `protect` has recorded an artifact."""
         return self.store.exists(runs.protected_mark(path, step))
 
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ class Records:
         runs.write(self.store, self.pipeline, _parts(graph), spec)
 
     def keep(self, graph: Graph, spec: dict[str, Any]) -> None:
-        """The same, unless the last record refers to the same parts."""
+        """Writes a record, unless the last one refers to the same parts."""
         if self._last != _parts(graph):
             self.write(graph, spec)
 

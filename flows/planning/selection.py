@@ -1,4 +1,4 @@
-"""Which stages a run is about: all, `--until` one, or `--only` one."""
+"""The stages of a run: all, `--until` one, or `--only` one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from specs.errors import Problem, SpecError, did_you_mean
 
 
 def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:
-    """Names of the chosen stages; `option` states `until`. SpecError for one that is not there, for `--only` with inputs that are not
-    finished, and for stages that read what is declared and unavailable."""
+    """Names of the chosen stages; `option` states `until`. SpecError for a missing stage, for `--only` with
+    unfinished inputs, and for stages that read unavailable inputs."""
     if until is not None and only is not None:
-        message = f"--until {until} runs what '{until}' needs as well, --only {only} nothing else"
+        message = f"--until {until} also runs the inputs of '{until}', --only {only} runs no other stage"
         raise SpecError([Problem((), message, "give one of the two.", "--only")])
     chosen = _chosen(plan, until, only, option)
     _refuse_unavailable(plan, chosen)
@@ -55,8 +55,10 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
         unavailable = plan.graph.unavailable[name]
         first, *others = dict.fromkeys(readers)
         message = (
-            f"'{name}' is declared and unavailable ({unavailable.reason}); '{first}'{' and what follows it' if others else ''} cannot run"
+            f"'{name}' is declared and unavailable ({unavailable.reason}); '{first}'"
+            f"{' and the stages after it' if others else ''} cannot run"
         )
-        problems.append(Problem(unavailable.path, message, f"put the data at {unavailable.url}, or state where they are."))
+        fix = f"put the data at {unavailable.url}, or correct the url."
+        problems.append(Problem(unavailable.path, message, fix))
     if problems:
         raise plan.pipeline.located(SpecError(problems))

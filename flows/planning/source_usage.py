@@ -1,11 +1,11 @@
-"""What training asks of the sources, and what they can give: tokens, passes and limits per stage and source.
+"""Use of the sources by training: tokens, passes and limits per stage and source.
 
-A pass is a use of every training sequence of a source. Passes are counted over the whole way from new weights to the end of a stage,
-through whatever mixtures and in whatever lengths; how many are allowed says the mixture that the stage draws from.
+A pass is a use of every training sequence of a source. Passes are counted from new weights to the end of a
+stage, through all mixtures and in all lengths; the mixture that the stage draws from limits them.
 
-Invariant: a corpus that is built is counted exactly. For one that is not, its files bound the tokens: each costs a byte at least, and each
-file can add a begin and an end of document; what is refused then is impossible in any case. A corpus whose source is declared and
-unavailable is counted as declared.
+Invariant: a built corpus is counted exactly. For another one, its files bound the tokens: each token has at
+least a byte, and each file can add a begin and an end of document; a refused plan is then impossible in any
+case. A corpus whose source is declared and unavailable is counted as declared.
 """
 
 from __future__ import annotations
@@ -29,33 +29,28 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet", ".arrow")
 
 @dataclass(frozen=True)
 class SourceUsage:
-    """What a stage of training asks of one source.
-
-    tokens: that the stage draws; consumed: the same from new weights to its end; passes: over the source on the whole way to its end,
-    `allowed` of them; available: training tokens of the source, at most where it is not built (`exact` is false), as declared where it is
-    unavailable (`declared`); sequences: the windows or rows they come to; shortfall: tokens that the source lacks under the limit.
-    """
+    """The use of one source by a training stage."""
 
     stage: str
     mixture: str
     source: str
-    tokens: float
-    consumed: float
-    passes: float
-    allowed: float
-    available: int
-    exact: bool
-    declared: bool
-    sequences: int
+    tokens: float  # that the stage draws
+    consumed: float  # tokens from new weights to the end of the stage
+    passes: float  # over the source, from new weights to the end of the stage
+    allowed: float  # passes
+    available: int  # training tokens of the source
+    exact: bool  # whether `available` is; false for an upper bound, before the corpus is built
+    declared: bool  # whether `available` is as declared, for an unavailable source
+    sequences: int  # windows or rows of the available tokens
     sequence_length: int
-    shortfall: float
+    shortfall: float  # tokens that the source lacks under the limit
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
-    """One for each stage of training and source, at the segment of the stage that asks the most."""
+    """One for each training stage and source, at the segment of the stage with the highest use."""
     sources = _Sources(graph, store)
     found: dict[tuple[str, str], SourceUsage] = {}
     for node in graph.nodes.values():
@@ -92,7 +87,7 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
 
 
 def problems(found: list[SourceUsage]) -> list[Problem]:
-    """What the sources cannot give, and what would have to change."""
+    """Uses beyond the limits, with what to change."""
     refused = []
     for usage in found:
         if usage.passes > usage.allowed:
@@ -117,7 +112,7 @@ def _above(passes: float) -> float:
 
 
 class _Sources:
-    """Sizes of corpora and shares of mixtures, each looked up once."""
+    """Sizes of corpora and shares of mixtures, cached."""
 
     def __init__(self, graph: Graph, store: Store) -> None:
         self._graph = graph
@@ -132,7 +127,7 @@ class _Sources:
         return self._available[node.fingerprint]
 
     def sequences(self, segment: Node, corpus: str) -> int:
-        """Training sequences of a corpus in the form that a segment draws them; with best-fit packing, at least."""
+        """Training sequences of a corpus as a segment draws them; a lower bound for best-fit packing."""
         part = segment.part
         assert isinstance(part, Segment)
         for role, read in segment.inputs.items():

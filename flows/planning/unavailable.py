@@ -1,6 +1,6 @@
-"""One input that a recipe declares and that is unavailable.
+"""A declared input that is unavailable.
 
-Invariant: its digest is provisional, made of where it would lie; nothing is stored or looked for under it.
+Invariant: its digest is provisional, computed from its place; nothing is stored or looked up under it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from specs.sources import Declared, SourceSpec, resolve_url
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Something outside the store that is unavailable. `path`: where the recipe states its url; `size`: of a source, as declared."""
+    """An unavailable input outside the store."""
 
     url: str
     reason: str
-    path: FieldPath
-    size: Declared | None = None
+    path: FieldPath  # of its url in the recipe
+    size: Declared | None = None  # of a source
 
     def to_json(self) -> dict[str, Any]:
         tokens = self.size.tokens.amount if self.size and self.size.tokens else None
@@ -29,12 +29,12 @@ class Unavailable:
 
 
 def provisional(source: SourceSpec) -> str:
-    """What stands for the digest of files that nobody has seen: the same for the same place and globs."""
+    """The provisional digest of unavailable files: the same for the same place and globs."""
     place = canonical_json([source.url, source.include, source.exclude])
     return f"declared:{hashlib.sha256(place.encode()).hexdigest()[:23]}"
 
 
 def is_local(url: str) -> bool:
-    """Whether listing a url asks no network."""
+    """Whether a url can be listed without the network."""
     resolved = resolve_url(url)
     return "://" not in resolved or resolved.startswith("file://")

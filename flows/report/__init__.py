@@ -1,9 +1,11 @@
 """One HTML file that shows a whole run: graph, training, data, evaluations, samples and lineage.
 
-Owns the page (`template.html.jinja`, `report.css`, `report.js`) and what goes where on it; `collect` reads, the chart modules draw.
+Owns the page (`template.html.jinja`, `report.css`, `report.js`) and its layout; `collect` reads, the chart
+modules draw.
 
-Invariants: the file stands alone. Its content security policy allows no address to be loaded, and no script but the two that are part of
-it, by their digests. Text from the store is escaped by Jinja, in JSON by `tojson`, in figures by `figures.label`.
+Invariants: the file is self-contained. Its content security policy allows no loading from addresses, and only
+the two scripts in it, by their digests. Text from the store is escaped: by Jinja, in JSON by `tojson`, in
+figures by `figures.label`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def _asset(name: str) -> str:
 
 @dataclass
 class Charts:
-    """The figures by section of the page, and all of them by the id that the page gives them."""
+    """The figures by section of the page, and all of them by their ids on the page."""
 
     experiments: list[Figure] = field(default_factory=list)
     training: list[Figure] = field(default_factory=list)
@@ -102,12 +104,13 @@ class Charts:
 
     @property
     def plots(self) -> dict[str, Any]:
-        """What the page's script draws. Numbers that JSON does not have were left out when they were read."""
+        """The plots for the page's script. Numbers that JSON cannot represent were left out when they were
+        read."""
         return {self.name(figure): figure.plot | {"height": figure.height} for figure in self.all}
 
 
 def _source_names(run: Run) -> list[str]:
-    """Every source that a chart colours: of mixtures first, then those that are only held out."""
+    """Every source with a colour: of mixtures first, then those that are only held out."""
     names = [share.source for shares in run.mixtures.values() for share in shares]
     return names + [name for curve in run.curves for name in curve.heldout]
 

@@ -1,6 +1,7 @@
-"""From a plan and its store to plain values: everything the report shows, and nothing about how.
+"""From a plan and its store to plain values: the content of the report, without its presentation.
 
-Invariant: reading only, through markers; what is missing is a state ("not run"), and what cannot be read is a note, never an error.
+Invariant: only reads, through markers; a missing result is a state ("not run"), and an unreadable file is a
+note, never an error.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from specs.stages.mixture import MixturePart
 
 State = Literal["finished", "gate failed", "partial", "not run"]
 SECONDS = ("startup", "compute", "storage")
-FOLDED = 4  # variants of a stage from which on they are one box of the graph
+FOLDED = 4  # least number of variants of a stage that are one box of the graph
 LISTED = 30  # entries of a long list in the settings
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a stage with what its manifest, or its last checkpoint, says."""
+    """One part of a stage with the facts of its manifest or its last checkpoint."""
 
     name: str
     stage: str
@@ -57,17 +58,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the recipe. `reads`: the stages whose parts it reads; `after`: those it only waits for; `variants`: the stages
-    that are drawn as this one."""
+    """A stage of the recipe."""
 
     name: str
     kind: str
     description: str
     parts: list[Part]
-    reads: list[str]
-    after: list[str]
+    reads: list[str]  # stages whose parts it reads
+    after: list[str]  # stages that it only waits for
     result: dict[str, Any]
-    variants: list[str] = field(default_factory=list)
+    variants: list[str] = field(default_factory=list)  # stages that are drawn as this one
 
     @property
     def finished(self) -> int:
@@ -85,12 +85,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Share:
-    """One source in a mixture. `passes`: over it through this mixture; None where nothing was trained, like `tokens` before it is built."""
+    """One source in a mixture."""
 
     source: str
     share: float
-    tokens: int | None
-    passes: float | None
+    tokens: int | None  # None before it is built
+    passes: float | None  # over it through this mixture; None where nothing was trained
     passes_in_all: float | None
 
 
@@ -107,14 +107,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run. `boxes`: the stages as the graph shows them."""
+    """A whole run."""
 
     name: str
     description: str
     store: str
     parameters: int
     stages: list[Stage]
-    boxes: list[Stage]
+    boxes: list[Stage]  # the stages as the graph shows them
     curves: list[Curve]
     mixtures: dict[str, list[Share]]
     evaluations: list[Evaluation]
@@ -142,12 +142,12 @@ class Run:
 
     @property
     def newest(self) -> str:
-        """When the youngest manifest or checkpoint was written."""
+        """When the newest manifest or checkpoint was written."""
         return max((part.created for part in self.parts), default="")
 
     @property
     def versions(self) -> dict[str, list[str]]:
-        """All versions of every library that took part."""
+        """All versions of every library used."""
         found: dict[str, set[str]] = {}
         for part in self.parts:
             for library, version in part.versions.items():
@@ -156,7 +156,7 @@ class Run:
 
 
 def collect(plan: Plan) -> Run:
-    """Reads what the report shows."""
+    """Reads the content of the report."""
     notes = list(plan.graph.notes)
     parts = {name: _part(plan, step, notes) for name, step in plan.steps.items()}
     stages = [_stage(plan, name, [parts[node.name] for node in plan.graph.of(name)]) for name in _in_order(plan)]
@@ -229,7 +229,7 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
 
 
 def _passes(artifact: Artifact, step: int | None) -> dict[str, float]:
-    """Passes over each corpus, by fingerprint, on the whole way to a checkpoint."""
+    """Passes over each corpus, by fingerprint, from new weights to a checkpoint."""
     try:
         return numbers(artifact.checkpoint(step).facts.get("passes")) if step is not None else {}
     except StoreError:
@@ -237,7 +237,7 @@ def _passes(artifact: Artifact, step: int | None) -> dict[str, float]:
 
 
 def _shortened(value: Any) -> Any:
-    """The same with long lists (files of a source) cut."""
+    """The value with long lists (files of a source) shortened."""
     if isinstance(value, dict):
         return {name: _shortened(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -272,7 +272,7 @@ def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
 
 
 def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
-    """The stages with those that a matrix made of one put together again, where they are many."""
+    """The stages, with many variants of a matrix joined into one."""
     document = plan.pipeline._document
     many = {name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED}
     names = {variant: name for name, made in many.items() for variant in made}
@@ -292,13 +292,14 @@ def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
 
 
 def _experiments(plan: Plan, stages: list[Stage]) -> dict[str, Experiment]:
-    """What the recipe's figures show, by their names."""
+    """The content of the recipe's figures, by name."""
     results = {stage.name: _numbers_of(plan, stage) for stage in stages}
     return {name: experiment(figure, results) for name, figure in plan.pipeline.figures.items()}
 
 
 def _numbers_of(plan: Plan, stage: Stage) -> dict[str, float]:
-    """What figures read of a stage that is finished: the numbers of its last part; of training, the held-out losses at its end too."""
+    """The numbers of a finished stage for figures: those of its last part; for training also the held-out
+    losses at its end."""
     part, node = stage.parts[-1], plan.graph.of(stage.name)[-1]
     if part.state not in ("finished", "gate failed"):
         return {}
@@ -324,7 +325,8 @@ def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:
 
 
 def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
-    """Shares by name of the mixture, with passes from what was trained. A mixture by size is left out until its sources are built."""
+    """Shares by name of the mixture, with passes of finished training. A mixture by size is left out until
+    its sources are built."""
     found = {}
     for node in plan.graph.nodes.values():
         if not isinstance(node.part, MixturePart):

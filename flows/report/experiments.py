@@ -1,6 +1,7 @@
-"""The figures that a recipe asks for (`specs/figures.py`): numbers from the parts that are stored, and their charts.
+"""The figures of a recipe (`specs/figures.py`): numbers of stored parts, and their charts.
 
-Invariant: nothing is drawn that is not stored. A variant without its number is left out and named, and so is a whole figure without any.
+Invariant: only stored numbers are drawn. A variant without a number is left out and named, as is a figure
+without any.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Value:
-    """A number with its interval, where it has one."""
+    """A number, and its interval if it has one."""
 
     value: float
     low: float | None = None
@@ -33,21 +34,21 @@ class Value:
 
 @dataclass(frozen=True)
 class Point:
-    """One place: of a variant (`text` is written beside it), or of one number of a line. `x` is None for a bar."""
+    """One point: a variant, or one number of a line."""
 
     variant: str
-    text: str
-    x: Value | None
+    text: str  # label beside it
+    x: Value | None  # None for a bar
     y: Value
 
 
 @dataclass
 class Experiment:
-    """A figure of the recipe with its points by series. `missing`: variants that are not stored yet."""
+    """A figure of the recipe with its points."""
 
     spec: FigureSpec
-    points: dict[str, list[Point]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+    points: dict[str, list[Point]] = field(default_factory=dict)  # by series
+    missing: list[str] = field(default_factory=list)  # variants that are not stored yet
 
 
 def experiment(spec: FigureSpec, metrics: Metrics) -> Experiment:
@@ -95,7 +96,7 @@ def _value(metrics: Mapping[str, float], name: str) -> Value | None:
 
 def front(points: list[Point], x_better: str | None, y_better: str | None) -> list[Point]:
     """The points that no other beats: none is at least as good on both axes and better on one. In the order of x."""
-    assert x_better and y_better, "the spec wants `better` of both axes"
+    assert x_better and y_better, "the spec requires `better` of both axes"
     signs = (1 if x_better == "lower" else -1, 1 if y_better == "lower" else -1)
     costs = [(signs[0] * point.x.value, signs[1] * point.y.value) for point in points if point.x is not None]
     kept = [
@@ -124,7 +125,7 @@ def draw(name: str, found: Experiment) -> Figure | None:
 
 
 def _summary(found: Experiment) -> str:
-    """What is better, and what the intervals are, where there are any."""
+    """The better direction of each axis, and the meaning of intervals."""
     spec = found.spec
     better = "; ".join(f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better)
     said = [f"{better[:1].upper()}{better[1:]}."] if better else []
@@ -132,7 +133,7 @@ def _summary(found: Experiment) -> str:
     if any(value.low is not None for value in values):
         said.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals.")
     if spec.front:
-        said.append("On the broad line lie those that no other beats on both axes.")
+        said.append("The broad line joins those that no other beats on both axes.")
     return " ".join(said)
 
 
@@ -190,7 +191,7 @@ def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[
 
 
 def _staircase(best: list[Point], spec: FigureSpec) -> Any:
-    """What no point beats, as steps: a point holds until the next better one."""
+    """The front as steps: a point holds until the next better one."""
     shape = "hv" if spec.x.better == "lower" else "vh"
     return go.Scatter(
         x=[point.x.value for point in best if point.x is not None],
@@ -202,7 +203,7 @@ def _staircase(best: list[Point], spec: FigureSpec) -> Any:
 
 
 def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
-    """Lines over numbers that grow by factors, evenly spaced, each with the band of its intervals."""
+    """Lines over evenly spaced numbers that grow by factors, each with the band of its intervals."""
     spec = found.spec
     places = sorted({_place(point) for points in found.points.values() for point in points})
     traces: list[Any] = []

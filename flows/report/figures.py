@@ -1,7 +1,8 @@
-"""What all charts share: colours, panels over one axis, and figures as plain JSON for plotly.js.
+"""The base of all charts: colours, panels over one axis, and figures as plain JSON for plotly.js.
 
-Invariants: a stage and a source have one colour, line and symbol in all charts. Every text in a figure has gone through `label`, so that
-none is read as markup; colours of text and grid are the page's, set where the figure is drawn.
+Invariants: a stage and a source have one colour, line and symbol in all charts. Every text in a figure has
+passed `label`, so that none is read as markup; the page sets the colours of text and grid where it draws the
+figure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-# Told apart with protanopia and deuteranopia, on light and on dark: the first five, and in the order of use.
+# In the order of use. The first five are distinct with protanopia and deuteranopia, on light and on dark.
 STAGE_COLOURS = ("#2477d4", "#e5853b", "#1fa67a", "#8e3fa8", "#8a5a1f", "#c2466a", "#9c9a1f")
 SERIES_COLOURS = STAGE_COLOURS
 SOURCE_COLOURS = ("#1b7a6b", "#d3a021", "#a0429b", "#4ba3d9", "#b5532a", "#7f8c2f", "#6b7480")
@@ -26,7 +27,7 @@ TOP, BOTTOM = 26, 40
 
 @dataclass(frozen=True)
 class Style:
-    """How something is drawn everywhere."""
+    """The look of a stage or source in all charts."""
 
     colour: str
     dash: str = "solid"
@@ -34,7 +35,7 @@ class Style:
 
 
 class Styles(dict[str, Style]):
-    """Styles by name, given out in order; those behind the last colour repeat it with another line."""
+    """Styles by name, assigned in order; after the last colour, colours repeat with another line."""
 
     def __init__(self, names: Iterable[str], colours: tuple[str, ...]) -> None:
         super().__init__()
@@ -54,16 +55,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart. `summary` says in words what it shows; `legend` is drawn by the page, so that it wraps; `text`
-    stands under it."""
+    """One chart."""
 
     title: str
-    summary: str
+    summary: str  # its content in words
     height: int
     plot: dict[str, Any]
-    legend: list[Entry] = field(default_factory=list)
+    legend: list[Entry] = field(default_factory=list)  # drawn by the page, so that it wraps
     wide: bool = False
-    text: str = ""
+    text: str = ""  # caption
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Panel:
 
 
 def label(text: object) -> str:
-    """Text for a figure: plotly.js reads a little HTML, so it is escaped."""
+    """Text for a figure, escaped, since plotly.js interprets some HTML."""
     return html.escape(str(text), quote=False)
 
 
@@ -102,7 +102,7 @@ def plot(traces: list[Any], **layout: Any) -> dict[str, Any]:
 
 
 def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Panels under each other over one horizontal axis: the plot and its height in pixels."""
+    """Stacked panels over one horizontal axis: the plot and its height in pixels."""
     inner = sum(panel.height for panel in parts) + PANEL_GAP * (len(parts) - 1)
     traces, layout, titles = [], dict[str, Any](), []
     top = inner

@@ -1,6 +1,7 @@
 """The rows of training as curves over consumed tokens.
 
-Owns the token axis: a stage that starts from a parent's checkpoint begins where the parent's lineage stood at that step.
+Owns the token axis: a stage that starts from a parent's checkpoint begins at the tokens of the parent's
+lineage at that step.
 
 Invariant: thinning and smoothing never invent a value, and thinning keeps the first and last point and the extremes of every bucket.
 """
@@ -18,7 +19,7 @@ from flows.planning.plan import Plan, Step
 from infra.store import Artifact
 
 LIMIT = 2000  # points of one series
-SMOOTHED = 40  # a running mean reaches over a curve's length / 40 on either side, and over LEAST at least
+SMOOTHED = 40  # a running mean covers a curve's length / 40 on either side, at least LEAST
 LEAST = 5
 LINEAGE = ("parent", "checkpoint")  # roles of what a part continues
 BOOKKEEPING = ("step", "tokens", "time")
@@ -35,16 +36,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a training stage recorded, thinned. `begin`: consumed tokens of the lineage where the stage starts; `broken`: values that were
-    not finite."""
+    """The recorded rows of a training stage, thinned."""
 
     stage: str
     kind: str
-    begin: int
+    begin: int  # consumed tokens of the lineage where the stage starts
     columns: dict[str, Series] = field(default_factory=dict)
     smooth: dict[str, Series] = field(default_factory=dict)
     heldout: dict[str, Series] = field(default_factory=dict)
-    broken: int = 0
+    broken: int = 0  # values that are not finite
 
     @property
     def extras(self) -> list[str]:
@@ -53,12 +53,12 @@ class Curve:
 
 
 def position(graph: Graph, node: Node, step: int) -> int:
-    """Tokens consumed along the lineage of a part when it has done `step` steps."""
+    """Tokens consumed along the lineage of a part after `step` steps of it."""
     return _origin(graph, node) + _consumed(node, step)
 
 
 def _origin(graph: Graph, node: Node) -> int:
-    """Where, on the axis of the lineage, the part's own count of tokens is zero."""
+    """The position on the axis of the lineage where the part's count of tokens is zero."""
     before = [
         position(graph, graph.nodes[read.node], read.step)
         for role, read in node.inputs.items()
@@ -68,7 +68,7 @@ def _origin(graph: Graph, node: Node) -> int:
 
 
 def _consumed(node: Node, step: int) -> int:
-    """Tokens by the part's own count; a part without one consumes evenly what it states, a merge nothing."""
+    """Tokens by the part's count; a part without one consumes its total evenly, a merge nothing."""
     tokens_at = getattr(node.part, "tokens_at", None)
     if tokens_at is not None:
         return int(tokens_at(step))
@@ -76,7 +76,7 @@ def _consumed(node: Node, step: int) -> int:
 
 
 def rows(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
-    """The history of a part: up to its end, or up to the last checkpoint of one that is not finished."""
+    """The history of a part, up to its end or, when unfinished, its last checkpoint."""
     artifact = Artifact(plan.store, step.node.path, step.node.end_step)
     if step.action == "reuse":
         yield from artifact.history()
@@ -85,7 +85,7 @@ def rows(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
 
 
 def curve(plan: Plan, stage: str) -> Curve | None:
-    """The curve of a training stage; None for a stage that has recorded nothing (yet)."""
+    """The curve of a training stage; None where nothing is recorded yet."""
     nodes = [node for node in plan.graph.of(stage) if node.end_step is not None]
     columns: dict[str, _Column] = {}
     heldout: dict[str, _Column] = {}
@@ -114,7 +114,7 @@ def curve(plan: Plan, stage: str) -> Curve | None:
 
 
 class _Column:
-    """A growing series in 16 bytes a point, without the values that are not finite."""
+    """A growing series of finite values in 16 bytes a point."""
 
     def __init__(self) -> None:
         self.x = array("d")
@@ -134,7 +134,7 @@ def _is_number(value: Any) -> bool:
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], limit: int = LIMIT) -> Series:
-    """At most `limit` points: of each bucket the smallest and the largest value, and the two ends."""
+    """At most `limit` points: the smallest and the largest value of each bucket, and the two ends."""
     count = len(ys)
     if count <= limit:
         return Series([round(x) for x in xs], list(map(_short, ys)))

@@ -1,6 +1,7 @@
 """Charts of evaluations: perplexity, memorisation, loss by position, forgetting, rewards, pairs.
 
-Invariant: an evaluation has the colour of the training stage whose checkpoint it measured, unless another evaluation has it already.
+Invariant: an evaluation has the colour of the training stage whose checkpoint it measured, unless another
+evaluation already has it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
 
 
 def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure]:
-    """All charts that there are numbers for."""
+    """All charts with numbers."""
     overall = {evaluation.name: evaluation.metrics["perplexity"] for evaluation in evaluations if "perplexity" in evaluation.metrics}
     perplexity = {evaluation.name: evaluation.family("perplexity/") for evaluation in evaluations}
     folder = _folder(name for found in perplexity.values() for name in found)
@@ -50,7 +51,7 @@ def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figur
 
 
 def _folder(names: Iterable[str]) -> str:
-    """What the names share before their last slash, so that one more name can be put beside them."""
+    """The prefix that the names share up to their last slash."""
     folders = {name[: name.rfind("/") + 1] for name in names}
     return folders.pop() if len(folders) == 1 else ""
 
@@ -87,7 +88,7 @@ def _bars(title: str, summary: str, values: dict[str, dict[str, float]], look: d
 def _by_number(
     title: str, summary: str, values: dict[str, dict[int, float]], look: dict[str, Style], axis: dict[str, object]
 ) -> Figure | None:
-    """A line for each evaluation over numbers that grow by factors, evenly spaced."""
+    """A line for each evaluation over evenly spaced numbers that grow by factors."""
     categories = sorted({number for found in values.values() for number in found})
     if not categories:
         return None
@@ -111,7 +112,7 @@ def _by_number(
 
 
 def rewards(name: str, found: Rewards, style: Style, stages: Styles) -> Figure:
-    """How the rewards of the prompts are distributed, before and after; `style` is the evaluation's."""
+    """The distribution of the rewards of the prompts, before and after; `style` is the evaluation's."""
     everything = found.values + found.before
     low, high = min(everything), max(everything)
     width = (high - low) / BINS or 1.0
@@ -181,7 +182,7 @@ BOTTOM_OF_DIFFERENCES = 34
 
 
 def quantiles(name: str, counts: list[float]) -> Figure:
-    """The histogram of quantiles that pairs were given."""
+    """The histogram of the quantiles of pairs."""
     count = len(counts)
     traces = [
         go.Bar(

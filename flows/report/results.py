@@ -1,6 +1,6 @@
-"""What evaluations stored: metrics by family, samples of text, rewards per prompt.
+"""Stored results of evaluations: metrics by family, samples of text, rewards per prompt.
 
-Invariant: files of artifacts are data from outside. An entry of another form than expected is left out, and nothing here raises for it.
+Invariant: files of artifacts are external data. An entry of an unexpected form is left out, without an error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ CHARACTERS = 4000  # of one text
 
 @dataclass(frozen=True)
 class Gate:
-    """A bound on a metric; `failure` is None where it is met, `value` where nothing was measured."""
+    """A bound on a metric."""
 
     metric: str
     bound: str
-    value: float | None
-    failure: str | None
+    value: float | None  # None where nothing was measured
+    failure: str | None  # None where the bound is met
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Completion:
 
 @dataclass
 class Prompt:
-    """A prompt with the completions of all models that were given it."""
+    """A prompt with the completions of all models."""
 
     id: str
     text: str
@@ -52,12 +52,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The numbers of one evaluation; `of` is the training stage whose checkpoint was measured, `checkpoint` how to call it."""
+    """The numbers of one evaluation."""
 
     name: str
     stage: str
-    of: str
-    checkpoint: str
+    of: str  # training stage whose checkpoint was measured
+    checkpoint: str  # its name
     metrics: dict[str, float]
     gates: list[Gate] = field(default_factory=list)
     rewards: Rewards | None = None
@@ -67,7 +67,7 @@ class Evaluation:
         return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
 
     def at_numbers(self, prefix: str) -> dict[int, float]:
-        """The same for names that are numbers, ascending."""
+        """As `family`, for names that are numbers, ascending."""
         found = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
         return dict(sorted(found.items()))
 
@@ -112,7 +112,7 @@ def _is_drawn(name: str) -> bool:
 
 
 def read_rewards(document: Any) -> Rewards | None:
-    """`rewards.json`; None when there is no reward in it."""
+    """`rewards.json`; None when it has no reward."""
     rows = [row for row in _entries(document, "rows") if isinstance(row, dict)]
     values = [value for row in rows if (value := number(row.get("reward"))) is not None]
     before = [value for row in rows if (value := number(row.get("against"))) is not None]
@@ -136,7 +136,7 @@ def read_samples(document: Any) -> list[Prompt]:
 
 
 def side_by_side(sampled: Iterable[list[Prompt]]) -> list[Prompt]:
-    """The same prompts of several evaluations put together, each completion once."""
+    """The prompts of several evaluations, equal ones joined, each completion once."""
     found: dict[tuple[str, str], Prompt] = {}
     for prompts in sampled:
         for prompt in prompts:

@@ -1,6 +1,7 @@
-"""Charts of training and of what it reads: losses, learning rate, masked share, mixtures.
+"""Charts of training and its data: losses, learning rate, masked share, mixtures.
 
-Invariant: every horizontal axis of training is consumed tokens of the lineage, so a branch lies over what it branched from.
+Invariant: every horizontal axis of training is consumed tokens of the lineage, so a branch overlays its
+parent.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def losses(curves: list[Curve], stages: Styles, sources: Styles) -> Figure | Non
     legend = [Entry(curve.stage, f"stage {curve.stage}", stages[curve.stage]) for curve in shown]
     measured = dict.fromkeys(name for curve in heldout for name in curve.heldout)
     legend += [Entry(text, f"source {name}", sources[name]) for name, text in short(measured).items()]
-    summary = "Thin: every step; thick: running mean. A stage that starts from a checkpoint begins where its parent stood."
+    summary = "Thin: every step; thick: running mean. A stage begins at the tokens of its parent checkpoint."
     return Figure("Loss and learning rate", summary, height, drawn, legend, wide=True)
 
 
 def own_losses(curve: Curve, stages: Styles) -> Figure:
-    """Everything that one stage recorded, in small panels: for a loss of another kind, and for further columns."""
+    """All columns of one stage in small panels: for a loss of another kind, and for further columns."""
     names = [*(name for name in COLUMNS if name in curve.columns and curve.kind in OWN_LOSS), *curve.extras]
     parts = []
     for name in names:
@@ -49,19 +50,20 @@ def own_losses(curve: Curve, stages: Styles) -> Figure:
         traces, axis = (_plain, LR_AXIS) if name == "lr" else (_lines, {})
         parts.append(Panel(title, 110, traces([curve], name, stages), axis))
     drawn, height = panels(parts, TOKENS_AXIS)
-    what = "Its loss is no loss per token, so it stands alone." if curve.kind in OWN_LOSS else "Further numbers that it recorded."
+    alone = "Its loss is not per token, so it has a separate chart."
+    what = alone if curve.kind in OWN_LOSS else "Further recorded numbers."
     return Figure(curve.stage, what, height, drawn)
 
 
 def masked(curves: list[Curve], stages: Styles) -> Figure | None:
-    """The share of the tokens that no loss was taken from."""
+    """The share of the tokens without a loss."""
     shown = [curve for curve in curves if "masked_share" in curve.columns]
     if not shown:
         return None
     axis = {"tickformat": ".1~%", "rangemode": "tozero"}
     drawn, height = panels([Panel("tokens without a loss", 200, _lines(shown, "masked_share", stages), axis)], TOKENS_AXIS)
     legend = [Entry(curve.stage, f"stage {curve.stage}", stages[curve.stage]) for curve in shown]
-    summary = "Dropped by the Goldfish loss; in fine-tuning also what is not to be learnt, such as prompts."
+    summary = "Dropped by the Goldfish loss; in fine-tuning also masked tokens, such as prompts."
     return Figure("Masked share", summary, height, drawn, legend, wide=True)
 
 
@@ -104,7 +106,7 @@ def mixtures(found: dict[str, list[Share]], sources: Styles) -> Figure:
 
 
 def _lines(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
-    """Every step thin, their running mean thick."""
+    """Every step as a thin line, the running mean as a thick one."""
     traces = []
     for curve in curves:
         if name in curve.columns:

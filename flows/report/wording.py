@@ -1,6 +1,6 @@
-"""Numbers and settings as a person reads them.
+"""Numbers and settings in words.
 
-Invariant: plain text comes out; whoever puts it on the page escapes it.
+Invariant: the result is plain text; the caller escapes it for the page.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ NUMBERS_OF_A_BOX = 2
 
 
 def stage_lines(stage: Stage) -> list[str]:
-    """The main numbers of a stage, the telling ones first; what is planned where nothing is stored."""
+    """The main numbers of a stage, the most important first; planned ones where nothing is stored."""
     trained = sum(part.done_tokens for part in stage.parts)
-    result = stage.result | ({"tokens": trained} if trained else {})  # what a last part says counts within it alone
+    # the tokens of a last part count only within it
+    result = stage.result | ({"tokens": trained} if trained else {})
     found = [
         text.format(amount(value) if text.startswith("{} ") else in_full(value) if text.endswith(" {}") else value)
         for name, text in RESULTS.items()
@@ -42,7 +43,8 @@ def stage_lines(stage: Stage) -> list[str]:
 
 
 def elided(text: str, length: int) -> str:
-    """A name without its middle where it is too long: siblings (`evaluate-aligned-qrpo`, `-dpo`) are told apart at their ends."""
+    """A long name without its middle, since siblings (`evaluate-aligned-qrpo`, `-dpo`) differ at their
+    ends."""
     if len(text) <= length:
         return text
     end = length // 2

@@ -79,7 +79,7 @@ def test_the_end_of_the_job_comes_from_the_environment() -> None:
     assert job_end({}) is None
     assert job_end({"SLURM_JOB_END_TIME": "1800000000"}) == 1_800_000_000
     assert job_end({"SLURM_JOB_END_TIME": "1800000000", "APERTUS_JOB_END": "1700000000.5"}) == 1_700_000_000.5
-    with pytest.raises(StageError, match="APERTUS_JOB_END is 'soon', which is no unix time"):
+    with pytest.raises(StageError, match="APERTUS_JOB_END is 'soon', which is not a unix time"):
         job_end({"APERTUS_JOB_END": "soon"})
 
 

@@ -156,4 +156,4 @@ def test_a_sink_that_fails_is_left_out_and_training_goes_on(tmp_path: Path, capl
     tracker = Tracker.open(_job("first", {"tensorboard": str(tmp_path)}))
     tracker.write(_rows(1, 1)[0])
     tracker.close()
-    assert len([line for line in caplog.messages if "TensorBoard is not told" in line]) == 1
+    assert len([line for line in caplog.messages if "TensorBoard gets no more metrics" in line]) == 1

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = "specs/recipes/smoke.yaml"
 MARK = "APERTUS_TEST_MARK"
-INTERRUPTED = "interrupted; what was committed is kept, the same command resumes from there.\n"
+INTERRUPTED = "interrupted; committed results are kept, the same command resumes from them.\n"
 
 
 class Run:

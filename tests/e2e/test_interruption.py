@@ -163,6 +163,6 @@ def test_a_stage_whose_job_is_about_to_end_interrupts_the_run(home: Path, monkey
     run = Run(home, "run", SMOKE, "--store", str(home / "ending"), "--until", "pretrain", "--set", "launch.stop_before_end=1h")
     assert run.wait(280) == 130, run.text
     assert "was interrupted: the job ends in 3600 s" in run.text
-    assert "the same command resumes from there" in run.text
+    assert "the same command resumes from them" in run.text
     assert "Traceback" not in run.text
     assert run.no_process_is_left(20)

@@ -164,7 +164,7 @@ def test_a_checkpoint_that_is_sound_when_it_is_read_again_is_kept(planned: Plann
         raise artifact.checkpoint(stages.end - 1).damaged(DamagedError("'f' is damaged"))
 
     monkeypatch.setattr(train, "run", broken_memory)
-    with pytest.raises(StageFailed, match="read again, it is not") as caught:
+    with pytest.raises(StageFailed, match="a second reading found no damage") as caught:
         Runner(plan, Notes()).run(PART)
     assert caught.value.again
     assert artifact.checkpoint_steps() == kept

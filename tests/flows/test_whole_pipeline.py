@@ -142,10 +142,10 @@ def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
     ("override", "message"),
     [
         ("stages.qrpo.from=longer", r"stages\.qrpo\.from: 'preferences' was made with step 8 of 'sft', this stage starts from 'longer'"),
-        ("stages.qrpo.sequence_length=64", r"'preferences' has sequences of 128 tokens, this stage of 64. Fix: state sequence_length: 128"),
+        ("stages.qrpo.sequence_length=64", r"'preferences' has sequence_length 128, this stage 64. Fix: state sequence_length: 128"),
         ("stages.dpo.precision.param=bfloat16", r"are in float32, this stage computes in bfloat16"),
         ("stages.preferences.max_tokens=100", r"two completions of 100 tokens do not fit into a sequence of 128. Fix: lower it to 64"),
-        ("stages.evaluate-qrpo.generation.sampling.seed=1", r"'evaluate-sft' answers other prompts, or samples otherwise"),
+        ("stages.evaluate-qrpo.generation.sampling.seed=1", r"'evaluate-sft' and this stage differ in prompts or sampling"),
         ("stages.preferences.reward=best-answer", r"there is no reward 'best-answer'; use one of grounded-answer"),
         ('stages.preferences.reward={function: "my.module:reward"}', r"reward my.module:reward states no version"),
         ("stages.sft.conversations=corpus/notes", r"stage 'corpus' is a corpus; conversations is needed here"),

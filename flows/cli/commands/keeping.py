@@ -1,4 +1,4 @@
-"""`apertus runs`, `forget`, `gc` and `cp`: what a store keeps, and where it goes."""
+"""`apertus runs`, `forget`, `gc` and `cp`: retention and copies of a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specs.units import Duration
 
 
 def _existing(store: str | None) -> Store:
-    """A store that has something in it. StoreError where there is none."""
+    """An existing store. StoreError where there is none."""
     opened = Store.open(store or DEFAULT_STORE)
     if not opened.exists("format.json"):
         raise StoreError(f"there is no store at {opened.url}; name one with --store")
@@ -37,7 +37,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def forget(name: Annotated[str, typer.Argument(metavar="RUN", help="one of `apertus runs`")], store: StoreOption = None) -> None:
-    """Drop the name of a run. Nothing of it is removed before the next `gc`, and nothing then that another run reaches."""
+    """Drop the name of a run. The next `gc` removes what no other run reaches."""
     opened = _existing(store)
     records = runs.forget(opened, name)
     console.print(f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run reaches")
@@ -46,12 +46,12 @@ def forget(name: Annotated[str, typer.Argument(metavar="RUN", help="one of `aper
 @app.command()
 def gc(
     store: StoreOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show only; so it is without --yes")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="remove what is shown")] = False,
-    grace: Annotated[str, typer.Option(metavar="TIME", help="what is younger stays: 90s, 30m, 2h, 1d")] = "1d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show; the default without --yes")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove the files shown")] = False,
+    grace: Annotated[str, typer.Option(metavar="TIME", help="keep younger files: 90s, 30m, 2h, 1d")] = "1d",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what no named run reaches; remove it with --yes."""
+    """Show the files that no named run reaches; remove them with --yes."""
     opened = _existing(store)
     seconds = garbage.seconds_of(Duration, grace)
     found = survey(opened, grace=seconds)
@@ -67,9 +67,13 @@ def gc(
 def cp(
     what: Annotated[str, typer.Argument(metavar="SPEC|RUN", help="a recipe, or one of `apertus runs`")],
     target: Annotated[str, typer.Argument(metavar="TARGET_STORE", help="folder or fsspec URL")],
-    stages: Annotated[list[str] | None, typer.Option("--stages", help="these stages, and what they were made from; again for more")] = None,
+    stages: Annotated[
+        list[str] | None,
+        typer.Option("--stages", help="only this stage and its lineage; repeatable"),
+    ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Copy a run with its lineage to another store, every file compared with its digest. The same command goes on after an interruption."""
+    """Copy a run with its lineage to another store, and compare every file with its digest. Repeat the
+    command after an interruption."""
     transfer(console, what, target, stages or [], store, overrides or [])

@@ -23,7 +23,8 @@ def metrics_command(
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write the rows of training that are stored as a table: run, stage, part, attempt, step, and a column per metric."""
+    """Write the stored rows of training as a table: run, stage, part, attempt, step, and a column per
+    metric."""
     made = make_plan(spec, store, overrides)
     for stage in stages or []:
         if stage not in made.pipeline.stages:
@@ -32,7 +33,9 @@ def metrics_command(
     if not rows:
         training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
         if chosen := [name for name in stages or training if name in training]:
-            raise StoreError(f"nothing is trained yet of {', '.join(chosen)} in {made.store.url}, so there are no rows to write")
+            names = ", ".join(chosen)
+            found = f"no training is stored in {made.store.url} yet"
+            raise StoreError(f"{names}: {found}, so there are no rows to write")
         fix = f"name some of {', '.join(training)}." if training else ""
         raise SpecError([Problem((), "only stages that train have rows", fix, spec)])
     target = output or Path(f"{made.pipeline.name}-metrics.parquet")
@@ -41,8 +44,8 @@ def metrics_command(
 
 
 def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
-    """Rows of the parts of stages, in order; of a part that is not finished those up to its last checkpoint. Nested metrics have names
-    with slashes: `validation/web`."""
+    """Rows of the parts of stages, in order; of an unfinished part those up to its last checkpoint. Nested
+    metrics have names with slashes: `validation/web`."""
     rows = []
     for node in plan.graph.nodes.values():
         if node.stage not in stages or node.end_step is None or plan.graph.duplicate_of(node) is not None:

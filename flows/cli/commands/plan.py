@@ -1,4 +1,4 @@
-"""`apertus plan`: what a run would do, and what two recipes come to."""
+"""`apertus plan`: what a run would do, and how two recipes differ."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ def plan(
     spec: SpecArgument,
     store: StoreOption = None,
     overrides: SetOption = None,
-    check_sources: Annotated[bool, typer.Option("--check-sources", help="ask remote urls too whether what is declared is there")] = False,
-    against: Annotated[str | None, typer.Option(metavar="SPEC", help="another recipe: show what differs, in place of the plan")] = None,
-    details: Annotated[bool, typer.Option("--details", help="each part, variant and passage of data; memory by part; checkpoints")] = False,
+    check_sources: Annotated[
+        bool,
+        typer.Option("--check-sources", help="look for declared inputs at remote urls, too"),
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="show the differences to another recipe"),
+    ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="each part, variant and use of data; memory by part; checkpoints"),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a run would do with every stage, why, and what it takes. Changes nothing."""
+    """Show what a run would do with every stage, why, and what it needs. Changes nothing."""
     made = make_plan(spec, store, overrides, check_sources)
     if against is not None:
         other = make_plan(against, store, None, check_sources)

@@ -1,4 +1,4 @@
-"""`apertus run`: plans a recipe, and runs what is not finished in this process."""
+"""`apertus run`: plans a recipe, and runs its unfinished parts in this process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ def run(
     spec: SpecArgument,
     store: StoreOption = None,
     overrides: SetOption = None,
-    until: Annotated[str | None, typer.Option(help="run this stage and what it needs")] = None,
-    only: Annotated[str | None, typer.Option(help="run this stage alone; what it reads must be finished")] = None,
+    until: Annotated[str | None, typer.Option(help="run this stage and its inputs")] = None,
+    only: Annotated[str | None, typer.Option(help="run only this stage; its inputs must be finished")] = None,
     name: Annotated[str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")] = None,
     profile: Annotated[
         str | None,
         typer.Option(
-            envvar="APERTUS_PROFILE", metavar="FILE", help="facts about the cluster that stages run on; this machine alone by default"
+            envvar="APERTUS_PROFILE",
+            metavar="FILE",
+            help="facts about the cluster on which stages run; only this machine by default",
         ),
     ] = None,
 ) -> None:
-    """Run what is not finished, in order. Run it again after any interruption: it resumes from what is stored."""
+    """Run all unfinished parts, in order. Repeat the command after any interruption: it resumes from stored
+    results."""
     cluster = load_profile(profile)
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
     made = make_plan(spec, store, overrides)
@@ -57,7 +60,7 @@ def run(
 
 
 def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int, profile: Profile) -> Plan:
-    """Starts Prefect in this process and the flow in it; the plan as it is then."""
+    """Starts Prefect in this process and runs the flow; the plan after the run."""
     interrupts.listen()
     try:
         console.print("starting Prefect ...", style="dim")
@@ -70,7 +73,7 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
             return run_here(made, observer, profile, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
     except KeyboardInterrupt:  # perhaps in the middle of the imports
         interrupts.ignore()
-        errors.print("interrupted; what was committed is kept, the same command resumes from there.")
+        errors.print("interrupted; committed results are kept, the same command resumes from them.")
         raise typer.Exit(130) from None
     except PipelineFailed as error:
         for line in str(error).splitlines():

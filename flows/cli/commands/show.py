@@ -1,4 +1,4 @@
-"""`apertus status`, `report`, `inspect` and `schema`: what there is, shown."""
+"""`apertus status`, `report`, `inspect` and `schema`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specs.schema import json_schema
 
 @app.command()
 def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Show what is stored of every part: state, results, seconds of start-up, compute and storage."""
+    """Show the stored state of every part: results, and seconds of start-up, compute and storage."""
     made = make_plan(spec, store, overrides)
     if as_json:
         print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": status_rows(made)})
@@ -36,7 +36,8 @@ def report(
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write one HTML file that shows the whole run: stages, training, data, evaluations, lineage. Reads the store only."""
+    """Write one HTML file about the whole run: stages, training, data, evaluations, lineage. Only reads the
+    store."""
     from flows.report import render  # loads plotly
 
     made = make_plan(spec, store, overrides)

@@ -1,4 +1,4 @@
-"""`apertus branch`, `diff` and `lineage`: where training resumes from, what two things differ in, what something was made from."""
+"""`apertus branch`, `diff` and `lineage`: branches of training, differences, and origins of artifacts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from specs.pipeline import DEFAULT_STORE
 def branch(
     spec: SpecArgument,
     point: Annotated[str, typer.Argument(metavar="STAGE@REF", help="pretrain@step=1200, pretrain@tokens=7.0T, sft@best:val_loss")],
-    name: Annotated[str, typer.Option("--name", help="of the new pipeline, and of the stage that goes on")],
+    name: Annotated[str, typer.Option("--name", help="of the new pipeline and its stage")],
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="<name>.yaml beside SPEC by default")] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write a small recipe that extends SPEC and trains on from one of its checkpoints; everything before it is shared."""
+    """Write a small recipe that extends SPEC and continues training from one of its checkpoints, sharing all
+    parts before it."""
     made = make_branch(spec, point, name, overrides or [], output, store)
     console.print(f"{'written to' if made.written else 'stands already in'} {escape(str(made.path))}:", soft_wrap=True)
     console.print(escape(made.text), highlight=False, soft_wrap=True)
@@ -46,7 +47,7 @@ def diff(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two recipes, stages, runs or artifacts: fields, inputs and, where they are stored, results side by side."""
+    """Compare two recipes, stages, runs or artifacts: fields, inputs and stored results side by side."""
     one, other = differences.side(a, store), differences.side(b, store, a)
     found = differences.compare(one, other)
     if as_json:
@@ -65,7 +66,7 @@ def lineage(
     picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw it")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a stage or a model was made from, down to the source files, with licences, filters and counts."""
+    """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
     if picture is not None and picture.suffix != ".svg":
         raise StoreError(f"a picture is written as SVG; name it {picture.with_suffix('.svg')}")
     found = _of_recipe(spec, stage, store, overrides) if stage is not None else _of_stored(spec, store)
@@ -86,9 +87,8 @@ def lineage(
 
 def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> list[Lineage]:
     if Path(spec).suffix not in (".yaml", ".yml") and not Path(spec).exists():
-        raise SpecError(
-            [Problem((), "STAGE is of a recipe, and this is no file", f"of a stored run, name one part: {spec}:{stage}.", spec)]
-        )
+        fix = f"for a run, name a part: {spec}:{stage}."
+        raise SpecError([Problem((), "STAGE needs a recipe; this is not a file", fix, spec)])
     made = make_plan(spec, store, overrides)
     names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
     if not names:
@@ -100,7 +100,8 @@ def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | 
 
 def _of_stored(text: str, store: str | None) -> list[Lineage]:
     if Path(text).suffix in (".yaml", ".yml"):
-        raise SpecError([Problem((), "a recipe has many stages", "name one behind it: apertus lineage SPEC STAGE.", text)])
+        fix = "name one: apertus lineage SPEC STAGE."
+        raise SpecError([Problem((), "a recipe has many stages", fix, text)])
     opened = Store.open(store or DEFAULT_STORE)
     return [lineages.of_store(opened, found.path, found.step) for found in find(opened, text)]
 
@@ -114,6 +115,6 @@ def _print_files(found: Lineage) -> None:
     for source in lineages.file_rows(found):
         console.print(f"[bold]{escape(source['name'])}[/] [dim]{source['digest']}[/]", soft_wrap=True)
         if source["files"] is None:
-            console.print("  its files were not recorded: they are when a run reads them for their digest", style="dim")
+            console.print("  no files are recorded: a run records them when it reads them", style="dim")
         for row in source["files"] or []:
             console.print(f"  {row['sha256']}  {row['size']:>12,}  {row['path']}", markup=False, highlight=False, soft_wrap=True)

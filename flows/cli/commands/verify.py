@@ -1,4 +1,4 @@
-"""`apertus verify`: whether what is stored is still what was committed."""
+"""`apertus verify`: damage of stored files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specs.recipe import load
 
 @app.command("verify")
 def verify_command(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check what this recipe refers to")] = None,
+    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check the artifacts of SPEC")] = None,
     everything: Annotated[bool, typer.Option("--all", help="check all of the store")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="withdraw what is damaged, so that the next run makes it again")] = False,
     store: StoreOption = None,

@@ -1,7 +1,7 @@
-"""Tables in a terminal. The modules beside this file make one family each.
+"""Tables in a terminal. Each module of this folder makes one family.
 
-Invariants: nothing here decides anything; every number comes from the plan or the store. What is no markup of ours is printed as it is
-written: it goes through `escape`, and no console or text knows emoji codes (`:smile:`).
+Invariants: nothing here decides anything; every number comes from the plan or the store. Text that is not our
+markup is printed unchanged: it goes through `escape`, and emoji codes (`:smile:`) are off.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDE = 110  # columns of a terminal from which on there is room for ids
-NUMBERS = (  # columns set to the right
+WIDE = 110  # least columns of a terminal that shows ids
+NUMBERS = (  # right-aligned columns
     *("steps", "tokens", "draws", "drawn", "FLOPs", "GPUs", "time", "GPU-hours", "energy", "cost", "per GPU", "total", "difference"),
     *("weights", "grads", "states", "kept", "working", "output", "gathered", "update"),
     *("checkpoint", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "stored", "requests"),
@@ -23,7 +23,7 @@ NUMBERS = (  # columns set to the right
 
 
 def make_console(**options: Any) -> Console:
-    """A console for names, paths and messages of others."""
+    """A console for names, paths and messages from outside."""
     return Console(emoji=False, **options)
 
 
@@ -36,8 +36,9 @@ def table(
     optional: tuple[str, ...] = (),
     width: int | None = None,
 ) -> Table:
-    """A table whose columns keep their width; the last one gets what is left of the terminal. `optional`: columns that are left out where
-    no row has a value, and, those named first before the others, where the table is wider than `width`; the caption says so."""
+    """A table whose columns keep their width; the last one gets the rest of the terminal. `optional` columns
+    are left out where no row has a value, and, in their order, where the table is wider than `width`; the
+    caption says so."""
     shown = [name for name in headings if name not in optional or any(row[headings.index(name)] not in ("-", "") for row in rows)]
     room, cut = dict(zip(headings, _widths(headings, rows), strict=True)), []
     padding = 1 if width is None or _needed(room, shown, 1) <= width else 0
@@ -56,11 +57,11 @@ def table(
     return found
 
 
-LONG_WORD = 24  # characters; a longer one of the last column, such as a path, may be broken
+LONG_WORD = 24  # characters; a longer word of the last column, such as a path, may be broken
 
 
 def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
-    """What each column needs: the longest of its cells, and the longest word of the last one."""
+    """Width of each column: its longest cell, and the longest word of the last column."""
     cells = [[Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headings]
     widths = [max(len(name), *(cell.cell_len for cell in column), 0) for name, column in zip(headings, cells, strict=True)]
     words = [len(word) for cell in cells[-1] for word in cell.plain.split()]
@@ -68,5 +69,5 @@ def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
 
 
 def _needed(room: dict[str, int], shown: list[str], padding: int) -> int:
-    """Width of a table with an edge, and a gap behind each column."""
+    """Width of a table with an edge, and a gap after each column."""
     return 1 + sum(room[name] + padding + 1 for name in shown)

@@ -1,6 +1,6 @@
-"""Estimates, advice and the comparison of two plans as people see them.
+"""Tables of estimates and of the comparison of two plans.
 
-Invariant: nothing here is computed but differences and units; every number comes from the plan.
+Invariant: only differences and units are computed here; every number comes from the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY_PARTS = {
     "output": "output", "communication": "gathered", "update": "update",
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
-TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`: label, and what a number of it is shown as
+TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`: label and format
     "parameters": ("parameters", amount),
     "tokens": ("tokens", amount),
     "steps": ("steps", lambda value: f"{value:,}"),
@@ -40,7 +40,7 @@ TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`
 
 
 def duration(seconds: float | None) -> str:
-    """`83 d`, `4.2 h`, `12 min`, `30 s`; `-` where it is not known."""
+    """`83 d`, `4.2 h`, `12 min`, `30 s`; `-` where it is unknown."""
     if seconds is None:
         return "-"
     for limit, unit in ((86400 * 2, "d"), (3600, "h"), (60, "min")):
@@ -71,7 +71,7 @@ def energy(kwh: float | None) -> str:
 
 
 def estimate_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
-    """A line per stage of training, or per label of `rows_of` for the stages that it stands for, which are alike; and their sum."""
+    """A line per training stage, or per label of `rows_of` for its stages, which are alike; and their sum."""
     rows = []
     for label, names in (rows_of or {name: [name] for name in estimates.stages}).items():
         documents = [estimates.stages[name].to_json() for name in names]
@@ -102,7 +102,7 @@ def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
     cluster = estimates.cluster
     stored = f"checkpoints: {size(totals['stored_bytes'])} stay, at most {size(totals['peak_storage_bytes'])} at a time"
     if cluster is None:
-        return f"without a cluster: in the recipe there is no time, energy or cost; {stored}"
+        return f"the recipe has no cluster:, so no time, energy or cost; {stored}"
     found: dict[str, list[float]] = {}
     for part in estimates.parts:
         if part.mfu is not None:
@@ -110,7 +110,8 @@ def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
     ranges = [f"{'' if min(of) == max(of) else f'{min(of):.1%} to '}{max(of):.1%} {source}" for source, of in found.items()]
     mfu = f"MFU {', '.join(ranges)}" if ranges else "no MFU is stated (cluster.mfu), and none was measured"
     beside = len({span.begin for span in estimates.spans.values()}) < len(estimates.spans)
-    nodes = f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)})"
+    gpus = f"{cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)})"
+    nodes = f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {gpus}"
     return "; ".join([nodes, mfu, *(["time of all: with parts side by side"] if beside else []), stored])
 
 
@@ -126,7 +127,7 @@ def memory_table(estimates: Estimates, rows_of: Rows | None = None, width: int |
             [escape(label), *(f"{value:.3g}" if value >= 1 else f"{value:.2f}" if value else "-" for value in values), memory.moment]
         )
     headings = ("stage", *MEMORY_PARTS.values(), "total", "peak at")
-    caption = "states: of the optimizer; kept: activations; gathered: weights and gradients on their way between GPUs"
+    caption = "states: of the optimizer; kept: activations; gathered: weights and gradients between GPUs"
     return table(f"memory of a GPU ({unit})", caption, headings, rows, optional=("update", "peak at"), width=width)
 
 
@@ -140,13 +141,13 @@ def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: i
         numbers += [f"{saved['written']:,}", size(saved["written_bytes"])]
         rows.append([escape(label), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"])
     headings = ("stage", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
-    caption = "stop: training stands still; requests: to object storage, to write each; of variants: one of them"
+    caption = "stop: stall of training; requests: to object storage, to write each; of variants: one of them"
     optional = ("stop", "write", "Young/Daly", "requests", "in all", "every")
     return table("checkpoints", caption, headings, rows, optional=optional, width=width)
 
 
 def segment_table(estimates: Estimates, width: int | None = None) -> Table:
-    """Where each segment begins and ends, what Goldfish leaves out of it, and what is stored when it has ended."""
+    """Begin and end of each segment, the labels that Goldfish leaves out, and the bytes stored after it."""
     from flows.inspection.goldfish import masked_by_hash  # numpy, which a plan without details does not load
 
     after, _ = estimates.stored()
@@ -159,20 +160,21 @@ def segment_table(estimates: Estimates, width: int | None = None) -> Table:
         rows.append([escape(part.node.name), *steps, *tokens, size(after[part.node.name])])
     headings = ("part", "from step", "to step", "from token", "to token", "masked 1/k", "by hash", "stored")
     caption = (
-        "in the order of their ends; steps and tokens that the stage has done before and after; masked: labels that Goldfish leaves out, "
-        "nominally, and by its hash for uniform ids; stored: checkpoints, after the part"
+        "in the order of their ends; steps and tokens of the stage before and after; masked: labels that "
+        "Goldfish leaves out, nominally, and by its hash for uniform ids; stored: checkpoints, after the "
+        "part"
     )
     optional = ("masked 1/k", "by hash", "from token")
     return table("segments of training", caption, headings, rows, optional=optional, width=width)
 
 
 def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:
-    """Labels of rows, and the first stage that each stands for."""
+    """Labels of rows, each with its first stage."""
     return [(label, names[0]) for label, names in rows_of.items()] if rows_of is not None else [(name, name) for name in estimates.stages]
 
 
 def show_comparison(console: Console, comparison: Comparison, name: str, against: str) -> None:
-    """Two plans side by side, what they come to first."""
+    """Two plans side by side, totals first."""
     numbers = Table(title="totals of training", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     numbers.add_column("")
     for heading in (against, name, "difference"):

@@ -1,6 +1,6 @@
-"""What `apertus gc` and `apertus runs` show.
+"""Tables of `apertus gc` and `apertus runs`.
 
-Invariant: what is removed is surveyed anew after the wish to remove, so that a run that began in between keeps what it refers to.
+Invariant: a removal surveys the store again, so that a run that began since keeps its artifacts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specs.units import Duration
 
 
 def seconds_of(kind: type[Duration], text: str) -> float:
-    """A time span as seconds. StoreError for one that is none."""
+    """A time span as seconds. StoreError for a malformed one."""
     try:
         return float(kind.parse(text).seconds)
     except ValueError as error:
@@ -31,7 +31,7 @@ def seconds_of(kind: type[Duration], text: str) -> float:
 
 
 def rows_of(found: Survey) -> list[dict[str, Any]]:
-    """What goes, by kind, stage and reason; the largest first."""
+    """The items to remove, by kind, stage and reason; the largest first."""
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for item in found.items:
         stage = re.split(r"[/.]", item.name)[0] or item.path.rpartition("/")[2][:8]
@@ -44,7 +44,7 @@ def rows_of(found: Survey) -> list[dict[str, Any]]:
 
 
 def show(console: Console, store: Store, found: Survey, grace: str, *, removing: bool) -> None:
-    """The table of what goes, and what stays and why."""
+    """The table of items to remove, and what stays and why."""
     rows = rows_of(found)
     if rows:
         table = Table(
@@ -63,11 +63,11 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
         console.print(f"every file of {escape(store.url)} belongs to a named run, or is younger than {grace}", soft_wrap=True)
     kept = amount(found.bytes - found.freed)
     names = ", ".join(found.runs) or "no run"
-    console.print(f"{kept}B stay: {found.reached} artifacts that {escape(names)} or what is younger than {grace} reach", soft_wrap=True)
+    reached = f"{found.reached} artifacts reached by {escape(names)} or by files younger than {grace}"
+    console.print(f"{kept}B stay: {reached}", soft_wrap=True)
     if found.live:
-        console.print(
-            f"{len(found.live)} artifacts may be in use, or are younger than {grace}; they stay with all that they were made from"
-        )
+        live = f"{len(found.live)} artifacts may be in use or are younger than {grace}"
+        console.print(f"{live}; they stay with their lineage")
     for note in found.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     if rows and not removing:
@@ -75,7 +75,7 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
 
 
 def remove(console: Console, store: Store, grace: float, *, quiet: bool = False) -> int:
-    """Surveys again and removes; the bytes freed."""
+    """Surveys the store again and removes; returns the bytes freed."""
     found = survey(store, grace=grace)
     with Progress(
         TextColumn("removing"), BarColumn(), TextColumn("{task.fields[name]}", markup=False), console=console, disable=quiet
@@ -102,7 +102,7 @@ def to_json(store: Store, found: Survey) -> dict[str, Any]:
 
 
 def run_rows(store: Store) -> list[dict[str, Any]]:
-    """The named runs: when each was started last, and how much of it is finished."""
+    """The named runs, with their last start and the number of finished parts."""
     rows = []
     for name in runs.names(store):
         stamps = runs.stamps(store, name)

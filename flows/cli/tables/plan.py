@@ -1,7 +1,7 @@
-"""What `apertus plan` prints: the sum of it first, then what would be done, what it takes, what it draws, notes and advice.
+"""The output of `apertus plan`: totals, then actions, estimates, use of sources, notes and advice.
 
-Invariants: nothing here decides anything, every number comes from the plan. Parts of a stage, and variants of one, that say the same are
-one row with their sum; `details` shows each part. `--json` has everything and is not folded.
+Invariants: nothing here decides anything; every number comes from the plan. Parts or variants of a stage with
+equal rows share one row with their sum; `details` shows each part. `--json` has everything, without folding.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from flows.planning.source_usage import SourceUsage
 from specs.advice import CODES
 from specs.pipeline import Pipeline
 
-FEWEST = {"parts": 3, "variants": 4}  # rows that are folded into one
-NAMED = 3  # things of a list that are named; of others the number
+FEWEST = {"parts": 3, "variants": 4}  # least number of rows that are folded into one
+NAMED = 3  # items of a list that are named; others are counted
 
 
 class Fold(NamedTuple):
-    """Names of parts or stages that are one row, and what it is called."""
+    """Parts or stages that share one row, and its label."""
 
     label: str
     names: list[str]
 
 
 def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False) -> list[Fold]:
-    """Rows (name, its stage, what must be equal), of which `FEWEST` or more that are equal are put together where they are of one stage, or
-    of variants of one. A row stands where the first of it stood, and says of how many it has some."""
+    """Folds `FEWEST` or more rows (name, its stage, key) with equal keys of one stage, or of variants of one.
+    A folded row takes the place of its first one, and says out of how many it was folded."""
     rows = list(rows)
     groups: dict[Hashable, list[tuple[str, str]]] = {}
     order: dict[str, int] = {}
@@ -59,7 +59,7 @@ def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], detail
 
 
 def plan_table(plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None) -> Table:
-    """A row for each part, or for those of a stage that are alike; `chosen`: of these stages alone."""
+    """A row for each part, or for equal ones of a stage; `chosen`: only of these stages."""
     rows = []
     alike = [
         (name, step.node.stage, (step.state, "" if step.unavailable else step.reason, step.node.steps, step.node.tokens, step.node.flops))
@@ -75,12 +75,12 @@ def plan_table(plan: Plan, details: bool = False, width: int | None = None, chos
         numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
-    caption = "declared: depends on something that is declared and unavailable" if plan.graph.unavailable else ""
+    caption = "declared: depends on an unavailable input" if plan.graph.unavailable else ""
     return table("what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width)
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
-    """The reason that they have in common, or what they read themselves that is unavailable."""
+    """Their common reason, or the unavailable inputs that they read directly."""
     if not steps[0].unavailable:
         return steps[0].reason
     names = dict.fromkeys(name for step in steps for name in declared_inputs.own(plan.graph, step.node))
@@ -93,8 +93,8 @@ def few(names: list[str]) -> str:
 
 
 def source_usage_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
-    """What training asks of the sources: with `details` for each stage, else where a source has been passed over most, and the one that
-    comes nearest to its limit first. Passes count everything from new weights on."""
+    """Use of the sources by training: with `details` for each stage, else for the stage with most passes over
+    a source, those nearest to their limits first. Passes count from new weights."""
     usages = plan.source_usage
     if not details:
         most: dict[str, SourceUsage] = {}
@@ -107,12 +107,12 @@ def source_usage_table(plan: Plan, details: bool = False, width: int | None = No
         passes = f"{usage.passes:.2f} of {usage.allowed:g}" + (f", {amount(usage.shortfall)} tokens short" if usage.shortfall else "")
         rows.append([escape(usage.source), held, amount(usage.consumed), passes, amount(usage.tokens), escape(usage.stage)])
     headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
-    caption = "tokens; draws: by the stage; drawn: from new weights on"
+    caption = "tokens; draws: by the stage; drawn: since new weights"
     return table("what training draws", caption, headings, rows, optional=("draws", "drawn"), width=width)
 
 
 def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
-    """All of it; what is asked first stands first."""
+    """The whole plan, most important first."""
     pipeline, totals, width = plan.pipeline, plan.totals(), console.width
     console.print(f"[bold]plan of {escape(pipeline.name)}[/]  {escape(pipeline.description)}", soft_wrap=True)
     facts = [f"{amount(totals['parameters'])} parameters", f"{amount(totals['tokens'])} tokens", f"{flop(totals['flops'])} FLOPs"]
@@ -142,7 +142,8 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
 
 
 def show_item(console: Console, label: str, text: str, style: str = "", indent: int = 0) -> None:
-    """A line with its label; in a terminal it is broken between words, with what follows set in below, elsewhere it stays one line."""
+    """A line with its label; in a terminal it is broken between words, with continuation lines indented,
+    elsewhere it stays one line."""
     if not console.is_terminal:
         console.print(f"{' ' * indent}{escape(label)}: {escape(text)}", style=style, soft_wrap=True)
         return
@@ -154,7 +155,8 @@ def show_item(console: Console, label: str, text: str, style: str = "", indent: 
 
 
 def show_advice(console: Console, plan: Plan, details: bool = False) -> None:
-    """Advice by code: the reason once, then what is said of each stage; of variants that are given the same advice, of the first."""
+    """Advice by code: the reason once, then the message for each stage; of variants with the same advice, for
+    the first."""
     codes = dict.fromkeys(advice.code for advice in plan.advice.given)
     for code in codes:
         about = CODES[code]

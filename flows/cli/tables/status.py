@@ -1,4 +1,4 @@
-"""What `apertus status` prints."""
+"""The table of `apertus status`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.store import Artifact
 
 
 def status_table(plan: Plan, width: int) -> Table:
-    """Finished and unfinished parts with what the manifests say; in a narrow terminal without ids, which `--json` has."""
+    """Finished and unfinished parts with results; in a narrow terminal without ids, which `--json` has."""
     rows = []
     for row in status_rows(plan):
         seconds = row["seconds"] or {}
@@ -28,12 +28,13 @@ def status_table(plan: Plan, width: int) -> Table:
     caption = f"* start-up + compute + storage; store: {escape(plan.store.url)}"
     found = table(f"status of {plan.pipeline.name}", caption, headings, rows)
     names = found.columns[0]
-    names.no_wrap, names.min_width, names.overflow = False, None, "fold"  # they share what is left with the results
+    # names share the rest of the width with the results
+    names.no_wrap, names.min_width, names.overflow = False, None, "fold"
     return found
 
 
 def status_rows(plan: Plan) -> list[dict[str, Any]]:
-    """The same as plain values."""
+    """The status as plain values."""
     rows = []
     for name, step in plan.steps.items():
         manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest if step.action == "reuse" else None

@@ -1,9 +1,9 @@
-"""What a plan has to say about a recipe that can run, and might not be what its author wants.
+"""Advice on a recipe that can run but may not be what its author wants.
 
-Each check is a generator that yields `Advice` with one code of `specs.advice`. What a recipe silences is left out, and what it silences
-without need is noted.
+Each check is a generator that yields `Advice` with one code of `specs.advice`. Silenced advice is left out,
+and a note names silences without effect.
 
-Invariant: advice refuses nothing and changes nothing; it depends on what was planned alone.
+Invariant: advice refuses nothing and changes nothing; it depends on the plan alone.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CHECKS = (
 
 
 class Given(NamedTuple):
-    """given: to be shown; silenced: that would be; notes: silences that have no effect."""
+    """The advice of a plan. The default lists are never changed."""
 
-    given: list[Advice] = []  # noqa: RUF012  # never changed
-    silenced: list[Advice] = []  # noqa: RUF012
-    notes: list[str] = []  # noqa: RUF012
+    given: list[Advice] = []  # noqa: RUF012  # to show
+    silenced: list[Advice] = []  # noqa: RUF012  # left out by the recipe
+    notes: list[str] = []  # noqa: RUF012  # on silences without effect
 
     def to_json(self) -> dict[str, Any]:
         return {"advice": [advice.to_json() for advice in self.given], "silenced": [advice.to_json() for advice in self.silenced]}

@@ -1,4 +1,4 @@
-"""One piece of advice, and what the checks look at."""
+"""One piece of advice, and the input of the checks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from specs.trajectory import Point, Trajectory
 
 @dataclass(frozen=True)
 class Advice:
-    """`code` of `specs.advice`, for a stage; `message` says what is the case and what to do, `numbers` are those in it."""
+    """One piece of advice for a stage."""
 
-    code: str
+    code: str  # of `specs.advice`
     stage: str
-    message: str
-    numbers: dict[str, Any] = field(default_factory=dict)
+    message: str  # the finding, and what to do
+    numbers: dict[str, Any] = field(default_factory=dict)  # those in the message, by name
 
     def __post_init__(self) -> None:
         assert self.code in CODES, self.code
@@ -40,7 +40,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Context:
-    """A plan, without what is stored."""
+    """A plan, without stored results."""
 
     graph: Graph
     pipeline: Pipeline
@@ -48,14 +48,14 @@ class Context:
     estimates: Estimates
 
     def phases(self) -> Iterator[tuple[str, Trajectory]]:
-        """The phases that train, in the order of the plan, each with its name; a choice among checkpoints is no training of its own."""
+        """The phases that train, with their names, in the order of the plan."""
         for name, trajectory in self.graph.trajectories.items():
             if not trajectory.merged and not trajectory.imported and self.kind(trajectory.stage) != "select":
                 yield name, trajectory
 
     def ancestry(self, trajectory: Trajectory) -> Iterator[tuple[Point, Trajectory]]:
-        """The trajectories that one descends from, nearest first, with the point at which the next one begins. It ends at new weights, at a
-        Hugging Face model and at a merge, whose parents are several."""
+        """The trajectories that one descends from, nearest first, each with the point at which the next one
+        begins. Ends at new weights, at a Hugging Face model, and at a merge, which has several parents."""
         start = trajectory.parent
         while start is not None:
             parent = self.graph.trajectories[start.phase]
@@ -63,6 +63,6 @@ class Context:
             start = parent.parent
 
     def kind(self, stage: str) -> str:
-        """Kind of a stage; "" for what is none, such as a Hugging Face model."""
+        """Kind of a stage; "" for a name of something else, such as a Hugging Face model."""
         found = self.pipeline.stages.get(stage)
         return found.kind if found is not None else ""

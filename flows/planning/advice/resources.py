@@ -1,4 +1,4 @@
-"""Checks of where it runs: memory, checkpoints, GPUs. They need a `cluster:` in the recipe."""
+"""Checks of resources: memory, checkpoints, GPUs. They need a `cluster:` in the recipe."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def checkpoint_interval(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "checkpoint-interval",
                 name,
-                f"'{part.node.name}' saves every {stated:,.0f} s, which with the failures of this cluster takes {lost:.1%} more time than "
-                f"the interval that wastes least: {best:,.3g} s, for {saving.copy:,.2g} s of standing still and {saving.upload:,.2g} s of "
-                f"writing; checkpoint.interval {steps:,} {f'loses {NOTICED:.0%}' if rare else 'wastes least'}",
+                f"'{part.node.name}' saves every {stated:,.0f} s, which with the failures of this cluster "
+                f"takes {lost:.1%} more time than the optimum of {best:,.3g} s, for a stall of "
+                f"{saving.copy:,.2g} s and {saving.upload:,.2g} s of writing; checkpoint.interval {steps:,} "
+                f"{f'loses {NOTICED:.0%}' if rare else 'is the optimum'}",
                 {
                     "interval_seconds": stated,
                     "young_daly_seconds": best,
@@ -60,8 +61,8 @@ def cluster_size(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "cluster-size",
                 name,
-                f"asks for {asked:,} processes, one per GPU; {cluster.nodes:,} nodes of {cluster.gpus_per_node} have {there:,}: raise "
-                "cluster.nodes, or lower launch.processes",
+                f"needs {asked:,} processes, one per GPU; {cluster.nodes:,} nodes of "
+                f"{cluster.gpus_per_node} have {there:,}: raise cluster.nodes, or lower launch.processes",
                 {"processes": asked, "gpus": there},
             )
     for node in context.graph.nodes.values():
@@ -77,7 +78,8 @@ def cluster_size(context: Context) -> Iterator[Advice]:
 
 
 def _sampled_by(node: Node) -> str:
-    """What samples from a model or runs tasks on it: `transformers`, `vllm` or `harness`; an empty text for other parts."""
+    """The engine that samples from a model or runs tasks on it: `transformers`, `vllm` or `harness`; "" for
+    other parts."""
     if isinstance(node.part, CompletionsPart):
         return node.part.sampling.engine
     return "harness" if isinstance(node.part, HarnessPart) else ""
@@ -94,7 +96,7 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
         if need <= limit:
             continue
         found = nearest_that_fits(part, limit, cluster.gpus_per_node)
-        fix = "no setting on as many GPUs does; use more of them"
+        fix = "no setting fits on as many GPUs; use more of them"
         if found is not None:
             settings, fits = found
             fix = f"{', '.join(f'{field}: {value}' for field, value in settings.items())} needs {fits / 1e9:.1f} GB"
@@ -107,8 +109,9 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
 
 
 def sampling_memory(context: Context) -> Iterator[Advice]:
-    """Parts of one process that hold a whole model. Only its weights are counted, as they are loaded: by vLLM in bfloat16, by the others as
-    they are exported. transformers has one GPU, vLLM and the harness share them among `launch.parallel.tp` of a node."""
+    """Parts of one process that hold a whole model. Only its weights are counted: in bfloat16 for vLLM, as
+    exported for the others. transformers uses one GPU; vLLM and the harness use `launch.parallel.tp` GPUs of
+    a node."""
     cluster = context.estimates.cluster
     if cluster is None:
         return
@@ -129,7 +132,7 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
         settings |= {} if enough is None else {"launch.parallel.tp": enough}
         fix = ", ".join(f"{field}: {value}" for field, value in settings.items()) + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
         if enough is None:
-            fix = f"all {cluster.gpus_per_node} of a node together do not hold it"
+            fix = f"all {cluster.gpus_per_node} of a node together are too small"
         yield Advice(
             "gpu-memory",
             node.stage,
@@ -139,9 +142,9 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
 
 
 def nearest_that_fits(part: PartEstimate, limit: float, gpus_per_node: int) -> tuple[dict[str, Any], float] | None:
-    """The settings to change so that a segment fits into `limit` bytes on as many processes, and what it needs then. What costs least comes
-    first: smaller micro-batches, then weights shared by more processes, then recomputation, then tensor parallelism up to a node; of
-    settings at the same cost, the one with the fewest changes."""
+    """The settings to change so that a segment fits into `limit` bytes on as many processes, and the bytes
+    that it needs then. The cheapest come first: smaller micro-batches, then weights shared by more processes,
+    then recomputation, then tensor parallelism up to a node; at the same cost, the fewest changes."""
     segment, launch = part.segment, part.node.launch
     parallel = segment.parallel
     share = max(1, segment.global_batch_size // launch.data_parallel)
@@ -174,7 +177,7 @@ def nearest_that_fits(part: PartEstimate, limit: float, gpus_per_node: int) -> t
 
 
 def _runs(launch: Launch, segment: Segment) -> bool:
-    """Whether a layout is one that the pipeline's own checks would let pass."""
+    """Whether a layout passes the checks of a recipe."""
     if launch.mismatch is not None or segment.global_batch_size % launch.data_parallel:
         return False
     return not any(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size))

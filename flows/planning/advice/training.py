@@ -1,4 +1,4 @@
-"""Checks of what is trained: optimizers, rates, data, lengths."""
+"""Checks of training: optimizers, rates, data, lengths."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from specs.units import REST
 PASSES = 4  # arXiv 2305.16264
 JUMP = 1.5
 
-# Lengths L, and about the least base with sum_i cos(m base^(-2 i / 128)) >= 0 at all distances m < L: then a query prefers a similar token
-# to a random one at any of them. Published for heads of 128 without scaling of frequencies (arXiv 2405.14591).
+# Lengths L, and about the least base with sum_i cos(m base^(-2 i / 128)) >= 0 at all distances m < L, where a
+# query prefers a similar token to a random one. Published for heads of 128 without scaling of frequencies
+# (arXiv 2405.14591).
 ROPE_BOUNDS = (
     (1024, 4.3e3), (2048, 1.6e4), (4096, 2.7e4), (8192, 8.4e4), (16_384, 3.1e5), (32_768, 6.4e5), (65_536, 2.1e6), (131_072, 7.8e6),
     (262_144, 3.6e7), (524_288, 6.4e7), (1_048_576, 5.1e8),
@@ -31,7 +32,8 @@ def sft_optimizer(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "sft-optimizer",
                 trajectory.stage,
-                f"'{name}' is trained with {own}, '{first.stage}' was pretrained with {first.optimizer.name}; use that, or compare both",
+                f"'{name}' is trained with {own}, but '{first.stage}' was pretrained with "
+                f"{first.optimizer.name}; use that, or compare both",
                 {"optimizer": own, "pretraining_optimizer": first.optimizer.name},
             )
 
@@ -50,8 +52,9 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
                 yield Advice(
                     "decay-before-sft",
                     trajectory.stage,
-                    f"'{name}' begins after '{start.phase}' has decayed the learning rate from {peak:g} to {last:g}; branching off before "
-                    "the decay, or a decay: none, may give a better model after SFT",
+                    f"'{name}' begins after '{start.phase}' has decayed the learning rate from {peak:g} to "
+                    f"{last:g}; branching off before the decay, or decay: none, may give a better model "
+                    "after SFT",
                     {"peak_lr": peak, "final_lr": last},
                 )
                 break
@@ -102,8 +105,9 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "slow-warmup",
                 trajectory.stage,
-                f"the states of AdEMAMix live for {steps:,} steps until the end of '{name}', its warm-ups are {optimizer.alpha_warmup:,} "
-                f"(alpha, which reaches {reached:.3g} of {optimizer.alpha:g}) and {optimizer.beta3_warmup:,} (b3) steps; shorten them to "
+                f"the states of AdEMAMix are kept for {steps:,} steps until the end of '{name}', but its "
+                f"warm-ups take {optimizer.alpha_warmup:,} (alpha, which reaches {reached:.3g} of "
+                f"{optimizer.alpha:g}) and {optimizer.beta3_warmup:,} (b3) steps; shorten them to "
                 f"{steps:,}, or carry: [weights, optimizer]",
                 {"steps": steps, "alpha_warmup": optimizer.alpha_warmup, "beta3_warmup": optimizer.beta3_warmup, "alpha_reached": reached},
             )
@@ -118,7 +122,8 @@ def never_reached(context: Context) -> Iterator[Advice]:
         late = [step for step in stated.get(name, []) if step > planned]
         if late:
             steps = ", ".join(f"{step:,}" for step in late)
-            message = f"'{name}' has {planned:,} steps, and ends before its milestones {steps}; raise its budget, or leave them out"
+            ends = f"'{name}' has {planned:,} steps and ends before its milestones {steps}"
+            message = f"{ends}; raise its budget, or leave them out"
             yield Advice("never-reached", trajectory.stage, message, {"steps": planned, "milestones": late})
         schedule, tokens = trajectory.schedule, trajectory.planned_tokens
         warmup = schedule.warmup_tokens - schedule.offset
@@ -137,7 +142,7 @@ def repetition(context: Context) -> Iterator[Advice]:
                 "repetition",
                 usage.stage,
                 f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}'; add data, or lower its weight "
-                f"to {PASSES / usage.passes:.0%} of what it is",
+                f"to {PASSES / usage.passes:.0%} of its value",
                 {"source": usage.source, "passes": usage.passes, "worth_repeating": PASSES},
             )
 
@@ -172,15 +177,16 @@ def rope_theta(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "rope-theta",
                 trajectory.stage,
-                f"'{name}' extends sequences from {before[0].context_length:,} to {length:,} tokens and keeps rope_theta "
-                f"{model.rope_theta:g}; the published runs raise it with the length (a long_context stage states it per step)",
+                f"'{name}' extends sequences from {before[0].context_length:,} to {length:,} tokens and "
+                f"keeps rope_theta {model.rope_theta:g}; the published runs raise it with the length (a "
+                "long_context stage states it per step)",
                 {"sequence_length": length, "rope_theta": model.rope_theta, "context_before": before[0].context_length},
             )
 
 
 def rope_bound(length: int) -> float:
-    """The least base for sequences of `length` tokens, between and beyond the table by powers; 0 below the shortest. Scaled
-    frequencies (Llama 3), which turn slower, only lower it."""
+    """The least base for sequences of `length` tokens, by power laws between and beyond the entries of the
+    table; 0 below the shortest. Scaled frequencies (Llama 3), which turn slower, only lower it."""
     if length < ROPE_BOUNDS[0][0]:
         return 0.0
     pairs = list(pairwise(ROPE_BOUNDS))

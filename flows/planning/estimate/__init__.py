@@ -1,7 +1,8 @@
-"""What a plan would take: FLOPs, hours, energy, cost, memory, storage, per stage of training and in all.
+"""Estimates of a plan: FLOPs, hours, energy, cost, memory and storage, per training stage and in total.
 
-Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Only training is estimated: sampling,
-evaluation and data work are not, and docs/estimates.md says so. Work that two stages share is counted once, with the first.
+Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Only
+training is estimated: not sampling, evaluation and data work (docs/estimates.md). Work that two stages share
+is counted once, with the first.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from specs.stages.training import Segment
 
 @dataclass(frozen=True)
 class PartEstimate:
-    """One segment. `flops` without recomputation; `step_seconds` of one optimizer step; `mfu_source`: stated, measured, measured elsewhere,
-    or None where nothing says."""
+    """The estimate of one segment."""
 
     node: Node
-    flops: int
+    flops: int  # without recomputation
     recomputed_flops: int
     mfu: float | None
-    mfu_source: str | None
+    mfu_source: str | None  # stated, measured, measured elsewhere, or None where it is unknown
     spent: time_and_cost.Spent
     memory: Memory
     checkpoints: storage.Checkpoints
@@ -57,13 +57,14 @@ class PartEstimate:
 
     @property
     def lost_seconds(self) -> float:
-        """What its interval between checkpoints wastes beside the best one; nothing where it is shorter than that and saves at its end."""
+        """Seconds that its interval between checkpoints wastes beyond the best one; 0 for a segment that is
+        shorter than the best one and saves only at its end."""
         whole, best, lost = self.spent.seconds, self.saving.best, self.saving.lost
         return whole * lost if whole is not None and best is not None and lost is not None and whole >= best else 0.0
 
     @property
     def masked_labels(self) -> int:
-        """That the Goldfish loss leaves out, nominally: one in k."""
+        """Labels that the Goldfish loss leaves out, nominally: one in k."""
         return self.node.tokens // self.segment.goldfish.k if self.segment.goldfish is not None else 0
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class PartEstimate:
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """A stage of training, the sum of its segments; memory is that of the segment that needs the most."""
+    """A training stage: the sum of its segments, and the memory of the one that needs the most."""
 
     name: str
     kind: str
@@ -92,16 +93,16 @@ class StageEstimate:
 
     @property
     def costliest(self) -> PartEstimate:
-        """The segment whose interval between checkpoints wastes most time; the last where that is not known."""
+        """The segment whose interval between checkpoints wastes most time; the last where that is unknown."""
         return max(self.parts, key=lambda part: (part.lost_seconds, part.segment.start_step))
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """What stages have in common that take the same."""
+        """A key that is equal for stages with equal estimates."""
         return (self.parts[0].gpus, sum(part.flops for part in self.parts), self.largest.memory, self.parts[-1].checkpoints)
 
     def sum(self, name: str) -> float | None:
-        """Sum of a field of `Spent` over the parts; None where it is not known of one."""
+        """Sum of a field of `Spent` over the parts; None where it is unknown for one."""
         return _sum([getattr(part.spent, name) for part in self.parts])
 
     def to_json(self) -> dict[str, Any]:
@@ -141,13 +142,12 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Stages of training, in the order of the plan; `spans`: when each part would run, empty where that is not known; `loads`: bytes of
-    each time that a checkpoint of training is read."""
+    """The estimates of a plan."""
 
     cluster: Cluster | None = None
-    stages: dict[str, StageEstimate] = field(default_factory=dict)
-    spans: dict[str, Span] = field(default_factory=dict)
-    loads: list[int] = field(default_factory=list)
+    stages: dict[str, StageEstimate] = field(default_factory=dict)  # that train, in the order of the plan
+    spans: dict[str, Span] = field(default_factory=dict)  # times of each part; empty where they are unknown
+    loads: list[int] = field(default_factory=list)  # bytes of each read of a training checkpoint
 
     @property
     def parts(self) -> list[PartEstimate]:
@@ -155,12 +155,12 @@ class Estimates:
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock of all parts, those side by side that the nodes and the recipe's `concurrency` allow."""
+        """Wall-clock of all parts, in parallel as far as the nodes and the recipe's `concurrency` allow."""
         return max((span.end for span in self.spans.values()), default=None)
 
     def stored(self) -> tuple[dict[str, int], int]:
-        """Bytes that are stored when each part has ended, in that order, and the most that there are at a time. Where times are not known
-        parts run one after the other."""
+        """Stored bytes after the end of each part, in that order, and the most at any time. Where times are
+        unknown, parts run one after the other."""
         times = self.spans or {part.node.name: Span(at, at + 1) for at, part in enumerate(self.parts)}
         events = [(times[part.node.name].begin, 1, part) for part in self.parts]
         events += [(times[part.node.name].end, 0, part) for part in self.parts]
@@ -176,8 +176,8 @@ class Estimates:
         return after, peak
 
     def totals(self) -> dict[str, Any]:
-        """Sums over the stages; `seconds` is the wall-clock, memory is the most of any, and `peak_storage_bytes` the most that is stored at
-        a time, retention included."""
+        """Sums over the stages; `seconds` is the wall-clock, memory the largest of any, and
+        `peak_storage_bytes` the most that is stored at any time, retention included."""
         documents = [stage.to_json() for stage in self.stages.values()]
         stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
         requests = Requests(0, 0, 0, 0, 0)
@@ -204,8 +204,9 @@ class Estimates:
         }
 
     def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
-        """`masked_by_hash`: labels that the hash of Goldfish leaves out of so many of a segment; it takes numpy, which the planner does not
-        load (`flows.inspection.goldfish`). Without it `masked_labels_by_hash` is None."""
+        """The JSON form. `masked_by_hash` counts the labels of a segment that the hash of Goldfish leaves
+        out; it needs numpy, which the planner does not load (`flows.inspection.goldfish`). Without it
+        `masked_labels_by_hash` is None."""
         cluster = self.cluster
         facts = None
         if cluster is not None:
@@ -248,7 +249,7 @@ def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
 
 
 def _spans(graph: Graph, stages: dict[str, StageEstimate], pipeline: Pipeline) -> dict[str, Span]:
-    """When each part would run; nothing where the time of one is not known."""
+    """When each part would run; empty where the time of one is unknown."""
     parts, cluster = [part for stage in stages.values() for part in stage.parts], pipeline.cluster
     seconds = {part.node.name: part.spent.seconds for part in parts if part.spent.seconds is not None}
     if cluster is None or len(seconds) < len(parts):
@@ -258,8 +259,8 @@ def _spans(graph: Graph, stages: dict[str, StageEstimate], pipeline: Pipeline) -
 
 
 def _loads(graph: Graph) -> list[int]:
-    """Bytes of each checkpoint of training that a part reads, once for each: its weights, and the states where training goes on with them,
-    in the next segment of a phase or by `carry`."""
+    """Bytes of each read of a training checkpoint by a part: its weights, and its states where training
+    continues with them, in the next segment of a phase or by `carry`."""
     duplicates, found = graph.duplicates(), []
     for node in graph.nodes.values():
         for read in node.inputs.values() if node.name not in duplicates else ():

@@ -7,11 +7,13 @@ D, queries Q = heads x head_dim, keys K, feed-forward F, V words and sequences o
     forward = L (2 D Q + 4 D K + 2 Q D + 4 D F   + 4 Q S) + 2 V D          training = 3 forward
                  projections and feed-forward      scores     output
 
-which is 6 N + 12 L Q S for the N parameters in matrices but the input embedding. Scores are counted in full: the causal mask, which lets
-half of them be left out, and document borders are not taken off (factor 1, not 1/2). 70B over 15T tokens of 4,096: 6.74e24, as published.
+which is 6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in
+full: the savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2). 70B over 15T
+tokens of 4,096: 6.74e24, as published.
 
-Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, and what activation checkpointing costs
-shows in it. Both agree with torch's FlopCounterMode on the real model (`tests/apertus_model/trainer/test_flop_model.py`).
+Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, so
+activation checkpointing lowers it. Both agree with torch's FlopCounterMode on the real model
+(`tests/apertus_model/trainer/test_flop_model.py`).
 """
 
 from __future__ import annotations
@@ -29,13 +31,12 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Forward:
-    """Operations of one forward pass, per token. projections: all matrices of the layers; scores: queries by keys, and weights by values;
-    output: logits; adapters: of LoRA."""
+    """Operations of one forward pass, per token."""
 
-    projections: int
-    scores: int
-    output: int
-    adapters: int = 0
+    projections: int  # all matrices of the layers
+    scores: int  # queries by keys, and weights by values
+    output: int  # logits
+    adapters: int = 0  # of LoRA
 
 
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
@@ -46,8 +47,8 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
 
 
 def training(segment: Segment) -> int:
-    """Per token, without recomputation. With LoRA the resting matrices have no gradient of their own, and what lies below the first adapter
-    of the first layer needs none."""
+    """Per token, without recomputation. With LoRA the frozen matrices have no weight gradient, and nothing
+    below the first adapter of the first layer has gradients."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     lora = segment.lora if isinstance(segment, SftSegment) else None
     if lora is None:
@@ -61,8 +62,9 @@ def training(segment: Segment) -> int:
 
 
 def recomputation(segment: Segment) -> int:
-    """Per token, beside `training`: what the backward pass computes again. full: every layer; selective: keys, the output projection of
-    attention and the lower half of the feed-forward, every second product; QRPO and DPO: the logits, whatever is checkpointed."""
+    """Per token, beside `training`: recomputation in the backward pass. full: every layer; selective: keys,
+    the output projection of attention and the lower half of the feed-forward, every second product; QRPO and
+    DPO: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     queries, keys = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     again = {

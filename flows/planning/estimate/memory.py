@@ -1,18 +1,20 @@
 """Memory of one GPU in a training step, by part, from the shapes alone.
 
-Float32 weights and optimizer states are sharded by FSDP; what is computed with is gathered in the parameters' precision, group by group:
-embedding, each layer, last norm with output projection. A step has its peak at one of a few moments, of which the largest is taken:
+FSDP shards float32 weights and optimizer states, and gathers weights for computation in the parameters'
+precision, group by group: embedding, each layer, last norm with output projection. The peak of a step is the
+largest of these moments:
 
     loss       all activations, a chunk of logits, the gradient of the output weight
     backward   the same after the output: the last layer's backward pass works on top of the activations of all layers
     end        the first layer's backward pass, beside the gradients of all layers
     embedding  all gradients, that of the embedding in full
-    update     all gradients and what the optimizer computes in
+    update     all gradients and the optimizer's temporaries
 
-Invariants: a pure function of shapes and layout. What torch allocates was counted on CPU for several shapes and layouts
-(`tests/apertus_model/trainer/test_memory_model.py`), with `device="cpu"`. `device="cuda"` differs in what two operators keep: the fused
-RMSNorm keeps its input, where the CPU's keeps two float32 copies, and attention keeps no mask. Not counted: CUDA context, workspaces of
-libraries and fragmentation, for which `specs.cluster` leaves room.
+Invariants: a pure function of shapes and layout. With `device="cpu"` it agrees with torch's allocations for
+several shapes and layouts (`tests/apertus_model/trainer/test_memory_model.py`). `device="cuda"` differs in
+two operators: the fused RMSNorm keeps its input, where the CPU's keeps two float32 copies, and attention
+keeps no mask. Not counted: CUDA context, workspaces of libraries and fragmentation, for which `specs.cluster`
+leaves room.
 
 Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the feed-forward, V own words.
 """
@@ -35,7 +37,7 @@ ADEMAMIX_CHUNK = 1 << 27  # elements that its foreach path updates at a time: ap
 SOAP_LARGEST = 10_000  # longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
 _WIDTH = {"float32": 4, "bfloat16": 2}
 
-# float32 tensors per parameter in the state: of matrices in the layers, and of what else there is.
+# float32 tensors per parameter in the state: of matrices in the layers, and of other parameters.
 _STATES: dict[str, tuple[int, int]] = {
     "ademamix": (3, 3),
     "adamw": (2, 2),
@@ -54,23 +56,17 @@ _STATES: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU at the moment of the peak; with a pipeline, of the rank that needs the most.
+    """Bytes of one GPU at the moment of the peak; with a pipeline, of the rank that needs the most."""
 
-    weights: the own shard, float32; gradients: the own shard, float32, and in a pipeline what is added up before it is reduced;
-    optimizer_states; activations: what is kept of the forward pass for the backward pass; working: what the pass of a layer adds to that
-    while it runs; output: logits of a chunk, gradients of the output weight and of the states; communication: gathered weights and
-    gradients that are being reduced; update: what the optimizer computes in. moment: where the peak is.
-    """
-
-    weights: float
-    gradients: float
+    weights: float  # the rank's shard, float32
+    gradients: float  # the rank's shard, float32; in a pipeline also the sums before reduction
     optimizer_states: float
-    activations: float
-    working: float
-    output: float
-    communication: float
-    update: float
-    moment: str
+    activations: float  # kept by the forward pass for the backward pass
+    working: float  # added by the pass of a layer while it runs
+    output: float  # logits of a chunk, gradients of the output weight and of the states
+    communication: float  # gathered weights, and gradients during reduction
+    update: float  # temporaries of the optimizer
+    moment: str  # of the peak
 
     @property
     def total(self) -> float:
@@ -84,17 +80,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters that one rank computes with, before FSDP: of a layer (`matrices` of them in matrices), of the embedding, of
-    the last norm and the output projection."""
+    """Numbers of parameters that one rank computes with, before FSDP."""
 
-    layer: float
-    matrices: float
+    layer: float  # of one layer
+    matrices: float  # those of `layer` in matrices
     embedding: float
-    head: float
+    head: float  # last norm and output projection
 
 
 def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
-    """What tensor parallelism leaves on a rank: its part of matrices and tables, and all of the norms."""
+    """The parameters of a tensor-parallel rank: its part of matrices and tables, and all of the norms."""
     queries, keys = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     matrices = (2 * model.dim * queries + 2 * model.dim * keys + 2 * model.dim * model.ffn_dim) / tp
     table = model.vocab_size * model.dim / tp
@@ -119,7 +114,7 @@ def state_bytes(optimizer: OptimizerSpec, matrices: float, others: float, model:
 
 @dataclass(frozen=True)
 class _Work:
-    """A rank's shapes: N tokens, bytes per value `b`, the layers it has, and how many micro-batches are on their way through it."""
+    """The shapes of a rank."""
 
     model: ModelSpec
     tokens: float
@@ -166,9 +161,9 @@ class _Work:
         return self.tokens * kept
 
     def backward(self) -> float:
-        """Bytes that a layer's backward pass adds to what it kept, at the derivative of xIELU: what was made again, the gradient of the
-        activation and four tensors like it in place of the activation itself, the residual stream's gradient twice, and gradients of
-        matrices in the parameters' precision."""
+        """Bytes that a layer's backward pass adds to `kept`, at the derivative of xIELU: recomputed tensors,
+        the gradient of the activation and four tensors like it in place of the activation itself, the
+        residual stream's gradient twice, and gradients of matrices in the parameters' precision."""
         model, b = self.model, self.b
         again = self.layer() - self.kept() if self.checkpointing != "none" else 0.0
         if self.checkpointing == "full":
@@ -178,7 +173,8 @@ class _Work:
 
 
 def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") -> Memory:
-    """The most that a GPU holds in a step of a segment on that many of them, one process each. The layout must fit (`specs.layout`)."""
+    """The peak memory of a GPU in a step of a segment on `processes` GPUs. The layout must fit
+    (`specs.layout`)."""
     found = [_of_rank(segment, processes, device, rank) for rank in range(segment.parallel.pp)]
     return max(found, key=lambda memory: memory.total)
 
@@ -211,13 +207,13 @@ def _of_rank(segment: Segment, processes: int, device: Device, rank: int) -> Mem
         trained = trained_matrices = layers * trained_layer
         embedding = head = 0.0
     states = state_bytes(segment.optimizer, trained_matrices / shards, (trained - trained_matrices) / shards, model, layers)
-    piped = pp > 1  # then weights stay gathered, and gradients are added up in full until the last micro-batch
+    piped = pp > 1  # then weights stay gathered, and gradients are summed in full until the last micro-batch
     gathered = b * (layers * count.layer + count.embedding * first + count.head * last) if piped else 0.0
     in_flight = _in_flight(parallel.pp_schedule, pp, rank, micro_batches, parallel.stages)
     activations = in_flight * layers * work.kept()
     final = in_flight * tokens * (work.norm(model.dim / spread) + b * model.dim) * last
     single = shards == 1 and parallel.dp_replicate == 1
-    copies = 0 if single and b == 4 else 1  # nothing is copied to gather what is there
+    copies = 0 if single and b == 4 else 1  # a single rank gathers nothing
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = 0.0 if piped else copies * b * count.layer * ahead
     reduced = 4.0 * trained_layer
@@ -271,8 +267,9 @@ def adapters(model: ModelSpec, rank: int, targets: Sequence[str]) -> int:
 
 
 def _layers(n_layers: int, stages: int, pp: int, rank: int) -> float:
-    """Layers of a rank of the pipeline, as torchtitan divides them: embedding and output count as a layer each, and what cannot be divided
-    goes to the first stages. With two stages per process, process r has stages r and r + pp."""
+    """Layers of a rank of the pipeline, as torchtitan divides them: embedding and output count as a layer
+    each, and the remainder goes to the first stages. With two stages per process, process r has stages r and
+    r + pp."""
     each, more = divmod(n_layers + 2, stages)
     sizes = [each + (index < more) for index in range(stages)]
     sizes[0] -= 1
@@ -281,8 +278,8 @@ def _layers(n_layers: int, stages: int, pp: int, rank: int) -> float:
 
 
 def _in_flight(schedule: str, pp: int, rank: int, micro_batches: int, stages: int) -> float:
-    """Micro-batches, in units of all the layers of the rank, whose backward pass has not been made (Narayanan et al. 2021,
-    arXiv 2104.04473, section 2.2)."""
+    """Micro-batches, in units of all the layers of the rank, that wait for their backward pass (Narayanan et
+    al. 2021, arXiv 2104.04473, section 2.2)."""
     if pp == 1:
         return 1
     if schedule == "gpipe":
@@ -294,8 +291,9 @@ def _in_flight(schedule: str, pp: int, rank: int, micro_batches: int, stages: in
 
 
 def _update(optimizer: OptimizerSpec, trained: float, largest: float, device: Device) -> float:
-    """Bytes that the update computes in: AdEMAMix on a GPU is one kernel without any; elsewhere the roots of the second moment and the
-    numerators of a chunk, float32 copies of bfloat16 moments, and bits to round the largest tensor. Others: one like the parameters."""
+    """Bytes of temporaries of the update. AdEMAMix: none on a GPU, where it is one kernel; elsewhere the
+    roots of the second moment and the numerators of a chunk, float32 copies of bfloat16 moments, and bits to
+    round the largest tensor. Others: one tensor like the parameters."""
     if optimizer.name == "ademamix":
         if device == "cuda":
             return 0.0

@@ -1,14 +1,15 @@
-"""Sizes of checkpoints, what of them is stored at a time, how long saving takes, and how many requests it makes.
+"""Sizes and numbers of stored checkpoints, and the time and requests of saving them.
 
-A save stands in the way of training while a GPU copies its part to host memory; it is written while training goes on:
+A save stops training while a GPU copies its part to host memory, and is written during training:
 
     copy = bytes x dp_replicate / processes / host_bandwidth        upload = bytes / storage_bandwidth
 
-The next save waits for the upload of the one before, so the interval that wastes least is that of Young and Daly for the copy, and no
-shorter than the upload.
+A save waits for the upload of the one before, so the best interval is that of Young and Daly for the copy,
+and no shorter than the upload.
 
-Invariant: everything follows from resolved segments, by the rules that the engine saves and prunes by (`Segment.checkpoint_due`,
-`Checkpointing.kept`, `Anomalies.rollback_from`); `REQUESTS` is the one place that says what a checkpoint asks of object storage.
+Invariant: everything follows from resolved segments, by the engine's rules for saving and pruning
+(`Segment.checkpoint_due`, `Checkpointing.kept`, `Anomalies.rollback_from`); only `REQUESTS` states the
+requests of a checkpoint to object storage.
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 from specs.units import Duration
 
-NOTICED = 0.01  # of the time of training: what an interval loses beside the best one before anything is said of it
+NOTICED = 0.01  # fraction of training time that an interval must lose to the best one to be reported
 
 
 class Checkpoints(NamedTuple):
-    """Of one segment. bytes: of one checkpoint; written: how many are; kept: how many stay when it is finished; most: how many there are at
-    a time, while one more is written than is kept; gap: the most steps between two of them."""
+    """Checkpoints of one segment."""
 
-    bytes: int
+    bytes: int  # of one checkpoint
     written: int
-    kept: int
-    most: int
-    gap: int
+    kept: int  # after the segment has finished
+    most: int  # stored at any time, including one that is being written
+    gap: int  # largest number of steps between two
 
 
 def trained_parameters(segment: Segment) -> int:
@@ -62,8 +62,8 @@ def checkpoint_bytes(segment: Segment) -> int:
 
 
 def written_steps(segment: Segment, step_seconds: float | None) -> list[int]:
-    """Steps whose checkpoints a segment writes: those that are due, and the end. An interval that is a time is counted in steps of
-    `step_seconds`; where these are not known it adds none."""
+    """Steps whose checkpoints a segment writes: those that are due, and the end. An interval in time is
+    counted in steps of `step_seconds`; where these are unknown it adds none."""
     begin, end, settings, anomalies = segment.start_step, segment.end_step, segment.checkpoint, segment.anomalies
     intervals = [_interval_steps(segment, step_seconds), settings.keep_every, anomalies.rollback_interval if anomalies.rolls_back else None]
     regular = (step for every in intervals if every for step in range((begin // every + 1) * every, end + 1, every))
@@ -71,8 +71,8 @@ def written_steps(segment: Segment, step_seconds: float | None) -> list[int]:
 
 
 def checkpoints(segment: Segment, step_seconds: float | None) -> Checkpoints:
-    """How often a segment saves, and what pruning after each save leaves: the newest `keep`, what is kept for good, where a rollback may go
-    to, and for each metric of `best` one more at most."""
+    """The checkpoints that a segment writes and keeps. Pruning after each save keeps the newest `keep`, those
+    kept for good, those that a rollback may go to, and at most one more for each metric of `best`."""
     settings, written = segment.checkpoint, written_steps(segment, step_seconds)
     for_good, most, passing = 0, 0, list[int]()
     for index, step in enumerate(written):
@@ -98,20 +98,18 @@ def _interval_steps(segment: Segment, step_seconds: float | None) -> int | None:
 
 
 class Saving(NamedTuple):
-    """Seconds of one segment's saves, None where something is not stated. copy: training stands still; upload: it goes on; interval: the
-    longest time of training between two; best: the interval that wastes least; lost: what the one as stated takes longer than that one, as
-    a fraction of the time of training; longest: the interval that takes `NOTICED` longer."""
+    """Seconds of one segment's saves; None where the recipe does not state what they depend on."""
 
-    copy: float | None = None
-    upload: float | None = None
-    interval: float | None = None
-    best: float | None = None
-    lost: float | None = None
-    longest: float | None = None
+    copy: float | None = None  # to host memory; training stops
+    upload: float | None = None  # to storage, during training
+    interval: float | None = None  # longest time of training between two saves
+    best: float | None = None  # the interval that wastes least
+    lost: float | None = None  # time lost by `interval` beyond `best`, as a fraction of training time
+    longest: float | None = None  # the interval that loses `NOTICED`
 
 
 def saving(segment: Segment, processes: int, saved: Checkpoints, step_seconds: float | None, cluster: Cluster | None) -> Saving:
-    """How long the saves of a segment take, and how far apart they should be."""
+    """The time of the saves of a segment, and the best interval between them."""
     interval = step_seconds * saved.gap if step_seconds is not None else None
     if cluster is None:
         return Saving(interval=interval)
@@ -130,10 +128,10 @@ def saving(segment: Segment, processes: int, saved: Checkpoints, step_seconds: f
 
 
 class Requests(NamedTuple):
-    """Requests to object storage by which checkpoints are written and removed. get: those around a marker."""
+    """Requests to object storage that write and remove checkpoints."""
 
     put: int
-    get: int
+    get: int  # around a marker
     list: int
     head: int
     delete: int
@@ -143,9 +141,10 @@ class Requests(NamedTuple):
 
 
 def _counted(processes: int, size: int) -> Requests:
-    """A checkpoint has a file per process, an index, rows of metrics, and the marker that commits it. A file that is no shorter than a part
-    goes up in parts, with a request before and one after them and one for the digests of its pieces; each file is looked at once for its
-    size, and removed when newer checkpoints take its place. docs/object_storage.md has what a server saw."""
+    """A checkpoint has a file per process, an index, rows of metrics, and the marker that commits it. A file
+    of at least one part is uploaded in parts, with one request before and one after them and one for the
+    digests of its pieces. The size of each file is read once, and the file is removed when newer checkpoints
+    replace it. docs/object_storage.md has measured numbers."""
     parts = parts_of(-(-size // processes))
     files = processes + 2
     return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files)

@@ -1,8 +1,8 @@
-"""From FLOPs to GPU-hours, wall-clock, energy and cost; and the utilisation that stored runs had.
+"""From FLOPs to GPU-hours, wall-clock, energy and cost; and the utilisation of stored runs.
 
     GPU-hours = FLOPs / (MFU x peak) / 3600        seconds = 3600 GPU-hours / GPUs        kWh = GPU-hours x watts x PUE / 1000
 
-Invariant: a number that depends on something not stated (a price, a utilisation) is None, never a guess.
+Invariant: a number that depends on an unknown (a price, a utilisation) is None, never a guess.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from specs.stages.training import Segment
 
 
 class Spent(NamedTuple):
-    """seconds: wall-clock; energy: kWh with the PUE; cost: in the currency of the price."""
+    """Time and cost of a number of FLOPs."""
 
-    seconds: float | None = None
+    seconds: float | None = None  # wall-clock
     gpu_hours: float | None = None
-    energy_kwh: float | None = None
-    cost: float | None = None
+    energy_kwh: float | None = None  # with the PUE
+    cost: float | None = None  # in the currency of the price
 
 
 def spent(flops: float, gpus: int, mfu: float | None, cluster: Cluster | None) -> Spent:
-    """What `flops` model FLOPs take on so many GPUs of a cluster."""
+    """Time and cost of `flops` model FLOPs on `gpus` GPUs of a cluster."""
     if cluster is None or mfu is None:
         return Spent()
     hours = flops / (mfu * cluster.device.bf16_flops) / 3600
@@ -36,14 +36,14 @@ def spent(flops: float, gpus: int, mfu: float | None, cluster: Cluster | None) -
 
 
 class Utilisation(NamedTuple):
-    """An MFU, and where it is from: `stated`, `measured` (of this stage), `measured elsewhere` (median of the others), or None."""
+    """An MFU and its source."""
 
     value: float | None
-    source: str | None
+    source: str | None  # `stated`, `measured` (of this stage), `measured elsewhere` (median of the others)
 
 
 def utilisation(node: Node, cluster: Cluster | None, measured: dict[str, float]) -> Utilisation:
-    """The MFU that a segment is planned with. `measured`: of stored stages."""
+    """The MFU with which a segment is planned. `measured`: of stored stages."""
     if node.launch.mfu is not None:
         return Utilisation(node.launch.mfu, "stated")
     if cluster is None:
@@ -58,8 +58,8 @@ def utilisation(node: Node, cluster: Cluster | None, measured: dict[str, float])
 
 
 def measured_mfu(nodes: list[Node], store: Store, cluster: Cluster | None, records: Records) -> dict[str, float]:
-    """By stage, the median over its segments of `tokens_per_second x FLOPs per token / (processes x peak)`, from what is stored of them, or
-    of the parts that had their names in the last run of the pipeline."""
+    """By stage, the median over its segments of `tokens_per_second x FLOPs per token / (processes x peak)`,
+    from their stored results, or from those of the parts with their names in the last run of the pipeline."""
     if cluster is None or cluster.mfu != "measured":
         return {}
     found: dict[str, list[float]] = {}
@@ -74,7 +74,8 @@ def measured_mfu(nodes: list[Node], store: Store, cluster: Cluster | None, recor
 
 
 def _speed(store: Store, path: str) -> float | None:
-    """Tokens per second and process of the last end of a trajectory; None where none is stored, or its manifest is damaged."""
+    """Tokens per second and process from the last manifest of a trajectory; None without one, or where it is
+    damaged."""
     try:
         steps = Artifact(store, path).manifest_steps()
         if not steps:

@@ -1,8 +1,8 @@
-"""When each part of training would run, if everything else took no time.
+"""When each training part would run, if everything else took no time.
 
-Parts begin in the order of the plan, each as soon as what it reads is there, fewer than `concurrency` others are running, and the nodes
-that it asks for are free; one that does not fit yet lets later ones go first. So a run submits them (`flows.execution.flow`), but for the
-nodes, for which it leaves the waiting to the cluster.
+Parts begin in the order of the plan, each as soon as its inputs are ready, fewer than `concurrency` others
+are running, and the nodes that it needs are free; while one waits, later ones may start. A run submits them
+in the same way (`flows.execution.flow`), except that the cluster makes them wait for nodes.
 
 Invariant: a pure function of graph and durations.
 """
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], concurrency: int, available: int) -> dict[str, Span]:
-    """The span of every part that `seconds` names; `nodes`: how many it asks for, `available`: how many there are."""
+    """The span of every part in `seconds`, with the `nodes` that it needs out of `available`."""
     duplicates = graph.duplicates()
     needs = {name: _needs(graph, name, duplicates) for name in graph.nodes}
     waiting, finished, found = list(graph.nodes), set[str](), dict[str, Span]()
@@ -44,7 +44,7 @@ def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], 
             begun.append(name)
         waiting = [name for name in waiting if name not in set(begun)]
         if begun and not running:
-            continue  # `after:` may name what stands later in the plan
+            continue  # `after:` may name a later stage of the plan
         if not running:
             break
         over = min(running, key=lambda name: found[name].end)
@@ -55,7 +55,7 @@ def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], 
 
 
 def _needs(graph: Graph, name: str, duplicates: Mapping[str, str]) -> set[str]:
-    """Parts that have to be finished before a part begins; of one that is done as another, that one."""
+    """Parts that must finish before a part begins; for a duplicate, the part that does its work."""
     node = graph.nodes[name]
     before = {end for stage in graph.after.get(node.stage, ()) for end in graph.ends_of(stage)}
     return {duplicates[name]} if name in duplicates else {*graph.parents(node), *before}

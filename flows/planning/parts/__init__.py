@@ -1,6 +1,6 @@
-"""From a checked recipe to the graph of its parts: for each kind of stage, what it resolves into.
+"""From a checked recipe to the graph of its parts.
 
-`build` walks the stages, inputs first; the modules beside it resolve one family of kinds each.
+`build` walks the stages, inputs first; each module of this folder resolves one family of kinds.
 
 Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for `@best:` references and
 selections alone, of the store.
@@ -38,15 +38,15 @@ ADD = _found()
 def build(
     pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None, ask_network: bool = True
 ) -> Graph:
-    """Resolves a checked pipeline. `on_read` is told of each source that has to be read for its digest; without `ask_network`, what is
-    declared and remote counts as unavailable. SpecError with every problem."""
+    """Resolves a checked pipeline. `on_read` is called for each source that must be read for its digest;
+    without `ask_network`, declared remote inputs count as unavailable. SpecError with every problem."""
     best: dict[str, int] = {}
     while True:
         graph = _build(pipeline, store, on_read, best, ask_network)
         found = best_steps(graph, pipeline, store)
         if found == best:
             return graph
-        best = found  # what starts from a best checkpoint has another parent now
+        best = found  # stages that start from a best checkpoint now have another parent
 
 
 def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], best: dict[str, int], ask_network: bool) -> Graph:

@@ -1,4 +1,5 @@
-"""What the resolution of every kind needs: the graph so far, inputs by reference, and a list of problems."""
+"""The builder that resolves stages of every kind: the graph so far, inputs by reference, and a list of
+problems."""
 
 from __future__ import annotations
 
@@ -31,18 +32,19 @@ FIX = "name a folder, or a model that is in the local Hugging Face cache, with c
 
 
 class Builder:
-    """Collects nodes in `graph` and what is wrong in `problems`."""
+    """Collects nodes in `graph` and mistakes in `problems`."""
 
     def __init__(self, pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], ask_network: bool = True) -> None:
         self.pipeline = pipeline
         self.store = store
         self.on_read = on_read
-        self.ask_network = ask_network  # for what may be unavailable
+        self.ask_network = ask_network  # for declared inputs
         self.graph = Graph()
         self.problems: list[Problem] = []
 
     def node(self, name: str, stage_name: str, part: Part, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
-        """Adds a part. `kind` is the part's where it is not the stage's; the version is that of its kind."""
+        """Adds a part. `kind` is the part's where it differs from the stage's; the version is that of its
+        kind."""
         stage = self.pipeline.stages[stage_name]
         kind = kind or stage.kind
         version = STAGES[kind].VERSION if kind in STAGES else part.VERSION
@@ -67,14 +69,14 @@ class Builder:
             self.problems.append(found)
 
     def documents(self, name: str) -> Input:
-        """A source, by the digest of what it holds."""
+        """A source, by the digest of its content."""
         if name not in self.graph.digests:
             source = self.pipeline.sources[name]
             self._digest(name, name, source, ("sources", name), "correct the url or the globs.", source.declared is not None)
         return Input("external", self.graph.digests[name], name)
 
     def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
-        """Files of a folder outside the store, by the digest of what they hold. `key` names the listing."""
+        """Files of a folder outside the store, by the digest of their content. `key` names the listing."""
         try:
             source = SourceSpec(url=url, format="text", include=include)
         except ValueError as error:
@@ -83,14 +85,14 @@ class Builder:
         return self.outside(key, source, path, fix)
 
     def outside(self, key: str, source: SourceSpec, path: FieldPath, fix: str) -> Input:
-        """Files outside the store that are no source of the recipe, by the digest of what they hold."""
+        """Files outside the store that are not a source of the recipe, by the digest of their content."""
         may_be_absent = source.declared is not None or self.pipeline.assumed_inputs.covers(source.url)
         self._digest(key, source.url, source, path, fix, may_be_absent)
         return Input("external", self.graph.digests[key], source.url)
 
     def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str, may_be_absent: bool) -> None:
         if may_be_absent and not self.ask_network and not is_local(source.url):
-            self.unavailable(key, name, source, "a remote url is not asked for a plan", path)
+            self.unavailable(key, name, source, "a plan does not read remote urls", path)
             return
         try:
             listing = list_source(source)
@@ -108,17 +110,18 @@ class Builder:
         self.graph.digests[key] = digest
 
     def unavailable(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
-        """Notes that what a plan may do without is unavailable. `name` is that of the inputs that read it."""
+        """Records that a declared input is unavailable. `name` is that of the inputs that read it."""
         self.graph.unavailable[name] = Unavailable(source.url, reason, path, source.declared)
         self.graph.digests[key] = provisional(source)
 
     def part(self, ref: Reference) -> Input:
-        """An artifact that is not a checkpoint: the part that is named, or the stage's last."""
+        """An artifact that is not a checkpoint: the named part, or the stage's last."""
         nodes = self.graph.of(ref.stage)
         return reads(next((node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"), nodes[-1]))
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
-        """A checkpoint, and the trajectory that it lies on. Of a selection the chosen one; until then the selection itself is read."""
+        """A checkpoint, and its trajectory. For a selection, the chosen checkpoint, or the selection itself
+        until it has chosen."""
         start = point_of(ref, self.graph.trajectories, path, self.graph.best)
         if isinstance(self.pipeline.stages.get(ref.stage), SelectStage):
             if ref.stage not in self.graph.best:
@@ -132,7 +135,7 @@ class Builder:
         return reads(node, start.step), self.graph.trajectories[start.phase]
 
     def tokenizer_of(self, read: Input) -> Input:
-        """The tokenizer behind a part: of what it was made with, through whatever it reads."""
+        """The tokenizer of a part, found through its inputs."""
         node = self.graph.nodes[read.node or ""]
         if isinstance(node.part, ImportModelPart):
             name = node.name.replace("/import", "/tokenizer")
@@ -210,7 +213,7 @@ class Builder:
             try:
                 fs, root = fsspec.core.url_to_fs(resolve_url(part.path))
                 return hashlib.sha256(fs.cat_file(f"{root.rstrip('/')}/tokenizer.json")).hexdigest()
-            except (OSError, ValueError):  # what is wrong with the folder is said where it is named
+            except (OSError, ValueError):  # reported at the stage that names the folder
                 return None
         artifact = Artifact(self.store, node.path)
         record = artifact.manifest.files.get("tokenizer.json") if artifact.complete else None

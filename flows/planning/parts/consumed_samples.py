@@ -1,12 +1,13 @@
-"""What was drawn from mixtures on the way to a segment: counters that go on, and what is excluded.
+"""Samples that the ancestors of a segment have drawn from mixtures: counters that continue, and exclusions.
 
-A segment of training draws samples [offset, end) of its mixture. The windows of a corpus come in one order for all mixtures of a seed,
-sequence length and packing, so what several mixtures have drawn from it is a beginning of that order, as long as each began behind the
-others. To exclude something is to begin behind it: for every mixture that drew, how many samples; what these mean for each corpus is
-counted where the recipes are (`apertus_model.data.samples.drawn_before`).
+A training segment draws samples [offset, end) of its mixture. The windows of a corpus have one order for all
+mixtures of a seed, sequence length and packing, so those that several mixtures have drawn are a prefix of
+that order, as long as each began after the others. To exclude samples is to begin after them: a segment
+states for every mixture how many samples were drawn, and `apertus_model.data.samples.drawn_before` counts
+them for each corpus.
 
-Invariant: nothing that an excluded stage drew is drawn again before the rest of its source. Where this cannot be had (another order,
-another length) it is a problem of the recipe, never a silent approximation.
+Invariant: samples of an excluded stage are drawn again only after the rest of their source. Where that is
+impossible (another order, another length) it is a problem of the recipe, never a silent approximation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from specs.stages.select import SelectPart
 from specs.stages.training import Segment
 
 Ancestry = list[tuple[Node, int]]  # segments of training, each with the step up to which it counts, the last one first
-Counters = dict[tuple[str, ...], int]  # samples drawn so far, by what they were drawn from and how
+Counters = dict[tuple[str, ...], int]  # samples drawn so far, by `counter`
 DATA = ("mixture", "conversations", "pairs", "log_probabilities")
 
 
@@ -39,13 +40,14 @@ class ConsumedSamples(NamedTuple):
 
 
 def counter(inputs: dict[str, Input], length: int, packing: str) -> tuple[str, ...]:
-    """What a segment counts its samples by: the data, and how they become sequences."""
+    """The key of a segment's counter: its data, and how they become sequences."""
     data = [read.fingerprint for role, read in inputs.items() if role.split(":")[0] in DATA]
     return (*data, str(length), packing)
 
 
 def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
-    """The segments on the way to a step of a part; of a merge, and of a selection that is not made yet, those of all its checkpoints."""
+    """The segments that lead to a step of a part; for a merge or an open selection, those of all its
+    checkpoints."""
     ancestry: Ancestry = []
     while node is not None and not isinstance(node.part, ImportModelPart):
         if isinstance(node.part, (MergePart, SelectPart)):
@@ -60,7 +62,7 @@ def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
 
 
 def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
-    """Samples drawn on the way to a step of a part, by the counters that the segments state."""
+    """Samples drawn up to a step of a part, by the counters of the segments."""
     consumed: Counters = {}
     current: Node | None = node
     while current is not None and not isinstance(current.part, ImportModelPart):
@@ -70,7 +72,7 @@ def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
                 if read.step is not None and read.node is not None:
                     for key, samples in consumed_until(graph, graph.nodes[read.node], read.step).items():
                         merged[key] = max(merged.get(key, 0), samples)
-            return merged | consumed  # what came after the merge states its own counters
+            return merged | consumed  # later segments have their own counters
         assert isinstance(current.part, Segment)
         consumed.setdefault(counter(current.inputs, current.part.sequence_length, current.part.packing), current.part.sample_at(step))
         before = current.inputs.get("parent")
@@ -81,15 +83,16 @@ def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
 def excluded(
     builder: Builder, at: FieldPath, mixture: Input, length: int, packing: str, ancestry: Ancestry, carried: Ancestry
 ) -> dict[str, ConsumedSamples]:
-    """What a segment begins behind, by fingerprint of the mixtures, its own among them where it was drawn from.
+    """The samples after which a segment begins, by fingerprint of the mixtures, its own included if it was
+    drawn from.
 
-    Of an excluded stage, what counts is what the ancestry of the segment trained on, or all of it when the stage
-    is no ancestor. The pieces of an annealed mixture exclude each other.
+    Of an excluded stage, the steps in the ancestry of the segment count, or all of them when the stage is not
+    an ancestor. The pieces of an annealed mixture exclude each other.
 
     Args:
         at: of the phase, for problems.
         ancestry: the segments before this one.
-        carried: those of them whose counters go on.
+        carried: those of them whose counters continue.
     """
     graph = builder.graph
     node = graph.nodes[mixture.node or ""]
@@ -109,9 +112,9 @@ def excluded(
             shared = [corpus.name for corpus in corpora(graph, other.name) if corpus.fingerprint in mine]
             if not shared:
                 continue
-            what = f"what '{segment.stage}' drew from '{shared[0]}'"
+            what = f"samples of '{segment.stage}' from '{shared[0]}'"
             if (consumed.length, consumed.packing) != (length, packing):
-                lengths = f"{consumed.length} ({consumed.packing}); here they are of {length}"
+                lengths = f"{consumed.length} ({consumed.packing}); here sequences have {length}"
                 message = f"mixture '{node.stage}' excludes {what} in sequences of {lengths}"
                 fix = "use the same sequence_length and packing, or take the stage out of exclude."
                 builder.problem((*at, "mixture"), f"{message} ({packing})", fix)
@@ -128,7 +131,7 @@ def excluded(
 
 
 def _consumed_in(node: Node, step: int) -> list[ConsumedSamples]:
-    """What was drawn when a segment has done `step` steps: through its own mixture, and what it began behind."""
+    """The samples drawn after `step` steps of a segment: through its own mixture, and before it began."""
     part = node.part
     if not isinstance(part, Segment) or "mixture" not in node.inputs:
         return []

@@ -63,7 +63,8 @@ def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSour
         missing = set(chosen.columns()) & set(process.columns()) - set(WEB_COLUMNS if format_ in WEB else ())
         if missing and format_ not in TABLES:
             columns = ", ".join(f"'{column}'" for column in sorted(missing))
-            builder.problem(path, f"it looks at column {columns}, which documents of format {format_} do not have", "use another filter.")
+            message = f"it reads column {columns}, which documents of format {format_} do not have"
+            builder.problem(path, message, "use another filter.")
         for number, files in enumerate(chosen.files()):
             key = f"{stage}/{source}.filters.{step}.{number}"
             inputs[f"filter:{step}:{number}"] = builder.outside(key, files, path, "correct the url.")
@@ -92,7 +93,8 @@ def _files(builder: Builder, source: str) -> list[str]:
 
 
 def add_mixture(builder: Builder, name: str) -> None:
-    """One part; one per piece, and one for what follows, when it is annealed. Sources in the order of their fingerprints."""
+    """One part; when it is annealed, one per piece and one for its end. Sources in the order of their
+    fingerprints."""
     stage = cast(MixtureStage, builder.pipeline.stages[name])
     field = "weights" if stage.weights is not None else "proportional"
     for number, pieces in enumerate(stage.pieces, start=1):
@@ -102,7 +104,7 @@ def add_mixture(builder: Builder, name: str) -> None:
         inputs = {f"source:{index}": read for index, (read, _) in enumerate(chosen)}
         builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
         if len({read.fingerprint for read, _ in chosen}) < len(chosen):
-            builder.problem(("stages", name, field), "two of these are the same", "add their weights up.")
+            builder.problem(("stages", name, field), "two of these are the same", "add their weights.")
             return
         tokenizers = {builder.tokenizer_of(read).name for read, _ in chosen}
         if len(tokenizers) > 1:

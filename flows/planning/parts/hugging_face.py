@@ -1,6 +1,6 @@
 """Parts of a Hugging Face model that a stage starts from: its weights as a checkpoint, and its tokenizer.
 
-They belong to the stage that names the model. Two stages that name the same one share them, since the parts are the same work.
+They belong to the stage that names the model. Two stages that name the same one share them, as duplicates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from specs.units import Reference
 
 
 def open_models(builder: Builder) -> dict[str, HubModel]:
-    """All Hugging Face models that a recipe names. What is wrong with one is a problem of the builder, where it is named first."""
+    """All Hugging Face models that a recipe names. A mistake in one is a problem at the field that names it
+    first."""
     found: dict[str, HubModel] = {}
     tried: set[str] = set()
     for name, stage in builder.pipeline.stages.items():
@@ -40,7 +41,7 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 
 
 def _absent(builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath) -> HubModel:
-    """What stands in a plan for a model that is declared and unavailable."""
+    """The model that a plan uses for a declared and unavailable one."""
     for name in (str(ref), f"{ref}{TOKENIZER}"):
         builder.unavailable(name, name, SourceSpec(url=name, format="text"), reason, path)
     return HubModel(

@@ -24,7 +24,7 @@ from specs.units import Reference
 
 
 def add_preference_data(builder: Builder, name: str) -> None:
-    """Six parts, each an artifact of its own."""
+    """Six parts, each an artifact."""
     stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -68,7 +68,7 @@ def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) ->
     """The rule for pairs (`apertus_model.data.choice`) needs two sampled completions, and two that differ."""
     sampling = stage.completions
     if sampling.n < 2:
-        message = f"no prompt has a pair when {sampling.n} completion of it is sampled, whatever comes along"
+        message = f"no prompt has a pair with {sampling.n} sampled completion, even with offline ones"
         builder.problem((*at, "completions", "n"), message, "state 2 or more.")
     if sampling.temperature == 0 and not stage.offline:
         message = "no prompt has a pair: at temperature 0 all of its completions are the same"
@@ -76,9 +76,9 @@ def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) ->
 
 
 def check_room(builder: Builder, path: FieldPath, sampling: Sampling, room: int, what: str) -> None:
-    """A prompt and its completion share `room` tokens; a prompt has one at least."""
+    """A prompt and its completion share `room` tokens; a prompt has at least one."""
     if sampling.max_new_tokens >= room:
-        message = f"max_new_tokens {sampling.max_new_tokens:,} leave no room for a prompt in {what} {room:,}"
+        message = f"max_new_tokens {sampling.max_new_tokens:,} leaves no room for a prompt in {what} {room:,}"
         builder.problem(path, message, f"state max_new_tokens below {room}, or a larger {what}.")
 
 

@@ -1,4 +1,4 @@
-"""Parts of the kinds that look at models or hand one out: `evaluate`, `probe`, `select`, `export`."""
+"""Parts of the kinds that measure, choose or export models: `evaluate`, `probe`, `select`, `export`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from specs.stages.training import Segment
 from specs.trajectory import Trajectory, candidates
 
 EXTRAPOLATION = 16
-"""Held-out sequences are at most so many times as long as the model's context: that of Apertus grows from 4,096 to
-65,536 tokens, and the model before is measured at the length of the one after."""
+"""Largest ratio of held-out sequences to the model's context: that of Apertus grows from 4,096 to 65,536
+tokens, and the earlier model is measured at the length of the later one."""
 
 
 def add_evaluate(builder: Builder, name: str) -> None:
-    """The evaluation itself is the last part; before it, where answers are generated or tasks are run, what they take."""
+    """The evaluation is the last part, after those that generate answers or run tasks."""
     stage = cast(EvaluateStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -64,7 +64,8 @@ def add_evaluate(builder: Builder, name: str) -> None:
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
-    """A metric that the evaluation will not have is a problem. What the harness measures is known when it has."""
+    """A metric that the evaluation will not have is a problem. Metrics of the harness are unknown until it
+    has run."""
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
     known = _metrics(builder, stage, evaluation)
     if metric not in known and not (stage.harness and metric.startswith("task/")):
@@ -72,7 +73,7 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
 
 
 def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
-    """The metrics of an evaluation, but for those of the harness."""
+    """The metrics of an evaluation, without those of the harness."""
     part = cast(EvaluatePart, evaluation.part)
     buckets = _repeats(builder, stage.memorisation).buckets if stage.memorisation else []
     against = cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names if stage.against else []
@@ -93,13 +94,14 @@ def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath)
     prefix, suffix, length = memorisation.prefix, memorisation.suffix, _repeats(builder, memorisation).length
     if prefix + suffix > length:
         total = f"prefix {prefix} and suffix {suffix} are {prefix + suffix} tokens"
-        message = f"{total}, the probes of '{memorisation.probes}' have {length}"
+        message = f"{total}, but the probes of '{memorisation.probes}' have {length}"
         fix = f"state a sum of {length} at most, or a larger repeats.length of the corpus."
         builder.problem(path, message, fix)
 
 
 def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, path: FieldPath) -> None:
-    """Sequences far behind the model's context measure nothing, and take memory with the square of their length."""
+    """Sequences far beyond the model's context measure nothing, and need memory with the square of their
+    length."""
     context, limit = trajectory.context_length, EXTRAPOLATION * trajectory.context_length
     if length is not None and length > limit:
         trained = f"the model was trained on {context:,} at most"
@@ -108,7 +110,8 @@ def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, 
 
 
 def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
-    """Length of the held-out sequences: what the stage states, else that of the evaluation it is compared with, else the model's."""
+    """Length of the held-out sequences: the stage's, else that of the evaluation in `against`, else the
+    model's."""
     if stage.sequence_length is not None or stage.against is None:
         return stage.sequence_length or trajectory.sequence_length
     return cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).sequence_length
@@ -167,12 +170,13 @@ def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str
             ("sequence_length", stage.sequence_length or theirs.sequence_length, theirs.sequence_length),
         ):
             if own_value != value:
-                message = f"'{stage.against}' has {field} {value}, this stage {own_value}; forgetting compares the same held-out text"
+                differ = f"'{stage.against}' has {field} {value}, this stage {own_value}"
+                message = f"{differ}; forgetting needs the same held-out text"
                 builder.problem(("stages", name, field), message, f"state {field}: {value}.")
     if "completions" in inputs and "completions" in other.inputs:
         own, other_answers = (builder.graph.nodes[read.node or ""] for read in (inputs["completions"], other.inputs["completions"]))
         if inputs["prompts"].fingerprint != other.inputs["prompts"].fingerprint or _sampling(own) != _sampling(other_answers):
-            message = f"'{stage.against}' answers other prompts, or samples otherwise"
+            message = f"'{stage.against}' and this stage differ in prompts or sampling"
             builder.problem(path, message, "state the same generation: in both.")
         if "rewards" in inputs and "rewards" in other.inputs:
             inputs["against_rewards"] = other.inputs["rewards"]
@@ -204,7 +208,7 @@ def add_probe(builder: Builder, name: str) -> None:
 
 
 def add_select(builder: Builder, name: str) -> None:
-    """One part, which reads what the choice depends on; what starts from the stage reads the chosen checkpoint itself."""
+    """One part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
     stage = cast(SelectStage, builder.pipeline.stages[name])
     read = [builder.checkpoint(ref, path)[0] for path, ref in candidates(builder.pipeline, name)]
     if len({checkpoint.hashed for checkpoint in read}) < len(read):
@@ -220,13 +224,13 @@ def add_select(builder: Builder, name: str) -> None:
 
 
 def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[Input]) -> None:
-    """The held-out loss that checkpoints are compared by was, or will be, measured at the step of each."""
+    """The held-out loss by which checkpoints are compared must be measured at the step of each."""
     wanted = stage.metric.removeprefix("val_loss").removeprefix("/")
     for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, read, strict=True)):
         node = builder.graph.nodes[checkpoint.name]
         path: FieldPath = ("stages", name, "checkpoints", index)
         if isinstance(node.part, SelectPart):
-            continue  # one that has not chosen yet
+            continue  # a selection that has not chosen yet
         if not isinstance(node.part, Segment):
             message = f"'{ref}' was not trained, so it has no held-out loss"
             builder.problem(path, message, "name evaluations in place of checkpoints.")
@@ -237,7 +241,7 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
             builder.problem(("stages", name, "metric"), message, did_you_mean(wanted, node.part.source_names))
         elif interval and step % interval and step != node.end_step and ref.best is None:
             measured = f"held-out loss is measured every {interval} steps and at step {node.end_step}"
-            message = f"'{ref}' is step {step}, and {measured}"
+            message = f"'{ref}' is step {step}, but {measured}"
             builder.problem(path, message, "name such a step, or state another validation.interval.")
 
 

@@ -127,7 +127,7 @@ def _segment_class(stage: TrainingStage) -> type[Segment]:
 
 
 def _data(builder: Builder, stage: TrainingStage, planned: SegmentPlan) -> tuple[dict[str, Input], dict[str, Any]]:
-    """What a segment reads, and the fields of its kind."""
+    """The inputs of a segment, and the fields of its kind."""
     if isinstance(stage, SftStage):
         chosen = sorted(
             ((builder.part(Reference.parse(part)), repeats) for part, repeats in stage.conversations.items()),
@@ -154,7 +154,8 @@ def _data(builder: Builder, stage: TrainingStage, planned: SegmentPlan) -> tuple
 
 
 def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
-    """The rows of each corpus of a mixture, when documents are packed into them: a part of the stage per corpus, shared by its phases."""
+    """The rows of packed documents: for best-fit packing, a part of the stage per corpus, shared by its
+    phases."""
     found: dict[str, Input] = {}
     for index, corpus in enumerate(corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []):
         name = f"{phase.stage}/packing-{trajectory.sequence_length}/{corpus.name}"
@@ -167,26 +168,30 @@ def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajecto
 
 
 def _check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase, parent: Input) -> None:
-    """The reference of the loss is the model that training begins with, and its log-probabilities were taken on the very sequences that
-    are trained on."""
+    """The reference of the loss must be the model that training begins with, and its log-probabilities must
+    be of the sequences that are trained on."""
     at, name = phase.path, stage.preferences
     trajectory = builder.graph.trajectories[phase.name]
     reference = next(node for node in builder.graph.of(name.stage) if node.kind == "log_probabilities")
     checkpoint, part = reference.inputs["checkpoint"], reference.part
     assert isinstance(part, LogProbabilitiesPart)
     if parent.hashed != checkpoint.hashed:
-        message = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}', this stage starts from '{phase.parent}'"
+        made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
+        message = f"{made}, but this stage starts from '{phase.parent}'"
         builder.problem((*at, "from"), message, "start from the checkpoint that the preference data name.")
     if trajectory.sequence_length != part.sequence_length:
-        message = f"'{name}' has sequences of {part.sequence_length} tokens, this stage of {trajectory.sequence_length}"
+        own = trajectory.sequence_length
+        message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
         builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
     if trajectory.precision != part.precision:
-        message = f"the log-probabilities of '{name}' are in {part.precision.param}, this stage computes in {trajectory.precision.param}"
+        precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
+        message = f"the log-probabilities of '{name}' are in {precisions}"
         builder.problem((*at, "preferences"), message, "state the same precision in both.")
 
 
 def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpointing:
-    """Steps that other stages start from are milestones; metrics that they choose by are watched."""
+    """The checkpoint settings of a phase, with the steps that other stages start from as milestones, and the
+    metrics by which they choose under `best`."""
     wanted, best = set(checkpoint.milestones), set(checkpoint.best)
     for start, ref in builder.starts:
         if start.phase == phase:
@@ -196,7 +201,7 @@ def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpoint
 
 
 def _check_best(builder: Builder, phase: Phase) -> None:
-    """What `checkpoint.best` names is measured: otherwise none of its checkpoints would be kept, and nobody would be told."""
+    """The metrics of `checkpoint.best` must be measured: otherwise no checkpoint would be kept for them."""
     sources = sorted({name for node in builder.graph.segments(phase.name) for name in getattr(node.part, "source_names", [])})
     for index, metric in enumerate(phase.settings.checkpoint.best):
         path: FieldPath = (*phase.path, "checkpoint", "best", index)
@@ -214,7 +219,8 @@ def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajector
     part = builder.graph.nodes[tokenizer.name].part
     assert isinstance(part, TokenizerPart)
     if part.vocab_size > trajectory.model.vocab_size:
-        message = f"the model has {trajectory.model.vocab_size:,} embeddings, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
+        embeddings = f"the model has {trajectory.model.vocab_size:,} embeddings"
+        message = f"{embeddings}, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
         builder.problem(("stages", phase.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
     return tokenizer
 
@@ -228,7 +234,8 @@ def add_merge(builder: Builder, name: str) -> None:
     pairs = zip(stage.checkpoints, weights, strict=True)
     read = [(builder.checkpoint(ref, ("stages", name, "checkpoints", index))[0], weight) for index, (ref, weight) in enumerate(pairs)]
     if len({checkpoint.hashed for checkpoint, _ in read}) < len(read):
-        builder.problem(("stages", name, "checkpoints"), "two of these are the same checkpoint", "add their weights up.")
+        path = ("stages", name, "checkpoints")
+        builder.problem(path, "two of these are the same checkpoint", "add their weights.")
     read.sort(key=lambda pair: pair[0].hashed)
     trajectory = builder.graph.trajectories[name]
     tokenizer = builder.tokenizer_of(read[0][0])
@@ -240,15 +247,16 @@ def add_merge(builder: Builder, name: str) -> None:
 
 
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
-    """For each `@best:` reference whose stage has finished, the kept checkpoint with the lowest value, and for each selection that was
-    made, which candidate; a note for each that is not known yet."""
+    """The kept checkpoint with the lowest value for each `@best:` reference whose stage has finished, and the
+    chosen candidate for each selection that has finished; a note for each that is unknown yet."""
     found: dict[str, int] = {}
     selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
     for node, part in selections:
         if (choice := Artifact(store, node.path)).complete:
             found[node.name] = int(choice.metric("chosen"))
         elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
-            graph.notes.append(f"'{node.name}' is chosen when its candidates have finished; until then {part.names[0]} stands for it")
+            note = f"'{node.name}' is chosen when its candidates have finished; until then it is planned as"
+            graph.notes.append(f"{note} {part.names[0]}")
     seen: set[str] = set()
     for name, stage in pipeline.stages.items():
         for path, ref, *_ in uses(name, stage):
@@ -278,9 +286,9 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
 
 
 def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> Problem:
-    """`@best:` a metric that no kept checkpoint has, though its stage has finished."""
+    """The problem of an `@best:` metric that no kept checkpoint of a finished stage has."""
     steps = ", ".join(str(checkpoint.step) for checkpoint in kept) or "none"
     measured = sorted({name for checkpoint in kept for name in checkpoint.facts.get("validation") or {}})
-    there = f"; measured were {', '.join(f'val_loss/{name}' for name in measured)}" if measured else ""
-    message = f"'{ref}' chooses among the steps that '{ref.stage}' kept, {steps}, and {ref.best} was measured at none of them{there}"
+    there = f"; they have {', '.join(f'val_loss/{name}' for name in measured)}" if measured else ""
+    message = f"'{ref}': {ref.best} was measured at none of the steps that '{ref.stage}' kept, {steps}{there}"
     return Problem(path, message, "name one of these metrics, make validation.interval divide checkpoint.interval, or name a step.")

@@ -130,7 +130,7 @@ def test_a_tokenizer_without_chat_tokens_is_refused_with_their_names(tokenizer: 
 
 def test_a_tool_whose_schema_is_none_is_a_conversation_error(tokenizer: Tokenizer) -> None:
     tools = [{"name": "f", "parameters": {"type": "object", "properties": [1]}}]
-    with pytest.raises(ConversationError, match="does not render") as caught:
+    with pytest.raises(ConversationError, match="cannot render") as caught:
         ChatEncoder(tokenizer).encode([{"role": "user", "content": "x"}], tools)
     assert caught.value.reason == "not_rendered"
 

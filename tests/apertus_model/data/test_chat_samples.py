@@ -61,7 +61,7 @@ def _lists(sample: PackedSample) -> list[Any]:
     return [None if array is None else array.tolist() for array in sample]
 
 
-def test_a_row_is_its_conversations_and_padding_to_the_last_number(tmp_path: Path) -> None:
+def test_row_is_exactly_its_conversations_and_padding(tmp_path: Path) -> None:
     shards = _shards(tmp_path, [[1, 20, 21, 22, 23, 24], [1, 30, 31]], [[NO, NO, YES, TOOL, YES, YES], [NO, NO, YES]])
     expected_input = [1, 20, 21, 22, 23, 24, 1, 30, 31, PAD, PAD]
     positions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]

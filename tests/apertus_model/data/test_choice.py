@@ -54,7 +54,7 @@ def test_the_best_is_paired_with_one_of_the_worst(offline: list[float], sampled:
     assert _chosen(offline, sampled) == expected
 
 
-def test_the_middle_stands_in_where_there_is_no_best_or_worst() -> None:
+def test_middle_class_replaces_a_missing_best_or_worst() -> None:
     # The extreme ones of the model's own are too long to be candidates: only the middle is left.
     middle = [one for one in _candidates([3], [1, 2, 3, 4, 5]) if one.text in ("o0", "s1", "s3")]
     chosen, rejected = choose(middle, reference=5, worst_quantile=0.2)
@@ -95,7 +95,7 @@ def test_the_chosen_one_is_always_better(offline: list[int], sampled: list[int],
     assert chosen.tokens != rejected.tokens
 
 
-def test_a_further_pair_comes_from_both_halves_and_takes_nothing_twice() -> None:
+def test_second_pair_comes_from_both_halves_without_repetition() -> None:
     candidates = _candidates([0, 9], [1, 2, 3, 4, 5, 6])
     first = choose(candidates, reference=6, worst_quantile=0.2)
     seen = set()

@@ -27,13 +27,13 @@ def test_a_file_of_several_compressed_parts_is_read_to_its_end(name: str, compre
 
 
 @pytest.mark.parametrize(("name", "compress"), FORMATS)
-def test_a_file_that_is_cut_off_anywhere_inside_a_part_is_no_shorter_file(name: str, compress: Callable[[bytes], bytes]) -> None:
+def test_file_truncated_inside_a_compressed_part_is_an_error(name: str, compress: Callable[[bytes], bytes]) -> None:
     first, second = compress(b"first " * 20), compress(bytes(range(100)))
     for length in range(len(first) + 1, len(first + second)):
         with pytest.raises((EOFError, OSError, zlib.error, lzma.LZMAError)):
             decompressed(io.BytesIO((first + second)[:length]), name).read()
 
 
-def test_any_other_suffix_is_read_as_it_is() -> None:
+def test_file_with_another_suffix_is_read_uncompressed() -> None:
     for name in ("a.zip", "a.jsonl", "a"):
         assert decompressed(io.BytesIO(b"content"), name).read() == b"content"

@@ -171,7 +171,7 @@ def test_a_corpus_that_another_program_wrote_trains_as_the_page_says(tmp_path: P
     assert ours == theirs == page["windows"]
 
 
-def test_goldfish_drops_what_the_page_says() -> None:
+def test_goldfish_drops_the_documented_labels() -> None:
     page = example("goldfish")
     labels, k, h = page["labels"], page["k"], page["h"]
     assert goldfish_mask(labels, k, h).astype(int).tolist() == page["dropped"]

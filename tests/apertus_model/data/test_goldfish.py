@@ -87,7 +87,7 @@ def test_arrays_and_tensors_of_any_shape_have_the_mask_of_the_reference(
     )
 
 
-def test_a_product_that_is_negative_in_64_bits_finds_its_place_from_the_end_of_the_table() -> None:
+def test_negative_64_bit_product_indexes_from_the_end_of_the_table() -> None:
     labels = np.full(64, 2**21 + 3)
     product = (2**21 + 3) ** 3 - 2**64
     assert -(2**63) <= product < 0
@@ -152,6 +152,6 @@ def test_about_one_label_in_fifty_is_dropped() -> None:
 
 @pytest.mark.parametrize(("k", "h", "shape"), [(0, 50, (4,)), (50, 0, (4,)), (50, 50, (1, 2, 3))])
 @pytest.mark.parametrize("make", [np.ones, torch.ones])
-def test_what_makes_no_sense_is_refused(make: Any, k: int, h: int, shape: tuple[int, ...]) -> None:
+def test_meaningless_settings_are_refused(make: Any, k: int, h: int, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="goldfish"):
         goldfish_mask(make(shape, dtype=np.int64 if make is np.ones else torch.int64), k, h)

@@ -88,9 +88,9 @@ def test_a_reader_that_is_missing_or_fails_is_named(tmp_path: Path, format_: str
         read(tmp_path / "a.own", reader, format_)
 
 
-def test_a_file_that_a_reader_cannot_read_is_told_as_for_the_other_formats(tmp_path: Path) -> None:
+def test_unreadable_file_of_a_reader_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text" * 100, mtime=0)[:20])
-    with pytest.raises(SourceError, match=r"cannot read '.*a\.gz' behind document 0"):
+    with pytest.raises(SourceError, match=r"cannot read '.*a\.gz' after document 0"):
         read(tmp_path / "a.gz", "whole")
     (tmp_path / "a.own").write_text("text")
     with pytest.raises(SourceError, match=r"a\.own', line 1: it has no heading\. Fix: correct the url"):

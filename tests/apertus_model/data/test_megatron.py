@@ -26,7 +26,7 @@ def _write(prefix: Path, dtype: str = "<u2") -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i4"])
-def test_what_is_written_is_read(tmp_path: Path, dtype: str) -> None:
+def test_written_files_read_back(tmp_path: Path, dtype: str) -> None:
     file = TokenFile(_write(tmp_path / "corpus.v2", dtype), vocab_size=11)
     assert [file[i].tolist() for i in range(len(file))] == DOCUMENTS
     assert file.tokens.tolist() == [token for document in DOCUMENTS for token in document]
@@ -96,7 +96,7 @@ def test_a_cut_off_index_is_refused_with_both_lengths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "value", "message"), [(0, b"X", "no Megatron index"), (9, b"\x02", "version 2"), (17, b"\x63", "dtype code 99")]
+    ("offset", "value", "message"), [(0, b"X", "not a Megatron index"), (9, b"\x02", "version 2"), (17, b"\x63", "dtype code 99")]
 )
 def test_a_wrong_header_is_refused(tmp_path: Path, offset: int, value: bytes, message: str) -> None:
     prefix = _write(tmp_path / "a")
@@ -115,7 +115,7 @@ def test_an_id_outside_of_the_vocabulary_is_found_when_it_is_read(tmp_path: Path
         _ = file[2]
 
 
-def test_sequences_that_do_not_lie_back_to_back_are_found_by_verify(tmp_path: Path) -> None:
+def test_verify_finds_gaps_between_sequences(tmp_path: Path) -> None:
     prefix = _write(tmp_path / "a")
     index = prefix.with_suffix(".idx")
     content = bytearray(index.read_bytes())
@@ -185,7 +185,7 @@ def test_megatron_reads_what_is_written(tmp_path: Path, megatron: Any, dtype: st
     assert theirs[0].dtype == np.dtype(dtype)
 
 
-def test_what_megatron_writes_is_read(tmp_path: Path, megatron: Any) -> None:
+def test_files_written_by_megatron_are_read(tmp_path: Path, megatron: Any) -> None:
     import torch
 
     builder = megatron.IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=megatron.DType.optimal_dtype(65_499))
@@ -222,7 +222,7 @@ def _index_with(prefix: Path, table: str, number: int, value: int) -> None:
         ("documents", 2, -5, "document 1 has the sequences 1 to -6"),
     ],
 )
-def test_borders_that_are_none_are_found_by_verify(tmp_path: Path, table: str, number: int, value: int, message: str) -> None:
+def test_verify_finds_wrong_document_boundaries(tmp_path: Path, table: str, number: int, value: int, message: str) -> None:
     prefix = _write(tmp_path / "a")
     _index_with(prefix, table, number, value)
     with pytest.raises(TokenFileError, match=message):

@@ -62,7 +62,7 @@ def test_copies_of_a_probe_are_spread_over_the_split(tmp_path: Path) -> None:
     assert max(places) - min(places) > 50
 
 
-def test_documents_that_begin_alike_are_no_probes(tmp_path: Path) -> None:
+def test_documents_with_equal_beginnings_are_not_probes(tmp_path: Path) -> None:
     licensed = [[50, 51, 52, 53, 54, 100 + i, 7, 7, 7, 7] for i in range(10)]
     others = [[200 + i, 51, 52, 53, 54, 55, 7, 7, 7, 7] for i in range(4)]
     documents = _documents(tmp_path, licensed + others)

@@ -74,7 +74,7 @@ def test_the_first_samples_draw_the_first_windows_of_each_source_and_each_pass_i
             assert sorted(seen[source][begin:end]) == list(range(count))
 
 
-def test_epochs_have_orders_of_their_own() -> None:
+def test_each_epoch_has_another_order() -> None:
     order = MixtureOrder([1], [40], seed=3)
     epochs = [tuple(order[i].window for i in range(40 * e, 40 * e + 40)) for e in range(4)]
     assert len(set(epochs)) == 4
@@ -99,7 +99,7 @@ def test_only_the_ratio_of_weights_counts() -> None:
     assert [one[i] for i in range(100)] == [other[i] for i in range(100)]
 
 
-def test_a_mixture_that_begins_behind_another_goes_on_in_the_same_windows() -> None:
+def test_mixture_after_another_continues_in_the_same_order_of_windows() -> None:
     sizes = {"web": 300, "code": 200, "math": 100}
     first = MixtureOrder([3, 2], [sizes["web"], sizes["code"]], 28, keys=["web", "code"])
     n = 333
@@ -114,7 +114,7 @@ def test_a_mixture_that_begins_behind_another_goes_on_in_the_same_windows() -> N
     assert {window for key, window in seen if key == "web"} == {whole[i].window for i in range(together)}
 
 
-def test_samples_far_out_cost_no_more_and_stay_exact() -> None:
+def test_distant_samples_are_exact_at_the_same_cost() -> None:
     order = MixtureOrder([7, 2, 1], [10**9, 10**6, 3], seed=28)
     n = 3_662_109_375
     counts = order.drawn(n)

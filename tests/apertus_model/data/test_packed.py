@@ -72,7 +72,7 @@ def test_every_label_is_trained_once_and_only_long_documents_are_cut(shards: lis
         assert packed.padding == len(rows) * length - sum(size for row in range(len(rows)) for _, size in rows.pieces(row))
 
 
-def test_what_windows_would_cut_is_counted_beside(tmp_path: Path) -> None:
+def test_documents_that_windows_would_cut_are_counted(tmp_path: Path) -> None:
     # Windows of 8 begin at 0, 8, 16: the documents [0, 5), [5, 9), [9, 16), [16, 26) lie in them whole, cut, whole, cut.
     _, _, writer = _write(tmp_path, [[5, 4, 7], [10]], 8)
     packed = writer.close()
@@ -81,7 +81,7 @@ def test_what_windows_would_cut_is_counted_beside(tmp_path: Path) -> None:
     assert (packed.cut_documents, packed.cropped_tokens, packed.pieces) == (1, 10, 5)
 
 
-def test_goldfish_and_the_order_go_over_packed_rows_as_over_windows(tmp_path: Path) -> None:
+def test_goldfish_and_order_apply_to_packed_rows(tmp_path: Path) -> None:
     stream, tables, writer = _write(tmp_path, [[12, 30, 7, 9, 22, 5, 17] * 4, [9, 9, 40]], 16)
     rows = writer.close().rows
     recipe = {"seed": 1, "eos_id": EOS, "vocab_size": 10_000, "sources": [{"fingerprint": "a", "weight": 1}]}

@@ -41,7 +41,7 @@ def test_realistic_lengths_fill_the_rows_within_seconds() -> None:
 
 
 def test_items_that_fit_nowhere_are_refused_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"items of 3 to 9 do not go into rows of capacity 8"):
+    with pytest.raises(ValueError, match=r"items of 3 to 9 do not fit into rows of capacity 8"):
         pack(np.array([3, 9]), 8)
     with pytest.raises(ValueError, match="items of 0 to 2"):
         pack(np.array([0, 2]), 8)

@@ -56,7 +56,7 @@ def test_the_examples_of_the_registry_are_found_with_and_without_spaces(iban: st
         assert replace(f"Pay to {written} AND NOT LATER, {written}.") == ("Pay to <iban-pii> AND NOT LATER, <iban-pii>.", (2,))
 
 
-def test_wrong_check_digits_or_lengths_are_no_iban() -> None:
+def test_wrong_check_digits_or_lengths_are_not_ibans() -> None:
     replace = Replacer(["iban"])
     assert is_iban("GB82 WEST 1234 5698 7654 32")
     for text in (
@@ -66,7 +66,7 @@ def test_wrong_check_digits_or_lengths_are_no_iban() -> None:
         assert replace(text) == (text, (0,))
 
 
-def test_every_single_wrong_digit_is_noticed() -> None:
+def test_every_wrong_check_digit_is_detected() -> None:
     """ISO 7064 MOD 97-10 detects all single substitutions."""
     plain = "CH9300762011623852957"
     for place in range(2, len(plain)):

@@ -35,7 +35,7 @@ def test_rows_come_back_in_order_from_files_of_fixed_size(attempt: Attempt, monk
         rows[9]
 
 
-def test_no_rows_are_no_files(attempt: Attempt) -> None:
+def test_no_rows_make_no_files(attempt: Attempt) -> None:
     rows = _written(attempt, 0)
     assert (len(rows), list(rows), rows.artifact.manifest.files) == (0, [], {})
 

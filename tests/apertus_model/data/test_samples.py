@@ -58,7 +58,7 @@ def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_docu
     assert any(EOS in samples[i].labels for i in range(20))
 
 
-def test_positions_restart_behind_each_document() -> None:
+def test_positions_restart_after_each_document() -> None:
     assert positions_within_documents(np.array([2, 4, 5]), 7).tolist() == [0, 1, 2, 0, 1, 0, 0]
     random = np.random.default_rng(3)
     for documents in (0, 1, 5, 14, 15, 16, 17, 40):

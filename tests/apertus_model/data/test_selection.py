@@ -117,7 +117,7 @@ def _in_tasks(process: CorpusSource, tasks: list[list[Item]], folder: Path) -> t
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_over_the_whole_source_stand_where_the_list_has_them(name: str, seed: int, tmp_path: Path) -> None:
+def test_deduplication_keeps_its_place_among_the_filters(name: str, seed: int, tmp_path: Path) -> None:
     process = CorpusSource.model_validate({"filters": LISTS[name], "pii": False})
     documents = _documents(seed)
     expected_kept, expected_dropped = _plainly(process, documents, tmp_path)

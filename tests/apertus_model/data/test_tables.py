@@ -76,7 +76,7 @@ def test_the_same_rows_are_the_same_documents_in_every_container(tmp_path: Path,
     assert _read(tmp_path, kind, write(TABLE), **COLUMNS) == EXPECTED
 
 
-def test_a_dataset_saved_to_disk_is_its_shards_and_none_of_the_files_beside_them(tmp_path: Path) -> None:
+def test_dataset_saved_to_disk_reads_only_its_shards(tmp_path: Path) -> None:
     datasets.disable_progress_bars()
     datasets.DatasetDict({"train": datasets.Dataset(TABLE)}).save_to_disk(str(tmp_path / "saved"), num_shards={"train": 2})
     source = SourceSpec(url=str(tmp_path / "saved"), format="arrow", **COLUMNS)  # type: ignore[arg-type]
@@ -138,9 +138,7 @@ def test_times_arrive_as_text_and_those_of_a_zone_in_utc(
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
 @pytest.mark.parametrize(("field", "value"), [("text_column", "text"), ("id_column", "uuid"), ("metadata", ["score", "lang"])])
-def test_a_column_that_is_not_there_is_named_with_those_that_are(
-    tmp_path: Path, kind: str, write: Callable[..., bytes], field: str, value: Any
-) -> None:
+def test_missing_column_is_named_with_existing_ones(tmp_path: Path, kind: str, write: Callable[..., bytes], field: str, value: Any) -> None:
     name = value[-1] if isinstance(value, list) else value
     with pytest.raises(
         SourceError, match=rf"rows\.{kind}'.*: no column '{name}'; there are body, good, key, score, tags, url. Fix: {field}"
@@ -149,7 +147,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
 
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
-def test_a_list_is_no_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
     with pytest.raises(SourceError, match=r"column 'tags' holds (a )?list.*; metadata are .*Fix: metadata"):
         _read(tmp_path, kind, write(TABLE), text_column="body", metadata=["tags"])
 
@@ -174,10 +172,10 @@ def test_a_file_without_rows_is_counted(tmp_path: Path, kind: str, write: Callab
 
 
 @pytest.mark.parametrize(("kind", "write"), TYPED)
-def test_a_file_that_is_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+def test_error_names_a_truncated_file(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
     content = write(TABLE.select(["body"]))
     for length in range(len(content)):
-        with pytest.raises(SourceError, match=rf"cannot read '.*rows\.{kind}' behind document [0-4], at about byte \d+: \w+"):
+        with pytest.raises(SourceError, match=rf"cannot read '.*rows\.{kind}' after document [0-4], at about byte \d+: \w+"):
             _read(tmp_path, kind, content[:length], text_column="body")
 
 
@@ -191,10 +189,10 @@ def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
         _read(tmp_path, "parquet", content.replace(b"of a document", b"of 1 document"))
 
 
-def test_offsets_that_lead_out_of_the_buffer_are_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_offsets_outside_the_buffer_are_an_error(tmp_path: Path) -> None:
     offsets = pyarrow.array([0, 3, 2**30, 6], pyarrow.int32()).buffers()[1]
     column = pyarrow.Array.from_buffers(pyarrow.string(), 3, [None, offsets, pyarrow.py_buffer(b"abcdef")])
-    with pytest.raises(SourceError, match=r"cannot read .* behind document 0, .*[Oo]ffset"):
+    with pytest.raises(SourceError, match=r"cannot read .* after document 0, .*[Oo]ffset"):
         _read(tmp_path, "arrow", _stream(pyarrow.table({"text": column})))
 
 

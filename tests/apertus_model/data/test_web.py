@@ -66,18 +66,18 @@ def test_a_page_is_a_document_with_its_address_and_date(tmp_path: Path) -> None:
     assert found.metadata == {"url": "https://site.example/1", "date": "2024-01-02T00:00:00Z"}
 
 
-def test_a_page_may_be_taken_as_it_is(tmp_path: Path) -> None:
+def test_page_can_be_read_raw(tmp_path: Path) -> None:
     squeezed = gzip.compress(PAGE.encode())
     archive = Archive().add("response", 0, PAGE.encode()).add("response", 1, squeezed, ("Content-Encoding", "gzip"))
     assert [found.text for found in _read(tmp_path, archive.bytes(), html="raw") if isinstance(found, SourceDocument)] == [PAGE, PAGE]
 
 
-def test_text_that_a_crawler_made_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_text_records_of_a_crawler_are_read_unchanged(tmp_path: Path) -> None:
     archive = Archive().add("conversion", 0, "Plain text, ż.\n".encode())
     assert [found.text for found in _read(tmp_path, archive.bytes()) if isinstance(found, SourceDocument)] == ["Plain text, ż.\n"]
 
 
-def test_what_gives_no_text_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_without_text_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "RECORD_BYTES", 5000)
     archive = Archive().add("warcinfo", 0, b"software: x\r\n").add("response", 1, b"\x89PNG\r\n\x1a\n" + bytes(100))
     archive.add("response", 2, b"<html><body></body></html>").add("response", 3, PAGE.encode() * 50).add("response", 4, PAGE.encode())
@@ -108,24 +108,24 @@ def test_an_archive_that_is_cut_off_inside_a_record_is_an_error(tmp_path: Path, 
             count = [0, 1, 1, 2][archive.borders.index(length)]
             assert _read(tmp_path, archive.bytes()[:length], name, html="raw") == whole[:count]
             continue
-        with pytest.raises(SourceError, match=rf"cannot read '.*{name}' behind document [012], at about byte \d+: \w+: "):
+        with pytest.raises(SourceError, match=rf"cannot read '.*{name}' after document [012], at about byte \d+: \w+: "):
             _read(tmp_path, archive.bytes()[:length], name, html="raw")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>no archive</html>", "at byte 0 stands b'<html>no archive</html>'"),
+        (b"<html>no archive</html>", "byte 0 begins with b'<html>no archive</html>'"),
         (b"WARC/1.0\r\nWARC-Type: response\r\n\r\n", "the record at byte 0 states no length"),
-        (b"WARC/1.0\r\nContent-Length: 2\r\n\r\nabcdefgh", "the record at byte 0 does not end behind its 2 bytes"),
+        (b"WARC/1.0\r\nContent-Length: 2\r\n\r\nabcdefgh", "the record at byte 0 does not end after its 2 bytes"),
     ],
 )
-def test_what_is_no_archive_is_an_error_with_the_byte(tmp_path: Path, content: bytes, message: str) -> None:
+def test_error_about_a_broken_archive_names_the_byte(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         _read(tmp_path, content)
 
 
-def test_without_its_libraries_the_way_to_install_them_is_named(tmp_path: Path) -> None:
+def test_missing_libraries_are_named_with_their_extra(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "sys.modules['warcio'] = None\n"

@@ -55,7 +55,7 @@ def test_task_files_include_checked_files_only(tmp_path: Path, included: str) ->
 
 def test_a_file_that_is_no_yaml_is_a_message(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text("a: 'b\n")
-    with pytest.raises(HarnessError, match=r"task file task\.yaml is no YAML"):
+    with pytest.raises(HarnessError, match=r"task file task\.yaml is not YAML"):
         check_tasks(tmp_path)
 
 

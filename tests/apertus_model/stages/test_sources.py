@@ -252,7 +252,7 @@ def test_a_file_that_is_cut_off_ends_the_stage_with_its_name(
     folder.mkdir()
     for name in ("a", "b", "c", "d"):
         (folder / f"{name}.jsonl.zst").write_bytes(zstandard.compress(_jsonl(texts))[: -8 if name == "c" else None])
-    with pytest.raises(SourceError, match=r"cannot read '.*c\.jsonl\.zst' behind document \d+, at about byte \d+: OSError"):
+    with pytest.raises(SourceError, match=r"cannot read '.*c\.jsonl\.zst' after document \d+, at about byte \d+: OSError"):
         bench.run("corpus", "c", _spec(folder, "jsonl"), {"tokenizer": tokenizer}, workers=workers)
     assert not Artifact(bench.store, "corpus/c").complete
 
@@ -270,7 +270,7 @@ def test_an_archive_that_is_cut_off_in_a_record_ends_the_stage_with_its_name(
         content = gzip.decompress(content)
         path = path.rename(folder / "a.warc.wet")
     path.write_bytes(content[:-100])  # in the last record
-    with pytest.raises(SourceError, match=rf"cannot read '.*{path.name}' behind document \d+, at about byte \d+: EOFError"):
+    with pytest.raises(SourceError, match=rf"cannot read '.*{path.name}' after document \d+, at about byte \d+: EOFError"):
         bench.run("corpus", "c", _spec(folder, "warc"), {"tokenizer": tokenizer})
     assert not Artifact(bench.store, "corpus/c").complete
 

@@ -279,7 +279,7 @@ def test_planning_again_waits_for_a_storage_that_is_away(planned: Planned, monke
     answers.append(again := planned())
     pipeline._settle(session, "tokenizer")
     assert session.plan is again
-    assert len(notes.notes) == 2 and "what follows could not be planned: the storage failed 7 times" in notes.notes[0]
+    assert len(notes.notes) == 2 and "the next parts could not be planned: the storage failed 7 times" in notes.notes[0]
     answers += [StorageError("the storage failed 7 times")] * 3
     with pytest.raises(StorageError):
         pipeline._settle(session, "tokenizer")

@@ -85,7 +85,7 @@ def test_every_code_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_advice_is_given_where_it_applies_and_not_elsewhere(advised: Advised, code: str) -> None:
+def test_advice_is_given_only_where_it_applies(advised: Advised, code: str) -> None:
     given, absent, stage = CASES[code]
     found = [advice for advice in advised(*given).get(code, []) if advice["stage"] == stage]
     assert found and all(advice["numbers"] for advice in found)
@@ -93,7 +93,7 @@ def test_advice_is_given_where_it_applies_and_not_elsewhere(advised: Advised, co
     assert [advice for advice in advised(*absent).get(code, []) if advice["stage"] == stage] == []
 
 
-def test_an_interval_that_loses_little_is_left_alone_and_the_one_that_is_advised_too(advised: Advised) -> None:
+def test_interval_with_a_small_loss_gets_no_advice(advised: Advised) -> None:
     """22 steps are more than three times the best interval, and lose less than 1%."""
 
     def given(interval: int) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_an_interval_that_loses_little_is_left_alone_and_the_one_that_is_advised
     assert given(22) == given(rare["numbers"]["interval_steps"]) == []
 
 
-def test_every_segment_is_looked_at_for_its_interval(advised: Advised) -> None:
+def test_interval_of_every_segment_is_checked(advised: Advised) -> None:
     """The first segment is long and saves once, the last is short."""
     first_long = ("stages.pretrain.mixture={0 steps: main, 390 steps: second}", "stages.pretrain.budget=400 steps")
     rare = ("stages.pretrain.global_batch_size=8", "stages.pretrain.checkpoint.interval=1000")
@@ -115,7 +115,7 @@ def test_every_segment_is_looked_at_for_its_interval(advised: Advised) -> None:
     assert found["message"].startswith("'pretrain/1' saves every")
 
 
-def test_the_numbers_of_the_warm_up_are_those_of_the_states_that_live(advised: Advised) -> None:
+def test_warm_up_advice_counts_the_steps_for_which_states_are_kept(advised: Advised) -> None:
     """AdEMAMix goes on through a stage that carries its states: 16 + 6 steps."""
     carried = advised("stages.cooldown.carry=[weights, optimizer]", "stages.cooldown.optimizer={alpha_warmup: 100}")
     (advice,) = [advice for advice in carried["slow-warmup"] if advice["stage"] == "cooldown"]

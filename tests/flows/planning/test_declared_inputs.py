@@ -37,7 +37,7 @@ def notes_of(plan: Plan, word: str) -> list[str]:
     return [note for note in plan.graph.notes if word in note]
 
 
-def test_what_is_not_at_hand_is_planned_from_its_declared_size(planned_as: Planned) -> None:
+def test_unavailable_source_is_planned_with_its_declared_size(planned_as: Planned) -> None:
     plan = planned_as(ABSENT)
     (drawn,) = [usage for usage in plan.source_usage if usage.stage == "pretrain"]
     assert (drawn.available, drawn.exact, drawn.declared) == (8000, False, True)  # a fifth of 10,000 is held out
@@ -45,7 +45,7 @@ def test_what_is_not_at_hand_is_planned_from_its_declared_size(planned_as: Plann
     assert drawn.sequences == 7999 // 32
 
 
-def test_everything_that_hangs_on_it_says_so(planned_as: Planned) -> None:
+def test_parts_that_depend_on_unavailable_inputs_are_reported(planned_as: Planned) -> None:
     document = planned_as(ABSENT).to_json()
     assert [stage["declared"] for stage in document["stages"]] == [["notes"]] * len(document["stages"])
     assert document["declared"]["notes"]["url"] == "nowhere/notes"
@@ -63,7 +63,7 @@ def test_a_run_refuses_before_anything_starts_and_names_source_and_url(
     assert result.exit_code == 2
 
 
-def test_what_does_not_need_it_can_run(planned_as: Planned) -> None:
+def test_parts_without_unavailable_inputs_can_run(planned_as: Planned) -> None:
     both = DECLARED.replace(
         "sources:\n", "sources:\n  other: {{url: nowhere, format: text, declared: {{tokens: 5k tokens}}}}\n", 1
     ).replace("sources: {{notes: {{holdout: 0.2}}}}", "sources: {{notes: {{holdout: 0.2}}, other: {{}}}}")
@@ -75,13 +75,13 @@ def test_what_does_not_need_it_can_run(planned_as: Planned) -> None:
         select(plan, "corpus", None)
 
 
-def test_a_declaration_bears_no_identity_where_the_data_are(planned_as: Planned) -> None:
+def test_declaration_of_available_data_bears_no_identity(planned_as: Planned) -> None:
     stated, silent = planned_as(DECLARED), planned_as(RECIPE)
     assert [node.path for node in stated.graph.nodes.values()] == [node.path for node in silent.graph.nodes.values()]
     assert not any(step.unavailable for step in stated.steps.values())
 
 
-def test_two_places_that_nobody_has_seen_are_two_corpora(planned_as: Planned) -> None:
+def test_unavailable_sources_at_two_urls_are_two_corpora(planned_as: Planned) -> None:
     here, there = planned_as(ABSENT), planned_as(ABSENT.replace("nowhere/", "elsewhere/"))
     assert here.graph.nodes["corpus/notes"].path != there.graph.nodes["corpus/notes"].path
 
@@ -91,7 +91,7 @@ def test_nothing_is_looked_for_under_a_provisional_fingerprint(planned_as: Plann
     assert {step.action for step in planned_as(ABSENT).steps.values()} == {"run"}
 
 
-def test_a_remote_url_is_asked_only_when_the_network_may_be(planned_as: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_url_is_read_only_with_ask_network(planned_as: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def list_source(source: Any) -> None:
@@ -123,13 +123,13 @@ def test_a_corpus_without_declared_tokens_is_refused_with_the_recipe(planned_as:
 
 
 @pytest.mark.parametrize("size", ["5 steps", "0 tokens"])
-def test_a_size_that_is_none_is_refused(planned_as: Planned, size: str) -> None:
+def test_malformed_size_is_refused(planned_as: Planned, size: str) -> None:
     with pytest.raises(SpecError, match="is not the size of a source"):
         planned_as(ABSENT.replace("10k tokens", size))
 
 
 @pytest.mark.parametrize(("tokens", "noted"), [(10_400, False), (10_600, True), (9400, True)])
-def test_a_declaration_that_is_off_by_more_than_a_twentieth_is_noted(planned_as: Planned, tokens: int, noted: bool) -> None:
+def test_declaration_off_by_more_than_five_percent_is_noted(planned_as: Planned, tokens: int, noted: bool) -> None:
     plan = planned_as(DECLARED)
     attempt = Attempt(job_of(plan, plan.graph.nodes["corpus/notes"]), plan.store)
     attempt.begin()
@@ -153,7 +153,7 @@ ELSEWHERE = ABSENT.replace(
 )
 
 
-def test_files_elsewhere_may_be_absent_and_others_may_not(planned_as: Planned) -> None:
+def test_only_assumed_files_may_be_unavailable(planned_as: Planned) -> None:
     with pytest.raises(SpecError, match="there is nothing at nowhere/tokenizer"):
         planned_as(ELSEWHERE)
     with pytest.raises(SpecError, match="there is nothing at nowhere/tokenizer"):
@@ -188,7 +188,7 @@ stages:
 """
 
 
-def test_a_declared_model_stands_in_with_its_dimensions(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_model_provides_dimensions(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail("a plan used the network"))
     (tmp_path / "tuned.yaml").write_text(MODEL)
     plan = make(load(tmp_path / "tuned.yaml"), store, ask_network=False)

@@ -111,7 +111,7 @@ def test_a_checkpoint_holds_float32_weights_and_the_states() -> None:
     ],
 )
 @pytest.mark.parametrize("rollback", [None, {"rollback_interval": 20, "rollback_margin": 45}])
-def test_what_is_planned_to_stay_is_what_pruning_leaves(
+def test_planned_checkpoints_are_those_that_pruning_keeps(
     tmp_path: Path, settings: dict[str, object], rollback: dict[str, int] | None
 ) -> None:
     anomalies = {"nonfinite": "rollback", **rollback} if rollback else {}
@@ -184,7 +184,7 @@ def test_parts_run_side_by_side_as_far_as_inputs_nodes_and_concurrency_allow() -
     assert ends(9, 9) == {"a": 3, "b": 5, "ab": 7, "c": 8}
 
 
-def test_the_wall_clock_of_variants_is_that_of_the_nodes_there_are() -> None:
+def test_wall_clock_of_variants_depends_on_the_nodes() -> None:
     """Four stages of eight nodes at a time on 32: no faster than all GPUs always busy, and no slower than half of them."""
     plan = plan_of("wso")
     totals = plan.estimates.totals()
@@ -253,19 +253,19 @@ def test_requests_of_a_checkpoint_are_those_that_a_server_saw() -> None:
         ({"parallel": Parallel(pp=4)}, {"parallel": Parallel(pp=4, pp_schedule="gpipe")}),
     ],
 )
-def test_settings_that_save_memory_save_it(less: dict[str, object], more: dict[str, object]) -> None:
+def test_memory_settings_reduce_estimated_memory(less: dict[str, object], more: dict[str, object]) -> None:
     found = [memory_of_step(segment(**{"micro_batch_size": 2, **changes}), 64).total for changes in (less, more)]
     assert found[0] < found[1]
 
 
-def test_weights_and_states_are_shared_by_all_that_do_not_copy_them() -> None:
+def test_weights_and_states_are_sharded_over_all_but_replicas() -> None:
     memory = memory_of_step(segment(parallel=Parallel(dp_replicate=2, tp=2), micro_batch_size=1), 16)
     parameters = 8_053_338_176
     assert memory.weights == pytest.approx(4 * parameters / 8, rel=1e-3)
     assert memory.optimizer_states == pytest.approx(12 * parameters / 8, rel=1e-3)
 
 
-def test_a_plan_sums_what_its_stages_take(planned: Planned) -> None:
+def test_plan_sums_estimates_of_its_stages(planned: Planned) -> None:
     document = planned(CLUSTER, "launch.mfu=0.25", "stages.cooldown.launch.mfu=0.5").to_json()["estimates"]
     stages, totals = document["stages"], document["totals"]
     assert list(stages) == ["pretrain", "cooldown"]
@@ -293,7 +293,7 @@ def test_a_plan_sums_what_its_stages_take(planned: Planned) -> None:
     assert sum(parts.values()) == pretrain["memory_bytes"]["total"]
 
 
-def test_without_a_cluster_what_hangs_on_it_is_not_known(planned: Planned) -> None:
+def test_estimates_that_depend_on_a_cluster_are_unknown_without_one(planned: Planned) -> None:
     document = planned().to_json()["estimates"]
     assert document["cluster"] is None
     assert [document["totals"][name] for name in ("gpu_hours", "seconds", "energy_kwh", "cost")] == [None] * 4

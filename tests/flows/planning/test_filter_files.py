@@ -27,7 +27,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "domains.txt", tmp_path / "questions"
 
 
-def test_a_file_of_a_filter_counts_by_content_and_not_by_place(planned: PLANNED, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_file_of_a_filter_is_fingerprinted_by_content(planned: PLANNED, files: tuple[Path, Path], tmp_path: Path) -> None:
     domains, questions = files
     before = _corpus(planned, domains, questions)
     domains.rename(tmp_path / "moved.txt")
@@ -48,6 +48,6 @@ def test_a_filter_whose_file_is_missing_is_named_before_anything_starts(planned:
 
 def test_a_filter_on_columns_that_the_format_does_not_have_is_refused(planned: PLANNED) -> None:
     filters = "stages.corpus.sources.notes.filters=[{filter: sample, rate: 0.5}, {filter: score, column: stars, min: 2}]"
-    with pytest.raises(SpecError, match=r"filters\[1\]: it looks at column 'stars', which documents of format text do not have"):
+    with pytest.raises(SpecError, match=r"filters\[1\]: it reads column 'stars', which documents of format text do not have"):
         planned(filters)
     assert planned(filters, "sources.notes.format=jsonl").graph.nodes["corpus/notes"]

@@ -132,7 +132,7 @@ def test_every_kind_that_reads_a_checkpoint_takes_one_from_hugging_face(planned:
     assert isinstance(exported, ExportPart) and exported.sequence_length == 128
 
 
-def test_the_tokenizer_of_the_model_is_one_artifact_however_it_is_named(planned: Planned) -> None:
+def test_tokenizer_of_a_model_is_one_artifact(planned: Planned) -> None:
     plan = planned()
     assert plan.graph.nodes["evaluate/tokenizer"].path == plan.graph.nodes["tokenizer"].path
     assert plan.graph.nodes["tokenizer"].part.vocab_size == 512  # type: ignore[attr-defined]  # that of config.json
@@ -150,7 +150,7 @@ def test_a_finished_recipe_is_reused_and_moving_the_folder_reruns_nothing(planne
     ("file", "what"),
     [("model-00002-of-00002.safetensors", "weights"), ("chat_template.jinja", "tokenizer"), ("README.md", ""), ("training_args.bin", "")],
 )
-def test_what_the_folder_holds_decides_and_files_that_do_not_matter_do_not(planned: Planned, folder: Path, file: str, what: str) -> None:
+def test_only_relevant_files_of_a_model_folder_enter_the_fingerprint(planned: Planned, folder: Path, file: str, what: str) -> None:
     before = fingerprints(planned())
     (folder / file).write_bytes(b"something else")
     after = fingerprints(planned())
@@ -180,7 +180,9 @@ def test_a_model_that_ends_its_turns_is_exported_as_one_that_does(planned: Plann
         ("stages.merged.checkpoints=[\"hf:{hf}\", \"hf:{hf}\"]", "two of these are the same checkpoint"),
     ],
 )  # fmt: skip
-def test_what_a_hugging_face_model_cannot_give_is_refused_with_the_fix(planned: Planned, folder: Path, override: str, message: str) -> None:
+def test_unsupported_use_of_a_hugging_face_model_is_refused_with_the_fix(
+    planned: Planned, folder: Path, override: str, message: str
+) -> None:
     assert message.format(hf=folder) in refused(planned, override.replace("{hf}", str(folder)))
 
 
@@ -215,7 +217,7 @@ def test_data_of_a_tokenizer_with_the_same_file_are_accepted(planned: Planned, f
         (lambda folder: (folder / "model.safetensors.index.json").unlink(), "has no model.safetensors: there are no weights"),
     ],
 )
-def test_a_folder_that_is_no_model_is_refused_at_its_line(planned: Planned, folder: Path, change: Any, message: str) -> None:
+def test_folder_without_a_model_is_refused_at_its_line(planned: Planned, folder: Path, change: Any, message: str) -> None:
     change(folder)
     said = refused(planned)
     assert message in said

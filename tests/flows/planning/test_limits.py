@@ -176,7 +176,7 @@ def refused(document: Document, store: Store, places: list[FieldPath], value: An
     return together | {path for path in places if path not in together and {path, path[:-1]} & set(problems(path))}
 
 
-def test_a_recipe_may_state_every_number_that_there_is(full: Document, store: Store) -> None:
+def test_recipe_can_state_the_largest_numbers(full: Document, store: Store) -> None:
     pipeline = validate(full)
     make(pipeline, store)
     seen = {owner for _, _, owner in numbers(pipeline)}
@@ -200,7 +200,7 @@ def test_the_largest_integers_are_planned_or_refused_with_problems(full: Documen
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "nan", ".nan", "-inf", -1.0])
-def test_a_number_that_is_none_is_refused_at_its_field(full: Document, store: Store, value: float | str) -> None:
+def test_nan_is_refused_at_its_field(full: Document, store: Store, value: float | str) -> None:
     may_be = MAY_BE_NEGATIVE if value == -1.0 else set()
     fields = first_of_each(full)
     places = [path for (_, name), (path, number) in fields.items() if isinstance(number, float) and name not in may_be]

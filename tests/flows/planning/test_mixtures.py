@@ -68,7 +68,7 @@ def _excluded(plan: Plan, name: str) -> dict[str, int]:
     return {node.inputs[f"excluded:{index}"].name: samples for index, samples in enumerate(node.part.excluded)}  # type: ignore[attr-defined]
 
 
-def test_a_mixture_of_a_mixture_comes_to_shares_of_corpora(mixed: Planned) -> None:
+def test_nested_mixture_resolves_to_shares_of_corpora(mixed: Planned) -> None:
     plan = mixed()
     assert _shares(plan, "main") == {"corpus/notes": 0.6, "corpus/pages": 0.4}
     assert _shares(plan, "second") == pytest.approx({"corpus/notes": 0.42, "corpus/pages": 0.28, "corpus/sums": 0.3})
@@ -80,7 +80,7 @@ levels = st.lists(st.dictionaries(st.integers(0, 9), st.integers(1, 9), min_size
 
 
 @given(levels)
-def test_shares_of_nested_mixtures_are_the_sums_over_all_ways_down(chosen: list[dict[int, int]]) -> None:
+def test_shares_of_nested_mixtures_are_sums_over_all_paths(chosen: list[dict[int, int]]) -> None:
     graph = Graph()
     nodes = [_node(graph, f"corpus{number}", MixturePart(weights=[], seed=number), {}, "corpus") for number in range(3)]
     for number, weights in enumerate(chosen):
@@ -123,7 +123,7 @@ def plain_second() -> str:
     return "  second: {kind: mixture, proportional: [corpus/notes, corpus/sums], max_repetition: 100}\n"
 
 
-def test_what_is_stated_beside_a_weight_wins_over_the_mixtures_inside(mixed: Planned) -> None:
+def test_limit_of_a_weight_wins_over_inner_mixtures(mixed: Planned) -> None:
     plan = mixed(second="  second: {kind: mixture, weights: {main: 1, corpus/sums: {weight: 1, max_repetition: 7}}}\n")
     names = {node.fingerprint: node.name for node in plan.graph.nodes.values()}
     found = {names[corpus]: limit for corpus, limit in limits(plan.graph, plan.pipeline, "second").items()}
@@ -135,7 +135,7 @@ def test_what_is_stated_beside_a_weight_wins_over_the_mixtures_inside(mixed: Pla
     }
 
 
-def test_an_annealed_mixture_is_a_chain_of_pieces_that_begin_behind_each_other(mixed: Planned) -> None:
+def test_pieces_of_an_annealed_mixture_exclude_earlier_ones(mixed: Planned) -> None:
     main = (
         "  main: {kind: mixture, weights: {corpus/notes: 1}, max_repetition: 100, "
         "anneal: {to: {corpus/pages: 1}, over: 6 steps, pieces: 3}}\n"
@@ -162,7 +162,7 @@ def test_an_anneal_that_does_not_fit_is_refused(mixed: Planned) -> None:
         mixed(main=main.replace("STEPS", "2 steps"))
 
 
-def test_what_a_stage_has_drawn_is_left_out_across_a_border_and_in_a_later_stage(mixed: Planned) -> None:
+def test_exclusion_holds_across_segments_and_later_stages(mixed: Planned) -> None:
     second = SECOND.replace("max_repetition", "exclude: [pretrain], max_repetition")
     plan = mixed(second=second)
     # pretrain: 8 steps of 4 of main, then 4 of 4 and 4 of 8 of second; the cooldown draws main, which excludes nothing.
@@ -184,12 +184,12 @@ def test_what_a_stage_has_drawn_is_left_out_across_a_border_and_in_a_later_stage
 def test_exclusion_that_cannot_be_exact_is_refused(mixed: Planned) -> None:
     second = SECOND.replace("max_repetition", "exclude: [pretrain], max_repetition")
     with pytest.raises(
-        SpecError, match=r"second\.seed: .* seed 3 and excludes what 'pretrain' drew from 'corpus/.*' through 'main' of seed 28"
+        SpecError, match=r"second\.seed: .* seed 3 and excludes samples of 'pretrain' from 'corpus/.*' through 'main' of seed 28"
     ):
         mixed("stages.second.seed=3", second=second)
-    with pytest.raises(SpecError, match=r"in sequences of 32 \(concatenate\); here they are of 64 \(concatenate\)"):
+    with pytest.raises(SpecError, match=r"in sequences of 32 \(concatenate\); here sequences have 64 \(concatenate\)"):
         mixed("stages.cooldown.mixture=second", "stages.cooldown.sequence_length=64", second=second)
-    with pytest.raises(SpecError, match=r"in sequences of 32 \(concatenate\); here they are of 32 \(best-fit\)"):
+    with pytest.raises(SpecError, match=r"in sequences of 32 \(concatenate\); here sequences have 32 \(best-fit\)"):
         mixed("stages.cooldown.mixture=second", "stages.cooldown.packing=best-fit", second=second)
 
 
@@ -214,13 +214,13 @@ def test_a_wrong_mixture_is_refused_with_the_fix(mixed: Planned, second: str, me
         mixed(second=f"  second: {second.replace('{', '{kind: mixture, ', 1).replace(', }', '}')}\n")
 
 
-def test_an_annealed_mixture_is_no_part_of_another(mixed: Planned) -> None:
+def test_annealed_mixture_is_refused_inside_another(mixed: Planned) -> None:
     main = MAIN.replace("max_repetition", "anneal: {to: {corpus/pages: 1}, over: 4 steps, pieces: 2}, max_repetition")
     with pytest.raises(SpecError, match="mixture 'main' is annealed"):
         mixed(main=main)
 
 
-def test_passes_are_counted_over_the_whole_way_and_the_factor_that_is_needed_is_named(mixed: Planned) -> None:
+def test_passes_count_from_new_weights_and_the_needed_factor_is_named(mixed: Planned) -> None:
     finish(mixed())
     windows = 39_999 // 32
     usages = {(usage.stage, usage.source): usage for usage in mixed("stages.cooldown.budget=100 steps").source_usage}
@@ -239,7 +239,7 @@ def test_passes_are_counted_over_the_whole_way_and_the_factor_that_is_needed_is_
     assert "raise max_repetition to 0.5" in str(caught.value)
 
 
-def test_what_merged_checkpoints_have_in_common_is_counted_once(mixed: Planned) -> None:
+def test_common_ancestors_of_merged_checkpoints_count_once(mixed: Planned) -> None:
     merged = SECOND + "  average: {kind: merge, checkpoints: [pretrain@step=6, pretrain@step=8]}\n"
     overrides = ["stages.cooldown.from=average", "stages.cooldown.carry=[weights]", "stages.cooldown.optimizer.lr=1e-3"]
     finish(mixed(*overrides, second=merged))

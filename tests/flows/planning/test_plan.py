@@ -98,7 +98,7 @@ def test_moving_store_and_documents_reruns_nothing(planned: Planned, tmp_path: P
         ("stages.pretrain.optimizer.weight_decay=0.2", ["pretrain/1", "pretrain/2", "pretrain/3", "cooldown", "evaluate", "export"]),
     ],
 )
-def test_an_edit_reruns_what_it_changes_and_what_follows_and_nothing_before(planned: Planned, override: str, expected: list[str]) -> None:
+def test_edit_reruns_only_changed_and_later_stages(planned: Planned, override: str, expected: list[str]) -> None:
     finish(planned())
     plan = planned(override)
     assert to_do(plan) == expected
@@ -152,13 +152,13 @@ def test_an_interrupted_part_resumes_at_its_last_checkpoint(planned: Planned) ->
     assert "it was interrupted" in step.reason
 
 
-def test_a_part_that_committed_nothing_says_so(planned: Planned, store: Store) -> None:
+def test_part_without_commits_is_reported(planned: Planned, store: Store) -> None:
     node = planned().graph.nodes["tokenizer"]
     store.write_once(f"{node.path}/identity.json", b"{}")
     assert planned().steps["tokenizer"].reason == "it was interrupted before anything was committed"
 
 
-def test_what_is_drawn_of_the_only_source_is_all_that_was_trained_on_up_to_a_stage(planned: Planned) -> None:
+def test_consumed_tokens_of_the_only_source_equal_trained_tokens(planned: Planned) -> None:
     plan = planned()
     trained = {name: sum(node.tokens for node in plan.graph.of(name)) for name in ("pretrain", "cooldown")}
     assert {usage.stage: (usage.tokens, usage.consumed) for usage in plan.source_usage} == {
@@ -167,7 +167,7 @@ def test_what_is_drawn_of_the_only_source_is_all_that_was_trained_on_up_to_a_sta
     }
 
 
-def test_a_part_that_was_withdrawn_says_so(planned: Planned, store: Store) -> None:
+def test_withdrawn_part_is_reported(planned: Planned, store: Store) -> None:
     finish(planned(), "tokenizer")
     quarantine(store, [f"{planned().graph.nodes['tokenizer'].path}/manifest.json"])
     assert planned().steps["tokenizer"].reason == "it was damaged, and is withdrawn"
@@ -236,7 +236,7 @@ def test_a_missing_source_is_an_error_with_its_place(planned: Planned, tmp_path:
         planned()
 
 
-def test_a_model_never_meets_the_ids_of_another_tokenizer(planned: Planned) -> None:
+def test_data_of_another_tokenizer_are_refused_for_a_model(planned: Planned) -> None:
     other = [
         "stages.evaluate.sources=[pages/notes]",
         "stages.cooldown.mixture=foreign",
@@ -273,7 +273,7 @@ def test_json_has_one_object_per_stage_and_totals(planned: Planned) -> None:
     assert document["totals"]["parameters"] == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 2 * 16 + 2 * 32 * 64 + 2 + 64) + 2 * 512 * 32 + 32
 
 
-def test_the_ends_of_a_stage_are_the_last_of_a_chain_or_all_that_stand_side_by_side(planned: Planned) -> None:
+def test_ends_of_a_stage_are_the_last_part_of_a_chain_or_all_parallel_parts(planned: Planned) -> None:
     graph = planned("stages.corpus.sources.copy={}", 'sources.copy={url: "installed:stdlib", format: code, include: ["json/*.py"]}').graph
     assert graph.ends_of("pretrain") == ["pretrain/3"]
     assert graph.ends_of("corpus") == ["corpus/notes", "corpus/copy"]

@@ -75,7 +75,7 @@ def test_borders_are_those_of_the_report_to_the_iteration(
 
 
 @pytest.mark.parametrize(("size", "segments"), [("8b", 4), ("70b", 7)])
-def test_there_is_no_other_border(plans: dict[str, Plan], size: str, segments: int) -> None:
+def test_mixture_changes_make_no_other_border(plans: dict[str, Plan], size: str, segments: int) -> None:
     assert len(pretraining(plans, size).segments) == segments
 
 
@@ -105,7 +105,7 @@ def test_long_context_phases_are_those_of_the_scripts(plans: dict[str, Plan], si
     assert {phase.segments[0].batch * phase.sequence_length for phase in found} == {pretraining(plans, size).segments[-1].batch * 4096}
 
 
-def test_stages_of_data_are_planned_in_the_order_in_which_they_are_drawn_from(plans: dict[str, Plan]) -> None:
+def test_data_stages_are_planned_in_the_order_of_their_use(plans: dict[str, Plan]) -> None:
     data = {size: [stage["name"] for stage in plan.to_json()["stages"] if stage["kind"] == "mixture"] for size, plan in plans.items()}
     long = [f"long-mix-{length}" for length in ("8k", "16k", "32k", "64k")]
     assert data == {
@@ -128,7 +128,7 @@ def test_the_hash_of_goldfish_masks_less_than_one_label_in_k() -> None:
 
 
 @pytest.mark.parametrize("size", ["8b", "70b"])
-def test_borders_and_what_goldfish_leaves_out_are_in_the_json(plans: dict[str, Plan], size: str) -> None:
+def test_json_has_borders_and_labels_masked_by_goldfish(plans: dict[str, Plan], size: str) -> None:
     run, document = pretraining(plans, size), plans[size].to_json(masked_by_hash)
     borders = [
         (segment.start_step, segment.end_step, run.tokens_at(segment.start_step), run.tokens_at(segment.end_step))
@@ -147,7 +147,7 @@ def test_the_page_shows_what_is_planned_now() -> None:
     assert markdown() in PAGE.read_text(), "python -m tools.published"
 
 
-def test_the_page_lists_all_recipes_with_what_their_plans_say() -> None:
+def test_page_lists_all_recipes_with_facts_of_their_plans() -> None:
     assert set(OVERVIEW) == {path.stem for path in RECIPES.glob("*.yaml")}
     assert overview() in PAGE.read_text(), "python -m tools.published"
 
@@ -184,7 +184,7 @@ def test_gpu_hours_are_those_of_the_published_speed_on_the_processes_of_each_sta
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_published_recipe_fits_its_gpus_and_gets_no_advice_that_it_does_not_want(name: str) -> None:
+def test_published_recipe_fits_its_gpus_and_has_no_unsilenced_advice(name: str) -> None:
     plan = plan_of(name)
     assert plan.advice.given == []
     assert not [note for note in plan.graph.notes if "silence" in note]
@@ -194,7 +194,7 @@ def test_a_published_recipe_fits_its_gpus_and_gets_no_advice_that_it_does_not_wa
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_what_is_silenced_has_its_reason_beside_it_at_published_scale(path: Path) -> None:
+def test_silenced_advice_of_published_recipes_has_a_comment(path: Path) -> None:
     lines = path.read_text().splitlines()
     for at, line in enumerate(lines):
         if path.stem.endswith("-mini") or not line.lstrip().startswith("silence:"):

@@ -62,7 +62,7 @@ def best(chat: Planned, store: Store, losses: dict[int, dict[str, float]]) -> No
     attempt.commit(metrics={}, step=8)
 
 
-def test_the_best_checkpoint_is_that_of_the_lowest_loss_over_all_or_of_one_source(chat: Planned, store: Store) -> None:
+def test_best_checkpoint_has_the_lowest_loss_overall_or_of_a_source(chat: Planned, store: Store) -> None:
     best(chat, store, {2: {"chat/questions": 3.0}, 4: {"chat/questions": 1.0}, 8: {"chat/questions": 2.0}})
     for reference in ("sft@best:val_loss", "sft@best:val_loss/chat/questions"):
         plan = chat(f"stages.preferences.from={reference}", f"stages.qrpo.from={reference}", f"stages.dpo.from={reference}")
@@ -87,7 +87,7 @@ def test_the_best_checkpoint_is_that_of_the_lowest_loss_over_all_or_of_one_sourc
         ("stages.evaluate-sft.gates=[{metric: forgetting, max: 9}]", "'evaluate-sft' will not have a metric 'forgetting'"),
     ],
 )
-def test_a_metric_that_will_not_be_measured_is_refused_before_anything_runs(chat: Planned, override: str, message: str) -> None:
+def test_unmeasured_metric_is_refused_before_anything_runs(chat: Planned, override: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         chat(override)
 
@@ -100,8 +100,8 @@ EVALUATIONS = """\
 REFUSED = [
     (
         "stages.recalled.memorisation.prefix=17",
-        "stages.recalled.memorisation: prefix 17 and suffix 8 are 25 tokens, the probes of 'probes' have 24. "
-        "Fix: state a sum of 24 at most, or a larger repeats.length of the corpus.",
+        "stages.recalled.memorisation: prefix 17 and suffix 8 are 25 tokens, but the probes of 'probes' "
+        "have 24. Fix: state a sum of 24 at most, or a larger repeats.length of the corpus.",
     ),
     ("stages.recalled.memorisation.prefix=100", "stages.recalled.memorisation: prefix 100 and suffix 8 are 108 tokens"),
     (
@@ -117,12 +117,11 @@ REFUSED = [
     ("stages.sharp.sequence_length=513", "stages.sharp.sequence_length: sequences of 513 tokens"),
     (
         "stages.evaluate.by_position={sequence_length: 16, buckets: 17}",
-        "stages.evaluate.by_position: 17 buckets for 16 positions; state at most 16 buckets",
+        "stages.evaluate.by_position: 17 buckets exceed 16 positions; state at most 16 buckets",
     ),
     (
         "stages.preferences.completions.n=1",
-        "stages.preferences.completions.n: no prompt has a pair when 1 completion of it is sampled, whatever comes along. "
-        "Fix: state 2 or more.",
+        "stages.preferences.completions.n: no prompt has a pair with 1 sampled completion, even with offline ones. Fix: state 2 or more.",
     ),
     (
         "stages.preferences.offline=false stages.preferences.completions.temperature=0",
@@ -130,16 +129,16 @@ REFUSED = [
     ),
     (
         "stages.preferences.max_tokens=16",
-        "stages.preferences.max_tokens: max_new_tokens 16 leave no room for a prompt in max_tokens 16. "
+        "stages.preferences.max_tokens: max_new_tokens 16 leaves no room for a prompt in max_tokens 16. "
         "Fix: state max_new_tokens below 16, or a larger max_tokens.",
     ),
     (
         "stages.preferences.completions.max_new_tokens=64",
-        "stages.preferences.completions.max_new_tokens: max_new_tokens 64 leave no room for a prompt in max_tokens 64",
+        "stages.preferences.completions.max_new_tokens: max_new_tokens 64 leaves no room for a prompt in max_tokens 64",
     ),
     (
         "stages.evaluate-sft.generation.sampling.max_new_tokens=128",
-        "generation.sampling.max_new_tokens: max_new_tokens 128 leave no room for a prompt in context length 128",
+        "generation.sampling.max_new_tokens: max_new_tokens 128 leaves no room for a prompt in context length 128",
     ),
     ("stages.probes.sources.notes.repeats.buckets=[2, 2, -1]", "repeats.buckets[2]: -1: input should be greater than or equal to 0"),
     ("stages.probes.sources.notes.repeats.buckets=[0, 2, 2]", "repeats.buckets: 2 is repeated; state it once"),
@@ -168,7 +167,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("override", "message"), REFUSED)
-def test_what_would_fail_later_is_refused_by_the_plan(tmp_path: Path, store: Store, override: str, message: str) -> None:
+def test_plan_refuses_mistakes_that_would_fail_later(tmp_path: Path, store: Store, override: str, message: str) -> None:
     path = write_recipe(tmp_path, CHAT + EVALUATIONS)
     with pytest.raises(SpecError) as caught:
         make(load(path, re.split(r" (?=stages)", override)), store)
@@ -199,7 +198,7 @@ def test_a_name_longer_than_a_file_may_have_is_refused(tmp_path: Path, store: St
     [
         ("checkpoints: [sft, dpo], metric: val_loss/nothing", r"best.metric: 'val_loss/nothing' is the held-out loss of 'nothing'"),
         ("checkpoints: [sft, merged]", r"best.checkpoints\[1\]: 'merged' was not trained, so it has no held-out loss"),
-        ("checkpoints: [sft, sft@step=3]", r"best.checkpoints\[1\]: 'sft@step=3' is step 3, and held-out loss is measured every 2 "),
+        ("checkpoints: [sft, sft@step=3]", r"best.checkpoints\[1\]: 'sft@step=3' is step 3, but held-out loss is measured every 2 "),
     ],
 )
 def test_a_choice_by_a_loss_that_is_not_measured_is_refused(tmp_path: Path, store: Store, choice: str, message: str) -> None:
@@ -226,11 +225,9 @@ def test_every_metric_of_an_evaluation_may_have_a_gate(chat: Planned) -> None:
     )
 
 
-def test_a_best_that_was_measured_nowhere_says_what_was_kept_and_measured(chat: Planned, store: Store) -> None:
+def test_unmeasured_best_metric_names_the_kept_steps(chat: Planned, store: Store) -> None:
     best(chat, store, {4: {}, 8: {}})
-    with pytest.raises(
-        SpecError, match=r"from: 'sft@best:val_loss' chooses among the steps that 'sft' kept, 4, 8, and val_loss was measured"
-    ):
+    with pytest.raises(SpecError, match=r"from: 'sft@best:val_loss': val_loss was measured at none of the steps that 'sft' kept, 4, 8"):
         chat("stages.evaluate-sft.from=sft@best:val_loss")
 
 
@@ -255,7 +252,7 @@ def test_a_merge_of_a_step_that_was_not_kept_names_the_entry_and_the_kept_steps(
         chat("stages.merged.checkpoints=[qrpo, dpo@step=2]")
 
 
-def test_a_parent_that_is_past_a_step_without_keeping_it_is_refused_before_it_has_finished(planned: Planned) -> None:
+def test_step_that_an_unfinished_parent_did_not_keep_is_refused(planned: Planned) -> None:
     finish(planned(), "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
     finish(planned(), "pretrain/2", until=11)
     with pytest.raises(SpecError, match=r"stages\.cooldown\.from: step 10 of 'pretrain/2' was not kept; kept are 8, 11"):
@@ -285,9 +282,7 @@ def protect(plan: Plan) -> None:
         ("stages.pretrain.budget=14 steps", r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 14"),
     ],
 )
-def test_a_protected_stage_is_not_rerun_by_its_own_change_nor_by_one_of_what_it_reads(
-    planned: Planned, override: str, message: str
-) -> None:
+def test_protected_stage_is_not_rerun_by_its_changes_or_its_inputs(planned: Planned, override: str, message: str) -> None:
     finish(planned())
     with pytest.raises(SpecError, match=message):
         planned(PROTECTED, override)
@@ -301,7 +296,7 @@ def test_an_interrupted_protected_stage_goes_on(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize("what", ["pretrain", "pretrain/2", "manifest"])
-def test_a_protected_stage_whose_result_is_gone_is_not_made_again_in_silence(planned: Planned, store: Store, what: str) -> None:
+def test_lost_result_of_a_protected_stage_is_reported(planned: Planned, store: Store, what: str) -> None:
     plan = planned(PROTECTED)
     finish(plan)
     protect(plan)

@@ -36,12 +36,12 @@ def test_only_needs_finished_inputs(planned: Planned) -> None:
 
 def test_until_and_only_together_are_refused(planned: Planned) -> None:
     with pytest.raises(
-        SpecError, match=r"--until main runs what 'main' needs as well, --only export nothing else\. Fix: give one of the two"
+        SpecError, match=r"--until main also runs the inputs of 'main', --only export runs no other stage\. Fix: give one of the two"
     ):
         select(planned(), "main", "export")
 
 
 @pytest.mark.parametrize("option", ["until", "only"])
-def test_a_stage_that_is_not_there_is_named_with_the_nearest(planned: Planned, option: str) -> None:
+def test_missing_stage_suggests_the_nearest_name(planned: Planned, option: str) -> None:
     with pytest.raises(SpecError, match=rf"--{option}: there is no stage 'exprot'\. Fix: did you mean 'export'\?"):
         select(planned(), **{"until": None, "only": None, option: "exprot"})

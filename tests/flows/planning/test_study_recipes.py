@@ -31,7 +31,7 @@ def trajectories(pipeline: Pipeline) -> dict[str, Trajectory]:
     return resolve(pipeline, order(pipeline))
 
 
-def test_all_schedules_are_fine_tuned_from_pretrainings_that_run_once(store: Store) -> None:
+def test_fine_tunings_of_a_schedule_share_its_pretraining(store: Store) -> None:
     plan = planned("wso-mini", store)
     data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 1}
     assert kinds(plan) == data | {"pretrain": 5, "cooldown": 2, "probe": 7, "sft": 21, "select": 7}
@@ -86,7 +86,7 @@ def test_the_published_scale_is_the_one_of_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_miniature_has_the_figures_of_its_study_and_says_what_it_is_too_small_to_show(name: str) -> None:
+def test_miniature_has_the_figures_of_its_study_and_states_its_limits(name: str) -> None:
     mini, whole = load(RECIPES / f"{name}-mini.yaml"), load(RECIPES / f"{name}.yaml")
     assert list(mini.figures) == list(whole.figures)
     for key, figure in mini.figures.items():

@@ -446,8 +446,8 @@ def test_metrics_are_one_table_keyed_by_run_stage_attempt_and_step(done: Plan, r
 def test_a_table_of_no_rows_is_refused_with_the_reason(done: Plan, recipe: Path, tmp_path: Path) -> None:
     target = tmp_path / "metrics.parquet"
     for store, stages, message in (
-        (str(tmp_path / "empty"), [], "nothing is trained yet of pretrain, cooldown in"),
-        (done.store.url, ["cooldown", "main"], "nothing is trained yet of cooldown in"),
+        (str(tmp_path / "empty"), [], "pretrain, cooldown: no training is stored in"),
+        (done.store.url, ["cooldown", "main"], "cooldown: no training is stored in"),
         (done.store.url, ["main"], "only stages that train have rows. Fix: name some of pretrain, cooldown."),
     ):
         result = invoke("metrics", str(recipe), *stages, "--store", store, "--output", str(target))
@@ -458,5 +458,5 @@ def test_a_table_of_no_rows_is_refused_with_the_reason(done: Plan, recipe: Path,
 def test_a_stage_of_a_stored_run_is_not_looked_for_in_a_file(done: Plan) -> None:
     result = invoke("lineage", "tiny", "export", "--store", done.store.url)
     assert result.exit_code == 2
-    assert "of a stored run, name one part: tiny:export." in result.output
+    assert "for a run, name a part: tiny:export." in result.output
     assert invoke("lineage", "tiny:export", "--store", done.store.url).exit_code == 0

@@ -68,7 +68,7 @@ def test_a_name_with_a_star_stands_for_all_stages_that_it_fits(planned: Callable
     assert [read.name for read in planned().graph.nodes["chosen"].inputs.values()] == ["tuned-1e-3", "tuned-2e-3", "tuned-3e-3"]
 
 
-def test_what_follows_a_selection_waits_for_it_and_then_reads_the_chosen_checkpoint_itself(planned: Callable[..., Plan]) -> None:
+def test_stages_after_a_selection_wait_and_then_read_the_chosen_checkpoint(planned: Callable[..., Plan]) -> None:
     plan = planned()
     assert "chosen" in Session(Run(plan, None, Profile()), set(plan.pipeline.stages)).needs("after")  # type: ignore[arg-type]  # nobody watches
     assert any("'chosen' is chosen when its candidates have finished" in note for note in plan.graph.notes)
@@ -89,7 +89,7 @@ def test_a_selection_by_evaluations_means_the_checkpoint_that_was_evaluated(plan
     assert parent(planned(), "exported") == "tuned-3e-3"
 
 
-def test_another_candidate_asks_for_another_choice(planned: Callable[..., Plan]) -> None:
+def test_selection_depends_on_its_candidates(planned: Callable[..., Plan]) -> None:
     plan = planned()
     commit(plan, "chosen", metrics={"chosen": 1, "value": 2.0})
     assert planned().steps["chosen"].action == "reuse"
@@ -139,14 +139,14 @@ def test_a_variant_without_its_number_is_left_out_and_named() -> None:
     assert found.missing == ["a-2"]
 
 
-def test_the_front_has_the_points_that_no_other_beats() -> None:
+def test_front_has_the_undominated_points() -> None:
     at = {"a": (1, 5), "b": (2, 3), "c": (3, 4), "d": (4, 1), "e": (4, 2)}
     points = [Point(name, "", Value(x), Value(y)) for name, (x, y) in at.items()]
     assert [point.variant for point in front(points, "lower", "lower")] == ["a", "b", "d"]
     assert [point.variant for point in front(points, "higher", "lower")] == ["d"]
 
 
-def test_the_page_draws_what_is_stored_and_escapes_what_the_recipe_says(planned: Callable[..., Plan]) -> None:
+def test_page_draws_stored_numbers_and_escapes_recipe_text(planned: Callable[..., Plan]) -> None:
     assert Page(render(planned())).text.count("not run yet 1e-3, 2e-3, 3e-3") == 1
     plan = planned()
     validation = {"validation": {"corpus/notes": 3.0, "corpus/other": 5.0}, "validation_step": 4}

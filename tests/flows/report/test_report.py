@@ -73,7 +73,7 @@ def trained(plan: Plan) -> Plan:
 # The axis of consumed tokens
 
 
-def test_segments_of_a_stage_go_on_where_the_one_before_ended(planned: Planned) -> None:
+def test_each_segment_continues_after_the_one_before(planned: Planned) -> None:
     plan = planned()
     trained(plan)
     found = curve(planned(), "pretrain")
@@ -183,7 +183,7 @@ def test_a_gate_that_is_not_met_is_shown_as_failed(planned: Planned) -> None:
     assert (gate.metric, gate.bound, gate.value, gate.failure is None) == ("perplexity", "≤ 1000", 2000.0, False)
 
 
-def test_new_metrics_are_drawn_and_unknown_ones_stand_in_a_table(planned: Planned) -> None:
+def test_known_metrics_are_drawn_and_others_are_in_a_table(planned: Planned) -> None:
     plan = trained(planned())
     metrics = {"loss/position/0": 4.0, "loss/position/64": 3.0, "forgetting/corpus/notes": 0.1, "kl/against": 0.02, "quite/new": 7.25}
     rewards = {"reward/mean": 1.0, "reward/difference": 0.5, "reward/difference/low": 0.25, "reward/difference/high": 0.75}
@@ -206,7 +206,7 @@ def test_new_metrics_are_drawn_and_unknown_ones_stand_in_a_table(planned: Planne
     assert own["data"][0]["x"] == [2560 + 1536 + 10 * step for step in (1, 2, 3)]
 
 
-def test_files_of_another_form_or_damaged_cost_a_note_and_no_more(planned: Planned) -> None:
+def test_damaged_or_unexpected_files_become_notes(planned: Planned) -> None:
     assert read_samples(None) == [] and read_samples({"prompts": [3, {"completions": "no"}]})[0].completions == []
     assert read_rewards([]) is None and read_rewards({"rows": [{"reward": "high"}, {"reward": float("nan")}]}) is None
     plan = trained(planned())
@@ -257,7 +257,7 @@ def test_hostile_text_stays_text(planned: Planned) -> None:
     assert not any(template and "img" in template for template in templates)
 
 
-def test_the_page_stands_alone(planned: Planned) -> None:
+def test_page_is_self_contained(planned: Planned) -> None:
     text = render(trained(planned()))
     page = Page(text)
     assert len(text.encode()) < 8_000_000
@@ -337,7 +337,7 @@ def test_boxes_do_not_overlap_and_lie_inside_the_drawing() -> None:
 
 
 @pytest.mark.parametrize("layers", range(1, 14))
-def test_a_chain_of_any_length_fits_the_page_and_is_cut_between_its_boxes(layers: int) -> None:
+def test_long_chain_is_split_across_pages_between_boxes(layers: int) -> None:
     drawing = draw({f"stage-{index}": [f"stage-{index - 1}"] if index else [] for index in range(layers)}, {})
     assert drawing.width <= 680 / 0.75  # the width of paper, at three quarters of the size
     assert len(drawing.cuts) == (layers - 1 if layers > 4 else 0)
@@ -351,7 +351,7 @@ def test_variants_in_few_layers_are_drawn_from_left_to_right() -> None:
     assert draw(reads, {}).cuts == []
 
 
-def test_a_long_name_keeps_the_end_that_tells_it_from_its_sibling() -> None:
+def test_long_name_keeps_its_end() -> None:
     assert elided("evaluate-aligned-qrpo", 20) == "evaluate-…igned-qrpo"
     assert elided("evaluate-aligned-dpo", 20) == "evaluate-aligned-dpo"
 
@@ -368,7 +368,7 @@ def test_durations_are_in_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_values_of_any_kind_are_short() -> None:
+def test_shown_values_are_short() -> None:
     assert [shown(value) for value in (True, None, 12_345, 0.123456, {"length": 3}, [1, 2], {})] == [
         "yes", "–", "12,345", "0.12346", "length 3", "1, 2", "–",
     ]  # fmt: skip
