@@ -201,7 +201,7 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
         new["steps"] = [step, *following]
     else:
         new |= _continuation(phases[index], data, draft)
-    draft.add(("stages", draft.name), new, f"goes on with {start.phase} from step {start.step:,}")
+    draft.add(("stages", draft.name), new, f"continues {start.phase} from step {start.step:,}")
     left = _repoint(draft, plan, ref, start)
     if left:
         those = f"{', '.join(left)} read {ref.stage} as before"

@@ -153,7 +153,7 @@ def test_the_file_is_short_and_says_what_it_is(branched: Callable[..., Made], pl
         "name: other",
         "",
         "stages:",
-        "  other: # goes on with pretrain from step 12",
+        "  other: # continues pretrain from step 12",
         "    kind: cooldown",
         "    from: pretrain@step=12",
         "    mixture: rest of parent",
@@ -391,7 +391,7 @@ def test_a_branch_without_changes_does_in_every_step_what_the_stage_would_have_d
 
 
 def test_preference_training_is_branched_from_the_model_of_its_preferences_only(chat: Path, store: Store) -> None:
-    with pytest.raises(SpecError, match="'preferences' was made with step 8 of 'sft', this stage starts from 'qrpo@step=2'"):
+    with pytest.raises(SpecError, match="'preferences' was made with step 8 of 'sft', but this stage starts from 'qrpo@step=2'"):
         branch(str(chat), "qrpo@step=2", "other", [], store=store.url)
     assert not (chat.parent / "other.yaml").exists()
 
