@@ -146,9 +146,8 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
     if launch.mismatch is not None:  # reported by `_check_layout`
         return
     ranks = launch.data_parallel
-    pieces = [
-        (phase.path, begin, batch) for phase in stage.phases(name) for begin, batch in (phase.settings.global_batch_size or {}).items()
-    ]
+    stated = [(phase.path, phase.settings.global_batch_size) for phase in stage.phases(name)]
+    pieces = [(path, begin, batch) for path, batches in stated if isinstance(batches, dict) for begin, batch in batches.items()]
     for at, begin, batch in pieces:
         path: FieldPath = (*at, "global_batch_size", begin)
         if batch < 1 or batch % ranks:

@@ -12,7 +12,7 @@ from specs.stages import STAGES
 from specs.stages.base import Stage
 from specs.stages.mixture import MixtureStage
 from specs.stages.training import TrainingStage
-from specs.units import Reference
+from specs.units import REST, Reference
 
 CHECKPOINT = "checkpoint"  # the result of all kinds that make a model
 
@@ -46,7 +46,7 @@ def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
     for name, info in type(spec).model_fields.items():
         results = results_of(info)
         for path, item in _items((*at, info.alias or name), getattr(spec, name)):
-            if results:
+            if results and item != REST:
                 yield Use(path, _named(path, item), results)
             elif isinstance(item, Spec):
                 yield from _references(path, item)
@@ -73,6 +73,17 @@ def order(pipeline: Pipeline) -> list[str]:
     path: list[str] = []
     stages = pipeline.stages
 
+    def ancestors(name: str) -> set[str]:
+        """A stage with all that it needs: what is excluded and starts from a stage has drawn nothing before that."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            one = left.pop()
+            if one in stages and one not in found:
+                found.add(one)
+                left += needs(one, stages[one])
+        return found
+
     def visit(name: str) -> None:
         if name in done:
             return
@@ -80,8 +91,8 @@ def order(pipeline: Pipeline) -> list[str]:
             cycle = " -> ".join([*path[path.index(name) :], name])
             raise SpecError([Problem(("stages", name), f"the stages form a cycle: {cycle}", "let one of them start from another stage.")])
         path.append(name)
-        behind = [other for mixture in mixtures_of(pipeline, name) for other in excluded_by(pipeline, mixture) if other != name]
-        for needed in [*needs(name, stages[name]), *behind]:
+        excluded = [other for mixture in mixtures_of(pipeline, name) for other in excluded_by(pipeline, mixture)]
+        for needed in [*needs(name, stages[name]), *(other for other in excluded if name not in ancestors(other))]:
             if needed in stages:
                 visit(needed)
         path.pop()

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from specs.errors import FieldPath, Problem, SpecError
-from specs.schedule import Schedule
+from specs.schedule import Schedule, ScheduleSpec
 from specs.stages.mixture import Anneal
 from specs.stages.training import Training
 from specs.units import Budget
 
+MOST_STEPS = 10**8  # of a phase
+MOST_CHECKPOINTS = 10**6
 Pieces = list[tuple[int, int]]  # (first sample, batch), in order
 
 
@@ -110,24 +112,23 @@ def _steps(sample: int, pieces: Pieces) -> int:
     return sum((min(end, sample) - begin) // batch for (begin, batch), end in zip(pieces, ends, strict=True) if begin < sample)
 
 
-def whole_budget(at: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:
-    """Samples of the stage in whole batches, and the tokens left over."""
+def whole_budget(path: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:
+    """A budget, which is stated at `path`: samples in whole batches, and the tokens left over."""
     exact = budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
     total = whole_batches(exact // length, pieces)
     if total <= 0:
         smallest = pieces[0][1] * length
-        raise SpecError([Problem((*at, "budget"), f"{budget} is less than one step of {smallest:,} tokens", "raise it.")])
+        raise SpecError([Problem(path, f"{budget} is less than one step of {smallest:,} tokens", "raise it.")])
     return total, exact - total * length
 
 
-def full_schedule(at: FieldPath, stage: Training, peak: float, pieces: Pieces, length: int) -> Schedule:
+def full_schedule(at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float, pieces: Pieces, length: int) -> Schedule:
     """The schedule of a whole stage, in tokens. SpecError when warm-up and decay do not fit into it."""
-    spec = stage.schedule
 
-    def tokens(budget: Budget) -> int:
-        return budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
+    def tokens(amount: Budget) -> int:
+        return amount.amount if amount.unit == "tokens" else _samples(amount, pieces, length) * length
 
-    total, warmup = tokens(stage.budget), tokens(spec.warmup) if spec.warmup else 0
+    total, warmup = tokens(budget), tokens(spec.warmup) if spec.warmup else 0
     decaying = spec.decay != "none"
     decay = (tokens(spec.decay_over) if spec.decay_over else max(0, total - warmup)) if decaying else 0
     if decaying and warmup + decay > total:
@@ -147,8 +148,25 @@ def full_schedule(at: FieldPath, stage: Training, peak: float, pieces: Pieces, l
 def seen_within(full: Schedule, begin: int, end: int) -> Schedule:
     """What of a schedule can be seen inside `[begin, end)` or, for the warm-up, lasts beyond it."""
     seen: dict[str, object] = {"peak": full.peak}
-    if begin < full.warmup_tokens:
-        seen |= {"warmup_tokens": full.warmup_tokens, "warmup_from": full.warmup_from}
-    if full.decay != "none" and end > full.decay_start:
-        seen |= {name: getattr(full, name) for name in ("decay", "decay_start", "decay_tokens", "final")}
+    if full.offset + begin < full.warmup_tokens:
+        seen |= {name: getattr(full, name) for name in ("offset", "warmup_tokens", "warmup_from")}
+    if full.decay != "none" and full.offset + end > full.decay_start:
+        seen |= {name: getattr(full, name) for name in ("offset", "decay", "decay_start", "decay_tokens", "final")}
     return Schedule.model_validate(seen)
+
+
+def check_steps(at: FieldPath, stage: Training, steps: int) -> None:
+    """More than can be listed, or ever be run, is a slip of the pen. SpecError for it."""
+    if steps > MOST_STEPS:
+        message = f"{stage.budget} are {steps:,} steps; the limit is {MOST_STEPS:,}"
+        raise SpecError([Problem((*at, "budget"), message, "lower it, or raise the batch.")])
+    rollback = stage.anomalies.rollback_interval if stage.anomalies.rolls_back else None
+    intervals = {
+        ("checkpoint", "interval"): stage.checkpoint.interval,
+        ("checkpoint", "keep_every"): stage.checkpoint.keep_every,
+        ("anomalies", "rollback_interval"): rollback,
+    }
+    for field, every in intervals.items():
+        if isinstance(every, int) and steps // every > MOST_CHECKPOINTS:
+            message = f"{steps // every:,} checkpoints in {steps:,} steps; the limit is {MOST_CHECKPOINTS:,}"
+            raise SpecError([Problem((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")])

@@ -32,6 +32,9 @@ class Schedule(Spec):
     """The rate over consumed tokens of the stage. Positions are in tokens; those outside a segment are
     neutral and not hashed."""
 
+    offset: int = identity(
+        0, neutral=0, ge=0, description="tokens of the schedule that lie before the stage, which goes on with the rest of its parent's"
+    )
     peak: float = execution(ge=0, description="equal to the optimizer's lr, which bears the identity")
     warmup_tokens: int = identity(0, neutral=0, ge=0)
     warmup_from: float = identity(0.0, neutral=0.0)
@@ -46,6 +49,7 @@ class Schedule(Spec):
 
     def factor(self, tokens: int) -> float:
         """`lr(tokens) / peak`."""
+        tokens += self.offset
         if tokens < self.warmup_tokens:
             return self.warmup_from + (1.0 - self.warmup_from) * tokens / self.warmup_tokens
         if self.decay == "none" or tokens < self.decay_start:

@@ -92,7 +92,7 @@ def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     """The schema of one place: its value, `${...}`, and null in a partial file."""
     schema = _schema(node, partial)
     notes = {key: schema.pop(key) for key in _NOTES if key in schema}
-    choices = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    choices = next((schema[key] for key in ("anyOf", "oneOf") if set(schema) == {key}), [schema])
     others = []
     kind = len(choices) == 1 and "const" in choices[0]  # a field that chooses a model
     if any(map(_is_value, choices)) and not kind and not any(map(_takes_variables, choices)):

@@ -12,26 +12,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specs.errors import FieldPath, Problem, SpecError
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.piecewise import annealed_pieces, batch_pieces, full_schedule, mixture_pieces, seen_within, whole_batches, whole_budget
-from specs.schedule import Schedule
+from specs.piecewise import (
+    annealed_pieces,
+    batch_pieces,
+    check_steps,
+    full_schedule,
+    mixture_pieces,
+    seen_within,
+    whole_batches,
+    whole_budget,
+)
+from specs.schedule import Schedule, ScheduleSpec
 from specs.stages.base import FromCheckpoint
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.select import SelectStage
 from specs.stages.training import Carry, Goldfish, MixtureTraining, Packing, Phase, Precision, Training, TrainingStage
-from specs.units import Reference
+from specs.units import REST, Budget, Reference
 
 if TYPE_CHECKING:
     from specs.pipeline import Pipeline
 
 
-MOST_STEPS = 10**8  # of a phase
-MOST_CHECKPOINTS = 10**6
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,8 @@ class Trajectory:
     carry: tuple[Carry, ...]
     parent: Point | None
     segments: tuple[SegmentPlan, ...]
+    planned: tuple[SegmentPlan, ...]  # of the whole budget; `segments` are those up to `stop_at`
+    schedule: Schedule  # of the whole budget
     leftover_tokens: int
     context_length: int
     chat: bool = False
@@ -95,6 +105,10 @@ class Trajectory:
     @property
     def tokens(self) -> int:
         return self.segments[-1].end_sample * self.sequence_length
+
+    @property
+    def planned_tokens(self) -> int:
+        return self.planned[-1].end_sample * self.sequence_length
 
     def tokens_at(self, step: int) -> int:
         """Tokens consumed by the phase after `step` steps."""
@@ -134,6 +148,8 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
         carry=(),
         parent=None,
         segments=(still,),
+        planned=(still,),
+        schedule=still.schedule,
         leftover_tokens=0,
         context_length=context,
         chat=chat,
@@ -220,7 +236,8 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
     start = branches[parents.index(first)]
     batch = first.segments[start.segment].batch
     still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
-    return replace(first, stage=name, seed=None, carry=(), parent=None, segments=(still,), leftover_tokens=0, merged=True)
+    alone = replace(first, segments=(still,), planned=(still,), schedule=still.schedule, leftover_tokens=0)
+    return replace(alone, stage=name, seed=None, carry=(), parent=None, merged=True)
 
 
 def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference]]:
@@ -256,32 +273,53 @@ def _check_imported(phase: Phase, stage: Training) -> None:
         if absent:
             message = f"'{phase.parent}' has weights only; there is no {field} to go on with"
             problems.append(Problem((*phase.path, *field.split(".")), message, f"state {field}."))
+    rests = {"global_batch_size": stage.global_batch_size, "mixture": stage.data, "schedule": stage.schedule, "budget": stage.budget}
+    for field, value in rests.items():
+        if value == REST:
+            message = f"'{phase.parent}' has weights only; there is no training to go on with"
+            problems.append(Problem((*phase.path, field), message, f"state {field}."))
     if problems:
         raise SpecError(problems)
 
 
-def _check_steps(at: FieldPath, stage: Training, steps: int) -> None:
-    """More than can be listed, or ever be run, is a slip of the pen. SpecError for it."""
-    if steps > MOST_STEPS:
-        message = f"{stage.budget} are {steps:,} steps; the limit is {MOST_STEPS:,}"
-        raise SpecError([Problem((*at, "budget"), message, "lower it, or raise the batch.")])
-    rollback = stage.anomalies.rollback_interval if stage.anomalies.rolls_back else None
-    intervals = {
-        ("checkpoint", "interval"): stage.checkpoint.interval,
-        ("checkpoint", "keep_every"): stage.checkpoint.keep_every,
-        ("anomalies", "rollback_interval"): rollback,
-    }
-    for field, every in intervals.items():
-        if isinstance(every, int) and steps // every > MOST_CHECKPOINTS:
-            message = f"{steps // every:,} checkpoints in {steps:,} steps; the limit is {MOST_CHECKPOINTS:,}"
-            raise SpecError([Problem((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")])
+def _filled(phase: Phase, start: Point | None, parent: Trajectory | None) -> tuple[dict[str, int], dict[str, str], Budget]:
+    """Batches and mixtures by where they begin, and the budget, as the phase states them.
+
+    In place of `rest of parent` stands what the parent has planned after the point, in tokens; at its end, its last
+    batch and mixture. The batch is the parent's where none is stated."""
+    batches, mixtures, budget = phase.settings.global_batch_size, phase.settings.data, phase.settings.budget
+    if start is not None and parent is not None:
+        done = parent.tokens_at(start.step)
+        behind = [segment for segment in parent.planned if segment.end_step > start.step] or [parent.planned[-1]]
+        begins = [f"{max(0, segment.start_sample * parent.sequence_length - done)} tokens" for segment in behind]
+        if mixtures == REST and not behind[0].mixture:
+            message = f"'{start.phase}' trains on no mixture, so there is no rest of it to go on with"
+            raise SpecError([Problem((*phase.path, "mixture"), message, "name a mixture.")])
+        if batches == REST:
+            batches = _where_they_change(begins, [segment.batch for segment in behind])
+        if mixtures == REST:
+            mixtures = _where_they_change(begins, [segment.mixture for segment in behind])
+        if budget == REST:
+            budget = Budget(parent.planned_tokens - done, "tokens")
+            if not budget.amount:
+                message = f"'{phase.parent}' is the end of '{start.phase}': nothing of its budget is left"
+                raise SpecError([Problem((*phase.path, "budget"), message, "state one, such as 1000 steps.")])
+        batches = batches or {"0 samples": parent.segments[start.segment].batch}
+    assert isinstance(batches, dict) and isinstance(mixtures, dict) and isinstance(budget, Budget)
+    return batches, mixtures, budget
+
+
+def _where_they_change(begins: list[str], values: list[V]) -> dict[str, V]:
+    """Values by where they begin, without those that only repeat the one before."""
+    changes = zip(begins, values, [None, *values], strict=False)
+    return {begin: value for begin, value, before in changes if value != before}
 
 
 def _trajectory(phase: Phase, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]) -> Trajectory:
     at, stage = phase.path, phase.settings
     start: Point | None = None
+    parent: Trajectory | None = None
     inherited: dict[str, object] = {}
-    batches: dict[str, int] = dict(stage.global_batch_size or {})
     goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
     packing = stage.packing if isinstance(stage, MixtureTraining) else None
     if phase.parent is not None:
@@ -292,15 +330,16 @@ def _trajectory(phase: Phase, found: dict[str, Trajectory], best: Best, annealed
             raise SpecError([Problem((*at, "carry"), message, "state carry: [weights].")])
         if parent.imported:
             _check_imported(phase, stage)
-        inherited = {} if parent.imported else parent.optimizer.model_dump() | {"lr": parent.lr_at(start.step)}
+        peak = parent.schedule.peak if stage.schedule == REST else parent.lr_at(start.step)
+        inherited = {} if parent.imported else parent.optimizer.model_dump() | {"lr": peak}
         if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.optimizer.name):
             message = f"the states to carry are those of {parent.optimizer.name}, which {stage.optimizer.name} cannot go on with"
             carried = ", ".join(what for what in phase.carry if what != "optimizer")
             raise SpecError([Problem((*at, "carry"), message, f"state carry: [{carried}].")])
-        if stage.optimizer.lr is None and not inherited["lr"]:
+        field = ("schedule",) if stage.schedule == REST else ("optimizer", "lr")
+        if not parent.lr_at(start.step) and (stage.schedule == REST or stage.optimizer.lr is None):
             message = f"the learning rate has decayed to 0 at step {start.step} of '{start.phase}', so there is none to go on with"
-            raise SpecError([Problem((*at, "optimizer", "lr"), message, "state optimizer.lr.")])
-        batches = batches or {"0 samples": parent.segments[start.segment].batch}
+            raise SpecError([Problem((*at, *field), message, f"state {'.'.join(field)}.")])
         model, length, precision = parent.model, stage.sequence_length or parent.sequence_length, stage.precision or parent.precision
         if phase.rope_theta is not None:
             model = model.model_copy(update={"rope_theta": phase.rope_theta})
@@ -312,25 +351,39 @@ def _trajectory(phase: Phase, found: dict[str, Trajectory], best: Best, annealed
         model, length, precision = phase.model, stage.sequence_length, stage.precision or Precision()
     optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
     assert optimizer.lr is not None
+    batches, begins, budget = _filled(phase, start, parent)
     pieces = batch_pieces(at, batches, length)
-    total, leftover = whole_budget(at, stage.budget, pieces, length)
-    mixtures = annealed_pieces(at, mixture_pieces(at, stage.data, pieces, length), annealed, pieces, length, total)
-    full = full_schedule(at, stage, optimizer.lr, pieces, length)
+    total, leftover = whole_budget((*at, "budget"), budget, pieces, length)
+    mixtures = annealed_pieces(at, mixture_pieces(at, begins, pieces, length), annealed, pieces, length, total)
     borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
-    if full.decay != "none" and stage.schedule.decay_over:  # a decay over the whole stage leaves nothing that could stand alone
-        borders.add(whole_batches(full.decay_start // length, pieces))
-    for begin in [*(b for b, _ in pieces), *(b for b, _ in mixtures)]:
+    if isinstance(stage.schedule, ScheduleSpec):
+        full = full_schedule(at, stage.schedule, budget, optimizer.lr, pieces, length)
+        # a decay over the whole stage leaves nothing that could stand alone
+        cut = full.decay != "none" and stage.schedule.decay_over is not None
+    else:
+        assert start is not None and parent is not None
+        done = parent.schedule.offset + parent.tokens_at(start.step)
+        full = parent.schedule.model_copy(update={"peak": optimizer.lr, "offset": done})
+        cut = full.decay_start > done
+    if cut:
+        borders.add(whole_batches((full.decay_start - full.offset) // length, pieces))
+    stated = [*(pieces if stage.global_batch_size != REST else ()), *(mixtures if stage.data != REST else ())]
+    for begin, _ in stated:
         if begin >= total:
             message = f"a border at {begin * length:,} tokens lies behind the end of the stage at {total * length:,} tokens"
             raise SpecError([Problem((*at, "budget"), message, "raise the budget or remove the border.")])
-    segments: list[SegmentPlan] = []
+    planned: list[SegmentPlan] = []
     ordered = sorted(border for border in borders if border <= total)
     for begin, end in pairwise(ordered):
         batch = next(value for border, value in reversed(pieces) if border <= begin)
         mixture = next(value for border, value in reversed(mixtures) if border <= begin)
         schedule = seen_within(full, begin * length, end * length)
-        segments.append(SegmentPlan(mixture, batch, begin, end, segments[-1].end_step if segments else 0, schedule))
-    _check_steps(at, stage, segments[-1].end_step)
+        planned.append(SegmentPlan(mixture, batch, begin, end, planned[-1].end_step if planned else 0, schedule))
+    check_steps(at, stage, planned[-1].end_step)
+    stop = whole_budget((*at, "stop_at"), stage.stop_at, pieces, length)[0] if stage.stop_at else total
+    if stop > total:
+        message = f"{stage.stop_at} is after the end of the stage at {total * length:,} tokens"
+        raise SpecError([Problem((*at, "stop_at"), message, "lower it, or raise the budget.")])
     return Trajectory(
         stage=phase.stage,
         model=model,
@@ -342,8 +395,10 @@ def _trajectory(phase: Phase, found: dict[str, Trajectory], best: Best, annealed
         packing=packing or "concatenate",
         carry=phase.carry,
         parent=start,
-        segments=tuple(segments),
-        leftover_tokens=leftover,
+        segments=tuple(replace(one, end_sample=min(one.end_sample, stop)) for one in planned if one.start_sample < stop),
+        planned=tuple(planned),
+        schedule=full,
+        leftover_tokens=leftover if stop == total else 0,
         context_length=max(length, found[start.phase].context_length) if start is not None else length,
         chat=phase.chat or (start is not None and found[start.phase].chat),
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
 from pydantic_core import CoreSchema, core_schema
 
 from specs.foreign import shown
@@ -187,6 +187,14 @@ def _is_reference(text: str) -> str:
     Reference.parse(text)
     return text
 
+
+T = TypeVar("T")
+REST: Final = "rest of parent"
+Rest = Literal["rest of parent"]
+OrRest = Annotated[
+    Annotated[T, Tag("stated")] | Annotated[Rest, Tag("rest")], Discriminator(lambda value: "rest" if value == REST else "stated")
+]
+"""A value, or `rest of parent`: what the parent would have done from the point on where a stage starts."""
 
 ReferenceText = Annotated[str, AfterValidator(_is_reference)]
 """A reference kept as it is written, for keys and values of mappings."""

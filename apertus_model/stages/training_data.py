@@ -19,6 +19,7 @@ from apertus_model.data.stream import split_shards
 from infra.store import Artifact, Store
 from infra.store.reading.ranges import BlockCache
 from specs.base import canonical_json, flatten
+from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
 from specs.stages.preference_training import PreferenceSegment
@@ -67,14 +68,18 @@ def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | Non
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
     """Raises OtherDataError, naming the differences, when the data of a checkpoint are not the current
     ones."""
-    old, new = flatten(dict(then)), flatten(dict(now))
-    changes = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in {**old, **new} if old.get(name) != new.get(name)]
-    if changes:
-        shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
+    found = changes(flatten(dict(then)), flatten(dict(now)))
+    if found:
+        shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in found[:4])
+        shown += f"; and {len(found) - 4} more" if len(found) > 4 else ""
         raise OtherDataError(
             f"the checkpoint of step {step} was trained on other data: {shown}. Fix: restore those data, or "
             "delete the artifact of this stage to train it anew"
         )
+
+
+def _or_none(value: Any) -> Any:
+    return "none" if value is None else value
 
 
 def _content(artifact: Artifact) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specs.base import flatten
+from specs.differences import changes
 from specs.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -43,10 +44,8 @@ def compare(plan: Plan, other: Plan) -> Comparison:
         "stages": plan.pipeline.stages.keys() & other.pipeline.stages.keys(),
         "sources": plan.pipeline.sources.keys() & other.pipeline.sources.keys(),
     }
-    before, now = _fields(other.pipeline, common), _fields(plan.pipeline, common)
-    differing = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    fields = {change.name: (change.b, change.a) for change in changes(_fields(plan.pipeline, common), _fields(other.pipeline, common))}
     totals, others = plan.estimates.totals(), other.estimates.totals()
-    fields = {name: (before.get(name), now.get(name)) for name in differing}
     return Comparison(fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline))
 
 

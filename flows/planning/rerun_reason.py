@@ -6,13 +6,12 @@ fewest differing fields.
 
 from __future__ import annotations
 
-from typing import Any
-
 from flows.planning.graph import Node
 from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Identity
 from specs.base import flatten
+from specs.differences import Change, ReadInput, changes
 
 LOOKED_AT = 100
 SHOWN = 3
@@ -21,15 +20,15 @@ SHOWN = 3
 def difference(node: Node, records: Records) -> str:
     """Why a part that is not stored has to run: field, old value, new value."""
     candidates = [identity for path in _candidates(node, records) if (identity := _identity(records.store, path)) is not None]
-    best = min(((_changes(node, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
+    best = min(((_reasons(node, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
     last = records.last(node.name)
     if last is not None and (identity := _identity(records.store, last.path)) is not None and identity.kind == node.kind:
-        best = (_changes(node, identity), identity)
+        best = (_reasons(node, identity), identity)
     if best is None:
         return "new"
-    changes, identity = best
-    shown = "; ".join(changes[:SHOWN]) + (f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
-    if not changes:
+    reasons, identity = best
+    shown = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else "")
+    if not reasons:
         return "its files are gone from the store"
     return shown if identity.name == node.name else f"{shown} (against {identity.name} {identity.fingerprint[:8]})"
 
@@ -45,25 +44,27 @@ def _identity(store: Store, path: str) -> Identity | None:
         return None
 
 
-def _changes(node: Node, identity: Identity) -> list[str]:
-    changes = []
+def _reasons(node: Node, identity: Identity) -> list[str]:
+    """What the part has other than a stored artifact."""
+    reasons = []
     if identity.version != node.version:
-        changes.append(f"version of {node.kind}: {identity.version} -> {node.version}")
-    old, new = flatten(identity.spec), flatten(node.identity)
-    for name in [*new, *(name for name in old if name not in new)]:
-        if old.get(name) != new.get(name):
-            changes.append(f"{name}: {_shown(old, name)} -> {_shown(new, name)}")
-    for role in [*node.inputs, *(role for role in identity.inputs if role not in node.inputs)]:
-        before, now = identity.inputs.get(role), node.inputs.get(role)
-        if before is None or now is None:
-            changes.append(f"input {role}: {before.name or role if before else 'none'} -> {now.name if now else 'none'}")
-        elif before.fingerprint != now.fingerprint:
-            what = f"documents of {now.name} changed" if now.node is None else f"{now.name} changed"
-            changes.append(f"{what} ({before.fingerprint[:8]} -> {now.fingerprint[:8]})")
-        elif before.step != now.step:
-            changes.append(f"{role}: step {before.step} -> {now.step} of {now.name}")
-    return changes
+        reasons.append(f"version of {node.kind}: {identity.version} -> {node.version}")
+    for change in changes(flatten(node.identity), flatten(identity.spec)):
+        old = "not set" if change.only_in == "a" else repr(change.b)
+        new = "not set" if change.only_in == "b" else repr(change.a)
+        reasons.append(f"{change.name}: {old} -> {new}")
+    reads = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
+    read_then = {role: ReadInput(read.fingerprint, read.step, read.name or role) for role, read in identity.inputs.items()}
+    documents = {role for role, read in node.inputs.items() if read.node is None}
+    return reasons + [_input_reason(change, change.name in documents) for change in changes(reads, read_then)]
 
 
-def _shown(fields: dict[str, Any], name: str) -> str:
-    return f"{fields[name]!r}" if name in fields else "not set"
+def _input_reason(change: Change[ReadInput], documents: bool) -> str:
+    """`documents`: the part reads documents outside the store in this role."""
+    now, before = change.a, change.b
+    if before is None or now is None:
+        return f"input {change.name}: {before.name if before else 'none'} -> {now.name if now else 'none'}"
+    if before.fingerprint != now.fingerprint:
+        what = f"documents of {now.name}" if documents else now.name
+        return f"{what} changed ({before.fingerprint[:8]} -> {now.fingerprint[:8]})"
+    return f"{change.name}: step {before.step} -> {now.step} of {now.name}"

@@ -7,17 +7,18 @@ its variants share it, and refused otherwise. A mapping that replaces one of the
 from __future__ import annotations
 
 import copy
-import json
-import re
+import io
 from typing import Any
 
-from specs.document import parse, scalar, stage_of
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from specs.document import parse, stage_of
 from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.pipeline import Pipeline
 from specs.redaction import mask_url
 
-WIDTH = 118  # of a line; longer mappings are written as blocks
-_PLAIN = re.compile(r"^[A-Za-z0-9_./$][A-Za-z0-9_./@=:+-]*( [A-Za-z0-9_./@=+-]+)*$")
+WIDTH = 100  # of a line, beside its indentation
 
 
 class Draft:
@@ -80,6 +81,10 @@ class Draft:
     def _matrix(self, path: FieldPath) -> str | None:
         stage = path[1] if path[0] == "stages" and len(path) > 2 else ""
         return next((name for name, made in self.document.variants.items() if stage in made), None)
+
+    def is_variant(self, stage: str) -> bool:
+        """Whether a stage is a variant of a matrix."""
+        return any(stage in made for made in self.document.variants.values())
 
     def differs(self, path: FieldPath) -> bool:
         """Whether a field is that of a variant of a matrix whose variants differ in it, so that it cannot be stated for one of them."""
@@ -149,72 +154,43 @@ def written(draft: Draft, head: list[str]) -> str:
     """The file. `head`: lines of its comment."""
     lines = [f"# {line}" for line in head]
     lines += [f"# Note: {note}." for note in draft.notes]
-    lines += [f"extends: {_inline(draft.data['extends'])}", f"name: {_inline(draft.name)}"]
+    lines += _field("extends", draft.data["extends"]) + _field("name", draft.name)
     for section, content in draft.data.items():
-        if section not in ("extends", "name"):
-            lines += ["", *_block((section,), content, draft, 0)]
+        if section == "stages":
+            lines += ["", "stages:"]
+            for name, fields in content.items():
+                lines += _stage(draft, name, fields)
+        elif section not in ("extends", "name"):
+            lines += ["", *_field(section, content)]
     return "\n".join(lines) + "\n"
 
 
-def _block(path: FieldPath, value: Any, draft: Draft, depth: int) -> list[str]:
-    """A field as lines: one where it fits and has no comment inside, else a block. A stage of several fields is a block."""
-    pad, key = "  " * depth, _key(path[-1])
-    comment = f" # {draft.comments[path]}" if path in draft.comments else ""
-    inside = any(place[: len(path)] == path and place != path for place in draft.comments)
-    inline = f"{pad}{key}: {_inline(value)}"
-    nested = isinstance(value, dict) and (depth == 0 or (depth == 1 and path[0] == "stages" and len(value) > 2))
-    short = len(inline) <= WIDTH and not nested
-    single = [place for place in draft.comments if place[: len(path)] == path]
-    if short and inside and len(single) == 1 and not comment and isinstance(value, dict) and len(value) == 1:
-        return [f"{inline} # {draft.comments[single[0]]}"]  # the comment of the only field, behind all of it
-    if (short and not inside) or not isinstance(value, (dict, list)) or not value:
-        return [inline + comment]
-    lines = [f"{pad}{key}:{comment}"]
-    if isinstance(value, dict):
-        for name, item in value.items():
-            lines += _block((*path, name), item, draft, depth + 1)
-    else:
-        for item in value:
-            lines += _item(path, item, draft, depth + 1)
+def _stage(draft: Draft, name: str, fields: Any) -> list[str]:
+    """A stage as a block. A comment stands behind the first line of the field that it is about."""
+    if not isinstance(fields, dict) or not fields:
+        return [f"  {line}" for line in _field(name, fields)]
+    about = {path[1:3]: f" # {comment}" for path, comment in draft.comments.items()}
+    lines = [f"  {_field(name, None)[0].removesuffix(' null')}{about.get((name,), '')}"]
+    for key, value in fields.items():
+        first, *others = _field(key, value)
+        lines += [f"    {first}{about.get((name, key), '')}", *(f"    {line}" for line in others)]
     return lines
 
 
-def _item(path: FieldPath, item: Any, draft: Draft, depth: int) -> list[str]:
-    inline = f"{'  ' * depth}- {_inline(item)}"
-    if len(inline) <= WIDTH or not isinstance(item, dict):
-        return [inline]
-    lines = [line for name, value in item.items() for line in _block((*path, 0, name), value, draft, depth + 1)]
-    return [f"{'  ' * depth}- {lines[0].lstrip()}", *lines[1:]]
+def _field(name: str, value: Any) -> list[str]:
+    """A field as YAML, as `specs.document` reads it back. Text with `${` has come out of variables already, and stays as it is."""
+    yaml, text = YAML(), io.StringIO()
+    yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values stand in brackets
+    yaml.representer.ignore_aliases = lambda data: True
+    field = CommentedMap({name: _escaped(value)})
+    field.fa.set_block_style()
+    yaml.dump(field, text)
+    return text.getvalue().splitlines()
 
 
-def _key(key: Any) -> str:
-    return _inline(str(key)) if not isinstance(key, str) or _stays_text(key) else json.dumps(key)
-
-
-def _stays_text(text: str) -> bool:
-    """Whether a text that is written without quotes reads back as itself."""
-    try:
-        return bool(scalar(text) == text)
-    except ValueError:  # too large a number
-        return False
-
-
-def _inline(value: Any) -> str:
-    """A value in one line. Text with `${` has come out of variables already, so that it is written to stay as it is."""
+def _escaped(value: Any) -> Any:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)}: {_inline(item)}" for key, item in value.items()) + "}"
+        return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
-        return f"[{', '.join(map(_inline, value))}]"
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        text = value.replace("${", "$${")
-        plain = _PLAIN.match(text) and _stays_text(text) and ": " not in text
-        return text if plain else json.dumps(text, ensure_ascii=False)
-    return json.dumps(value) if not isinstance(value, float) else _number(value)
-
-
-def _number(value: float) -> str:
-    """The shortest text that reads back as the same float."""
-    texts = [text for text in (f"{value:g}", repr(value)) if isinstance(scalar(text), float) and scalar(text) == value]
-    return min(texts, key=len) if texts else f"{value!r}.0"
+        return [_escaped(item) for item in value]
+    return value.replace("${", "$${") if isinstance(value, str) else value

@@ -21,6 +21,7 @@ from flows.provenance.lookup import Found, find
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.reading.lineage import tokens_before
 from specs.base import flatten
+from specs.differences import Change, ReadInput, changes
 from specs.errors import Problem, SpecError, did_you_mean
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
@@ -34,36 +35,25 @@ NUMBERED = (int, float)
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a side. `fields`: all that is resolved, by dotted name; `identity`: the names of those that were hashed; `inputs`: by
-    role, a name to show and what is compared; `loss`: rows of the history by consumed tokens."""
+    """One part of a side."""
 
     name: str
     kind: str
     fingerprint: str
-    fields: dict[str, Any]
-    identity: frozenset[str]
-    inputs: dict[str, tuple[str, str]]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    loss: dict[int, dict[str, float]] = field(default_factory=dict)
+    fields: dict[str, Any]  # all that is resolved, by dotted name
+    identity: frozenset[str]  # names of the fields that were hashed
+    inputs: dict[str, ReadInput]  # by role
+    metrics: dict[str, float] = field(default_factory=dict)
+    loss: dict[int, dict[str, float]] = field(default_factory=dict)  # rows of the history by consumed tokens
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared. `chosen`: it was named as a stage or a part, and is compared with another whatever their names."""
+    """What is compared."""
 
     label: str
     parts: dict[str, Part]
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class Change:
-    """A field that differs; None for a value that is not there."""
-
-    name: str
-    a: Any
-    b: Any
-    role: str
+    chosen: bool  # a stage or part was named: compared whatever its name
 
 
 @dataclass
@@ -73,9 +63,10 @@ class Difference:
     name: str
     a: Part | None
     b: Part | None
-    fields: list[Change] = field(default_factory=list)
-    inputs: list[Change] = field(default_factory=list)
-    metrics: list[Change] = field(default_factory=list)
+    identity: list[Change[Any]] = field(default_factory=list)  # fields that were hashed
+    execution: list[Change[Any]] = field(default_factory=list)  # fields that were not, and that both have
+    inputs: list[Change[ReadInput]] = field(default_factory=list)
+    metrics: list[Change[float]] = field(default_factory=list)  # of equal fingerprints, those that differ
     losses: list[tuple[int, str, float, float]] = field(default_factory=list)
 
     @property
@@ -85,7 +76,7 @@ class Difference:
             return "only in B" if self.a is None else "only in A"
         if self.a.fingerprint != self.b.fingerprint:
             return "differs"
-        return "execution" if self.fields else "same"
+        return "execution" if self.identity or self.execution else "same"
 
 
 # The two sides
@@ -123,9 +114,7 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
         stated = next((phase.settings.checkpoint for phase in phases(plan.pipeline, node.stage) if phase.name == node.phase), None)
         if stated is not None:
             full = _without_more(full) | {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
-        inputs = {
-            role: (read.name + (f"@step={read.step}" if read.step is not None else ""), read.hashed) for role, read in node.inputs.items()
-        }
+        inputs = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
         artifact = Artifact(plan.store, node.path, node.end_step)
         metrics, loss = _results(artifact) if step.action == "reuse" else ({}, {})
         parts[name] = Part(name, node.kind, node.fingerprint, full, frozenset(flatten(node.identity)), inputs, metrics, loss)
@@ -155,11 +144,9 @@ def _stored(store: Store, found: Found, name: str = "") -> Part:
         fields = {**flatten({**execution.spec, "launch": execution.launch}), **fields}
         fields = _without_more(fields)
         metrics, loss = _results(artifact)
-    inputs = {}
-    for role, read in identity.inputs.items():
-        at = f"@step={read.step}" if read.step is not None else ""
-        hashed_as = read.fingerprint + (f"@{read.step}" if at else "")
-        inputs[role] = (f"{read.name or read.place or 'documents'}{at}", hashed_as)
+    inputs = {
+        role: ReadInput(read.fingerprint, read.step, read.name or read.place or "documents") for role, read in identity.inputs.items()
+    }
     return Part(name or identity.name, identity.kind, identity.fingerprint, fields, frozenset(hashed), inputs, metrics, loss)
 
 
@@ -167,7 +154,7 @@ def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.startswith(WITH_MORE)}
 
 
-def _results(artifact: Artifact) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+def _results(artifact: Artifact) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
     """Metrics of a finished part, and the rows of its history by the tokens that its lineage had consumed."""
     manifest = artifact.manifest
     metrics = {name: value for name, value in flatten(manifest.metrics).items() if _is_number(value)}
@@ -231,17 +218,17 @@ def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
     for name, part in branched.parts.items():
         if name in original.parts or part.fingerprint in names or PARENT not in part.inputs:
             continue
-        fingerprint, _, step = part.inputs[PARENT][1].partition("@")
-        origin = pairs.get(own.get(fingerprint, "")) or names.get(fingerprint)
+        parent = part.inputs[PARENT]
+        origin = pairs.get(own.get(parent.fingerprint, "")) or names.get(parent.fingerprint)
         if origin is None:
             continue
         there = original.parts[origin].fingerprint
         following = [
             other
             for other, one in original.parts.items()
-            if of_stage(other, origin) and PARENT in one.inputs and one.inputs[PARENT][1].partition("@")[0] == there
+            if of_stage(other, origin) and PARENT in one.inputs and one.inputs[PARENT].fingerprint == there
         ]
-        inside = there == fingerprint and step.isdecimal() and int(step) < int(original.parts[origin].fields.get("end_step", 0))
+        inside = there == parent.fingerprint and (parent.step or 0) < int(original.parts[origin].fields.get("end_step", 0))
         if counterpart := origin if inside else next(iter(following), None):
             pairs[name] = counterpart
     return list(pairs.items())
@@ -252,22 +239,17 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
     if a is None or b is None:
         return found
     if a.kind != b.kind:
-        found.fields.append(Change("kind", a.kind, b.kind, "identity"))
-    for field_name in [*a.fields, *(other for other in b.fields if other not in a.fields)]:
-        one, other = a.fields.get(field_name), b.fields.get(field_name)
-        role = "identity" if field_name in a.identity | b.identity else "execution"
-        if one != other and (role == "identity" or (field_name in a.fields and field_name in b.fields)):
-            found.fields.append(Change(field_name, one, other, role))
-    found.fields.sort(key=lambda change: change.role != "identity")
-    for role in [*a.inputs, *(other for other in b.inputs if other not in a.inputs)]:
-        left, right = a.inputs.get(role), b.inputs.get(role)
-        if left is None or right is None or left[1] != right[1]:
-            one, other = (f"{read[0]} {read[1][:8]}" if read else None for read in (left, right))
-            found.inputs.append(Change(role, one, other, "input"))
+        found.identity.append(Change("kind", a.kind, b.kind))
+    for change in changes(a.fields, b.fields):
+        if change.name in a.identity | b.identity:
+            found.identity.append(change)
+        elif change.only_in is None:
+            found.execution.append(change)
+    found.inputs = changes(a.inputs, b.inputs)
     same = a.fingerprint == b.fingerprint  # then what was measured is told where it differs, at another step of the trajectory
     for metric in a.metrics:
         if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):
-            found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric], "metric"))
+            found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric]))
     found.losses = [row for row in _losses(a, b) if not (same and row[2] == row[3])]
     return found
 
@@ -300,7 +282,7 @@ def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
         console.print("nothing differs")
     alike: dict[str, list[Difference]] = {}
     for one in changed:
-        alike.setdefault(repr((one.verdict, one.fields, one.inputs, one.metrics, one.losses)), []).append(one)
+        alike.setdefault(repr((one.verdict, one.identity, one.execution, one.inputs, one.metrics, one.losses)), []).append(one)
     for parts in alike.values():
         _show_parts(console, parts)
 
@@ -323,17 +305,30 @@ def _show_parts(console: Console, parts: list[Difference]) -> None:
     table.add_column("", overflow="fold")
     for heading in ("A", "B", "B - A"):
         table.add_column(heading, overflow="fold", justify="right" if heading == "B - A" else "left")
-    for change in one.fields:
-        colour = "bold" if change.role == "identity" else "dim"
-        table.add_row(f"[{colour}]{change.role}[/]", escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
-    for change in one.inputs:
-        table.add_row("[bold]input[/]", escape(change.name), _shown(change.a), _shown(change.b), "")
-    for change in one.metrics:
-        table.add_row("[cyan]metric[/]", escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
+    rows: list[tuple[str, list[Change[Any]]]] = [
+        ("[bold]identity[/]", one.identity),
+        ("[dim]execution[/]", one.execution),
+        ("[bold]input[/]", [_named(read) for read in one.inputs]),
+        ("[cyan]metric[/]", one.metrics),
+    ]
+    for role, found in rows:
+        for change in found:
+            table.add_row(role, escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
     for tokens, name, left, right in one.losses:
         table.add_row("[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right))
     if table.row_count:
         console.print(table)
+
+
+def _named(change: Change[ReadInput]) -> Change[str]:
+    """The inputs as text: name, step and the begin of the fingerprint."""
+
+    def text(read: ReadInput | None) -> str | None:
+        if read is None:
+            return None
+        return f"{read.name}{f'@step={read.step}' if read.step is not None else ''} {read.fingerprint[:8]}"
+
+    return Change(change.name, text(change.a), text(change.b), change.only_in)
 
 
 def _shown(value: Any) -> str:
@@ -349,7 +344,7 @@ def _gap(a: Any, b: Any) -> str:
 def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
     """The same as plain values."""
 
-    def change(one: Change) -> dict[str, Any]:
+    def change(one: Change[Any]) -> dict[str, Any]:
         return {"name": one.name, "a": one.a, "b": one.b}
 
     return {
@@ -360,9 +355,9 @@ def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
                 "name": one.name,
                 "verdict": one.verdict,
                 "fingerprints": [part.fingerprint if part else None for part in (one.a, one.b)],
-                "identity": [change(field_) for field_ in one.fields if field_.role == "identity"],
-                "execution": [change(field_) for field_ in one.fields if field_.role == "execution"],
-                "inputs": [change(read) for read in one.inputs],
+                "identity": [change(field_) for field_ in one.identity],
+                "execution": [change(field_) for field_ in one.execution],
+                "inputs": [change(_named(read)) for read in one.inputs],
                 "metrics": [change(metric) for metric in one.metrics],
                 "losses": [{"tokens": tokens, "name": name, "a": left, "b": right} for tokens, name, left, right in one.losses],
             }

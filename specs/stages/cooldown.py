@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from specs.base import identity
 from specs.schedule import Decay, ScheduleSpec
 from specs.stages.training import CarryField, FromParent, MixtureTraining, carries
+from specs.units import OrRest
 
 
 class CooldownSchedule(ScheduleSpec):
@@ -21,4 +22,4 @@ class CooldownStage(FromParent, MixtureTraining):
     VERSION: ClassVar[int] = 1
     kind: Literal["cooldown"] = identity()
     carry: CarryField = carries("weights", "optimizer", "data")
-    schedule: CooldownSchedule = identity(default_factory=CooldownSchedule)
+    schedule: OrRest[CooldownSchedule] = identity(default_factory=CooldownSchedule)

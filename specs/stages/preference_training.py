@@ -8,7 +8,7 @@ from __future__ import annotations
 from specs.base import identity, reference
 from specs.stages.sft import LinearSchedule
 from specs.stages.training import CarryField, FromParent, Segment, Training, carries
-from specs.units import Reference
+from specs.units import OrRest, Reference
 
 
 class PreferenceTraining(FromParent, Training):
@@ -18,7 +18,7 @@ class PreferenceTraining(FromParent, Training):
     carry: CarryField = carries("weights")
     preferences: Reference = reference(to="preference_data")
     data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
-    schedule: LinearSchedule = identity(default_factory=LinearSchedule)
+    schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
 
 
 class PreferenceSegment(Segment):

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from specs.base import identity
 from specs.model import ModelSpec
 from specs.stages.training import MixtureTraining, Phase, TrainingStage
+from specs.units import REST
 
 
 class PretrainStage(TrainingStage, MixtureTraining):
@@ -21,9 +22,11 @@ class PretrainStage(TrainingStage, MixtureTraining):
 
     @model_validator(mode="after")
     def _complete(self) -> PretrainStage:
-        for name in ("global_batch_size", "sequence_length"):
+        for name in ("global_batch_size", "sequence_length", "mixture", "schedule", "budget"):
             if getattr(self, name) is None:
                 raise ValueError(f"a pretrain stage has no parent to take {name} from; state it")
+            if getattr(self, name) == REST:
+                raise ValueError(f"a pretrain stage has no parent, and so no {REST} for {name}; state it")
         if self.optimizer.lr is None:
             raise ValueError("a pretrain stage has no parent to take the learning rate from; state optimizer.lr")
         return self

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from specs.base import Spec, identity, reference
 from specs.schedule import Decay, ScheduleSpec
 from specs.stages.training import CarryField, FromParent, Segment, Training, carries
-from specs.units import ReferenceText
+from specs.units import OrRest, ReferenceText
 
 
 class Lora(Spec):
@@ -55,7 +55,7 @@ class SftStage(FromParent, Training):
         to="conversations",
         description="parts of `conversations` stages; a map gives how often each is seen per epoch: {chat/identity: 3}",
     )
-    schedule: LinearSchedule = identity(default_factory=LinearSchedule)
+    schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
     prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on other tokens")
     longer: Literal["drop", "truncate"] = identity(
         "drop",

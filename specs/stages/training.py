@@ -21,7 +21,7 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule, ScheduleSpec
 from specs.stages.base import FromCheckpoint, Part, Stage
-from specs.units import Budget, Reference, ReferenceText
+from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
 
 Carry = Literal["weights", "optimizer", "data"]
 Packing = Literal["concatenate", "best-fit"]
@@ -52,20 +52,30 @@ def _piecewise(value: Any) -> Any:
     return value if isinstance(value, dict) else {"0 tokens": value}
 
 
+Batches = Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])]
+Mixtures = Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])]
+
+
 class Training(Spec):
     """Settings of training over one kind of data. In a stage with a parent, length, batch, optimizer and
-    precision default to the parent's."""
+    precision default to the parent's. `rest of parent` is what the parent would have done after the checkpoint
+    that the stage starts from."""
 
-    global_batch_size: Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])] | None = (
-        reference(
-            None,
-            description="sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048}",
-        )
+    global_batch_size: OrRest[Batches | None] = reference(
+        None,
+        description="sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048}; or `rest of parent`",
     )
-    budget: Budget = reference(description="how long the stage trains; floored to whole batches")
+    budget: OrRest[Budget] = reference(description="how long the stage trains; floored to whole batches; or `rest of parent`")
+    stop_at: Budget | None = reference(
+        None,
+        description="trains no further than this; the schedule, and what another stage takes over as `rest of "
+        "parent`, stay those of the whole budget",
+    )
     sequence_length: int | None = identity(None, ge=8)
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
-    schedule: ScheduleSpec = identity(default_factory=ScheduleSpec)
+    schedule: OrRest[ScheduleSpec] = identity(
+        default_factory=ScheduleSpec, description="of the learning rate; `rest of parent` scales with optimizer.lr, its peak"
+    )
     precision: Precision | None = identity(None)
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
     micro_batch_size: int | None = execution(
@@ -83,7 +93,7 @@ class Training(Spec):
     validation: Validation = execution(default_factory=Validation)
 
     @property
-    def data(self) -> dict[str, str]:
+    def data(self) -> dict[str, str] | Rest:
         """The mixtures by breakpoint; training without a mixture has one without a name."""
         return {"0 tokens": ""}
 
@@ -91,9 +101,9 @@ class Training(Spec):
 class MixtureTraining(Training):
     """Training on text. Goldfish and packing default to the parent's."""
 
-    mixture: Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])] = reference(
+    mixture: OrRest[Mixtures] = reference(
         to="mixture",
-        description="a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}",
+        description="a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of parent`",
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
     packing: Packing | None = identity(
@@ -104,7 +114,7 @@ class MixtureTraining(Training):
     )
 
     @property
-    def data(self) -> dict[str, str]:
+    def data(self) -> dict[str, str] | Rest:
         return self.mixture
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specs.dependencies import order
 from specs.document import Document
 from specs.errors import SpecError
 from specs.recipe import validate
+from specs.schedule import Schedule
 from specs.trajectory import Trajectory, resolve
 
 MODEL = {"flavour": "mini"}
@@ -19,10 +22,13 @@ def trajectories(pretrain: dict[str, Any], **stages: dict[str, Any]) -> dict[str
     base = {"kind": "pretrain", "model": MODEL, "sequence_length": 10, "mixture": "m", "optimizer": {"lr": 1e-3}}
     document = {
         "name": "t",
-        "sources": {"s": {"url": "/nowhere", "format": "text"}},
+        "sources": {
+            **{name: {"url": "/nowhere", "format": "text"} for name in "st"},
+            "talks": {"url": "/nowhere", "format": "chat"},
+        },
         "stages": {
             "tok": {"kind": "tokenizer", "sources": ["s"], "vocab_size": 512},
-            "c": {"kind": "corpus", "tokenizer": "tok", "sources": {"s": {}}},
+            "c": {"kind": "corpus", "tokenizer": "tok", "sources": {"s": {}, "t": {}}},
             "m": {"kind": "mixture", "weights": {"c/s": 1}},
             "n": {"kind": "mixture", "weights": {"c/s": 1}, "seed": 2},
             "pretrain": base | pretrain,
@@ -166,3 +172,131 @@ def test_without_a_decay_the_next_stage_starts_from_the_peak() -> None:
     tune = {"kind": "cooldown", "from": "pretrain@step=20", "mixture": "n", "budget": "4 steps", "schedule": {"decay": "none"}}
     found = trajectories({"global_batch_size": 4, "budget": "30 steps", "schedule": {"warmup": "10 steps"}}, tune=tune)
     assert rates([found["tune"]]) == [1e-3] * 4
+
+
+# `rest of parent`
+
+REST_OF_ALL = dict.fromkeys(["mixture", "global_batch_size", "schedule", "budget"], "rest of parent")
+ANNEALED = {"kind": "mixture", "weights": {"c/s": 1, "c/t": 3}, "anneal": {"to": {"c/s": 1}, "over": "30 samples", "pieces": 3}}
+
+
+def rest(point: str, **fields: Any) -> dict[str, Any]:
+    """A stage that goes on with another from a point."""
+    return {"kind": "cooldown", "from": point, **REST_OF_ALL, **fields}
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> dict[str, Any]:
+    """Pretraining with borders of batch and mixture, warm-up and decay anywhere, in tokens or samples of ten tokens."""
+
+    def pieces(values: st.SearchStrategy[Any]) -> dict[str, Any]:
+        """Values by where they begin, at least 31 samples apart."""
+        begins = [begin + draw(st.integers(0, 9)) for begin in sorted(draw(st.sets(st.sampled_from([40, 80, 120, 160]))))]
+        tokens = draw(st.booleans())
+        return {f"{begin * 10} tokens" if tokens else f"{begin} samples": draw(values) for begin in [0, *begins]}
+
+    schedule = {"decay": draw(st.sampled_from(["none", "linear", "1-sqrt", "cosine"])), "final": draw(st.sampled_from([0.05, 0.3, 0.7]))}
+    if draw(st.booleans()):
+        schedule |= {"warmup": f"{draw(st.integers(1, 800))} tokens", "warmup_from": draw(st.sampled_from([0.0, 0.1]))}
+    if draw(st.booleans()):
+        schedule["decay_over"] = f"{draw(st.integers(1, 1200))} tokens"
+    return {
+        "global_batch_size": pieces(st.integers(1, 5)),
+        "mixture": pieces(st.sampled_from(["m", "n", "annealed"])),
+        "budget": f"{draw(st.integers(2000, 3000))} tokens",
+        "schedule": schedule,
+    }
+
+
+def each_step(chain: list[Trajectory]) -> list[tuple[float, int, str]]:
+    """Learning rate, batch and mixture of every step, as the segments that are trained state them."""
+    return [
+        (segment.schedule.lr(trajectory.tokens_at(step)), segment.batch, segment.mixture)
+        for trajectory in chain
+        for segment in trajectory.segments
+        for step in range(segment.start_step, segment.end_step)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(stages(), st.data())
+def test_the_rest_of_the_parent_is_what_it_would_have_done_in_every_step(stage: dict[str, Any], data: st.DataObject) -> None:
+    whole = trajectories(stage, annealed=ANNEALED)["pretrain"]
+    first = data.draw(st.integers(1, whole.steps - 1), label="first point")
+    second = data.draw(st.integers(1, max(1, whole.steps - first - 1)), label="second point")
+    found = trajectories(
+        stage | {"stop_at": f"{first} steps"},
+        annealed=ANNEALED,
+        one=rest(f"pretrain@step={first}", stop_at=f"{second} steps"),
+        two=rest(f"one@step={second}") if first + second < whole.steps else rest(f"pretrain@step={first}"),
+    )
+    chain = [found["pretrain"], found["one"]] + ([found["two"]] if first + second < whole.steps else [])
+    assert [trajectory.steps for trajectory in chain[:2]] == [first, second]
+    assert each_step(chain) == each_step([whole])
+    assert sum(trajectory.tokens for trajectory in chain) == whole.tokens
+
+
+STAGE = {"global_batch_size": {"0 steps": 4, "10 steps": 8}, "budget": "20 steps", "mixture": {"0 steps": "m", "12 steps": "n"}}
+
+
+def test_what_is_stated_beside_the_rest_of_the_parent_replaces_it() -> None:
+    one = trajectories(STAGE, one=rest("pretrain@step=5", budget="3 steps"))["one"]
+    assert shape(one) == [("m", 4, 0, 3)]  # the borders after that are dropped
+    one = trajectories(STAGE, one=rest("pretrain@step=5", mixture={"0 steps": "n", "6 steps": "m"}))["one"]
+    assert shape(one) == [("n", 4, 0, 5), ("n", 8, 20, 6), ("m", 8, 28, 15)]
+    one = trajectories(STAGE, one=rest("pretrain@step=5", global_batch_size=2))["one"]
+    assert shape(one) == [("m", 2, 0, 18), ("n", 2, 36, 50)]
+    one = trajectories(STAGE, one=rest("pretrain@step=5", sequence_length=20))["one"]
+    assert shape(one) == [("m", 4, 0, 2), ("m", 8, 8, 3), ("n", 8, 16, 7)]  # half as many sequences, floored to whole batches
+    stage = STAGE | {"schedule": {"decay": "linear", "decay_over": "800 tokens", "final": 0.0}}
+    one = trajectories(stage, one=rest("pretrain@step=15", optimizer={"lr": 5e-3}))["one"]
+    assert [one.lr_at(step) for step in range(6)] == pytest.approx([5e-3 * left / 10 for left in (5, 4, 3, 2, 1, 0)])
+
+
+def test_at_the_end_of_the_parent_its_last_batch_and_mixture_go_on() -> None:
+    one = trajectories(STAGE, one=rest("pretrain", budget="3 steps"))["one"]
+    assert (shape(one), one.lr_at(2)) == ([("n", 8, 0, 3)], 1e-3)
+
+
+def test_a_schedule_does_not_tell_what_of_the_parent_lies_before_a_segment_and_shows_nothing_in_it() -> None:
+    stage = STAGE | {"schedule": {"warmup": "100 tokens", "decay": "linear", "decay_over": "400 tokens"}}
+    early, late = (trajectories(stage, one=rest(f"pretrain@step={step}"))["one"].segments for step in (2, 5))
+    assert early[0].schedule == Schedule(peak=1e-3, offset=80, warmup_tokens=100)
+    assert late[0].schedule == early[1].schedule == Schedule(peak=1e-3)
+    assert late[-1].schedule == Schedule(peak=1e-3, offset=200, decay="linear", decay_start=800, decay_tokens=400, final=0.1)
+
+
+def test_a_stage_that_is_stopped_keeps_the_schedule_of_its_whole_budget() -> None:
+    stage = STAGE | {"schedule": {"warmup": "100 tokens", "decay": "cosine"}}
+    whole, stopped = (trajectories(stage | more)["pretrain"] for more in ({}, {"stop_at": "500 tokens"}))
+    assert shape(stopped) == [("m", 4, 0, 10), ("m", 8, 40, 11)]
+    assert [segment.schedule for segment in stopped.segments] == [segment.schedule for segment in whole.segments[:2]]
+    assert (stopped.steps, stopped.planned, stopped.leftover_tokens) == (11, whole.segments, 0)
+
+
+CONVERSATIONS = {"kind": "conversations", "tokenizer": "tok", "sources": {"talks": {}}}
+SFT = {"kind": "sft", "from": "pretrain", "conversations": "chat", "budget": "4 steps", "schedule": {"decay": "none"}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "others", "message"),
+    [
+        ({}, {"one": rest("pretrain")}, r"one\.budget: 'pretrain' is the end of 'pretrain': nothing of its budget is left"),
+        ({"stop_at": "21 steps"}, {}, r"pretrain\.stop_at: 21 steps is after the end of the stage at 1,200 tokens"),
+        ({"stop_at": "9 tokens"}, {}, r"pretrain\.stop_at: 9 tokens is less than one step of 40 tokens"),
+        ({"stop_at": "5 steps"}, {"one": rest("pretrain@step=6")}, "'pretrain@step=6' lies outside stage 'pretrain', which has 5 steps"),
+        ({"budget": "rest of parent"}, {}, "a pretrain stage has no parent, and so no rest of parent for budget"),
+        ({"schedule": "rest of parent"}, {}, "a pretrain stage has no parent, and so no rest of parent for schedule"),
+        ({"budget": "rest of parents"}, {}, r"pretrain\.budget: 'rest of parents' is not an amount"),
+        ({"schedule": {"decay": "linear", "final": 0}}, {"one": rest("pretrain", budget="2 steps")}, r"one\.schedule: .*decayed to 0"),
+        ({}, {"chat": CONVERSATIONS, "sft": SFT, "one": rest("sft@step=2")}, r"one\.mixture: 'sft' trains on no mixture"),
+        (
+            {},
+            {"all": {"kind": "merge", "checkpoints": ["pretrain", "pretrain@step=9"]}, "one": rest("all", carry=["weights"])},
+            r"one\.mixture: 'all' trains on no mixture",
+        ),
+    ],
+)
+def test_a_rest_that_there_is_not_is_refused(stage: dict[str, Any], others: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        trajectories(STAGE | stage, **others)

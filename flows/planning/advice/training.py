@@ -10,6 +10,7 @@ from flows.planning.advice.given import Advice, Context
 from specs.stages import CHAT
 from specs.stages.training import MixtureTraining
 from specs.trajectory import Trajectory, phases
+from specs.units import REST
 
 PASSES = 4  # arXiv 2305.16264
 JUMP = 1.5
@@ -45,8 +46,9 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
             if context.kind(parent.stage) in CHAT or parent.merged or parent.imported:
                 continue
             peak, last = max(segment.schedule.peak for segment in parent.segments), parent.lr_at(start.step)
-            begin = next((segment.schedule.decay_start for segment in parent.segments if segment.schedule.decay != "none"), None)
-            if begin is not None and parent.tokens_at(start.step) > begin and last < peak:
+            schedule = parent.schedule
+            decayed = schedule.decay != "none" and schedule.offset + parent.tokens_at(start.step) > schedule.decay_start
+            if decayed and last < peak:
                 yield Advice(
                     "decay-before-sft",
                     trajectory.stage,
@@ -116,15 +118,17 @@ def never_reached(context: Context) -> Iterator[Advice]:
         phase.name: phase.settings.checkpoint.milestones for name in context.pipeline.stages for phase in phases(context.pipeline, name)
     }
     for name, trajectory in context.phases():
-        late = [step for step in stated.get(name, []) if step > trajectory.steps]
+        planned = trajectory.planned[-1].end_step
+        late = [step for step in stated.get(name, []) if step > planned]
         if late:
             steps = ", ".join(f"{step:,}" for step in late)
-            ends = f"'{name}' has {trajectory.steps:,} steps and ends before its milestones {steps}"
+            ends = f"'{name}' has {planned:,} steps and ends before its milestones {steps}"
             message = f"{ends}; raise its budget, or leave them out"
-            yield Advice("never-reached", trajectory.stage, message, {"steps": trajectory.steps, "milestones": late})
-        warmup, tokens = trajectory.segments[0].schedule.warmup_tokens, trajectory.tokens
+            yield Advice("never-reached", trajectory.stage, message, {"steps": planned, "milestones": late})
+        schedule, tokens = trajectory.schedule, trajectory.planned_tokens
+        warmup = schedule.warmup_tokens - schedule.offset
         if warmup > tokens:
-            reached = trajectory.segments[0].schedule.factor(tokens)
+            reached = schedule.factor(tokens)
             message = (
                 f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches {reached:.3g} of the peak; shorten it"
             )
@@ -199,7 +203,7 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
             parent = context.graph.trajectories[trajectory.parent.phase]
             batch = trajectory.segments[0].batch
             before, after = batch * parent.sequence_length, batch * trajectory.sequence_length
-            if phase.settings.global_batch_size is None and before != after and not parent.imported:
+            if phase.settings.global_batch_size in (None, REST) and before != after and not parent.imported:
                 yield Advice(
                     "tokens-per-batch",
                     stage,

@@ -203,7 +203,7 @@ def test_two_records_of_a_run_are_compared(done: Plan, planned: Planned) -> None
     found = diff.compare(diff.side(f"tiny@{first}", done.store.url), diff.side("tiny", done.store.url))
     assert {one.name: one.verdict for one in found if one.verdict != "same"} == {"export": "differs"}
     (changed,) = [one for one in found if one.verdict == "differs"]
-    assert [(change.name, change.b) for change in changed.fields if change.role == "identity"] == [("tolerance", 0.001)]
+    assert [(change.name, change.b) for change in changed.identity] == [("tolerance", 0.001)]
 
 
 def test_what_cannot_be_compared_is_a_message(done: Plan, recipe: Path) -> None:
