@@ -179,7 +179,7 @@ def _stage(draft: Draft, name: str, fields: Any) -> list[str]:
 
 def _field(name: str, value: Any) -> list[str]:
     """A field as YAML, as `specs.document` reads it back. Text with `${` has come out of variables already, and stays as it is."""
-    yaml, text = YAML(), io.StringIO()
+    yaml, text = YAML(typ="rt"), io.StringIO()
     yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values stand in brackets
     yaml.representer.ignore_aliases = lambda data: True
     field = CommentedMap({name: _escaped(value)})

@@ -141,7 +141,10 @@ def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stages.qrpo.from=longer", r"stages\.qrpo\.from: 'preferences' was made with step 8 of 'sft', this stage starts from 'longer'"),
+        (
+            "stages.qrpo.from=longer",
+            r"stages\.qrpo\.from: 'preferences' was made with step 8 of 'sft', but this stage starts from 'longer'",
+        ),
         ("stages.qrpo.sequence_length=64", r"'preferences' has sequence_length 128, this stage 64. Fix: state sequence_length: 128"),
         ("stages.dpo.precision.param=bfloat16", r"are in float32, this stage computes in bfloat16"),
         ("stages.preferences.max_tokens=100", r"two completions of 100 tokens do not fit into a sequence of 128. Fix: lower it to 64"),
