@@ -272,6 +272,7 @@ def _publish(plan: Plan, failed: dict[str, str]) -> None:
     if runtime.deployment.id is None:
         return
     with only_shown("the report"):
+        plan = make(plan.pipeline, plan.store)  # what failed has gates and checkpoints that the plan of the run does not know
         path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
         plan.store.write_bytes(path, render(plan).encode())
         publish_run(plan, plan.store.location(path), failed)
