@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from infra.store import Artifact, Attempt, Store, StoreError
 from specs.job import Job
 from tests.infra.sealed import sealed
+from tests.infra.store.racing import winners
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -50,19 +50,7 @@ def test_a_marker_is_written_once_and_the_first_writer_wins(store: Store) -> Non
 
 def test_of_many_writers_at_once_one_wins(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
-    wins: list[int] = []
-    barrier = threading.Barrier(16)
-
-    def write(number: int) -> None:
-        barrier.wait()
-        if store.write_once("marker.json", str(number).encode()):
-            wins.append(number)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    wins = winners(store, 16)
     assert len(wins) == 1
     assert store.read_bytes("marker.json") == str(wins[0]).encode()
 

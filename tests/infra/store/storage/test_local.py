@@ -14,6 +14,7 @@ import pytest
 from infra.store import Artifact, StorageError, Store
 from infra.store.storage import local
 from tests.infra.maker import Maker
+from tests.infra.store.racing import winners
 
 REFUSALS = [errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV]
 refusals = pytest.mark.parametrize("refusal", REFUSALS, ids=errno.errorcode.get)
@@ -33,18 +34,8 @@ def files(folder: Path) -> list[str]:
 @refusals
 def test_one_of_many_writers_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
     refuse_links(monkeypatch, refusal)
-    store, wins, barrier = Store.open(str(tmp_path)), [], threading.Barrier(8)
-
-    def write(number: int) -> None:
-        barrier.wait()
-        if store.write_once("marker.json", str(number).encode()):
-            wins.append(number)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    store = Store.open(str(tmp_path))
+    wins = winners(store, 8)
     assert len(wins) == 1
     assert store.read_bytes("marker.json") == str(wins[0]).encode()
     assert files(tmp_path) == ["marker.json"]
