@@ -1,12 +1,13 @@
 """The CPU shim for torchtitan, and the only module that checks for a GPU.
 
-torchtitan 0.3.0 takes its device from `torchtitan.tools.utils.device_type` / `device_module` at import time and knows no
-CPU. Without an accelerator, importing this module puts a CPU stand-in there, before any other torchtitan module copies
-the names.
+torchtitan 0.3.0 takes its device from `torchtitan.tools.utils.device_type` / `device_module` at import time
+and knows no CPU. Without an accelerator, importing this module puts a CPU stand-in there, before any other
+torchtitan module copies the names.
 
 Invariant: after `install`, every torchtitan module of this process agrees on one device.
 """
 
+import logging
 import os
 import sys
 from datetime import timedelta
@@ -18,6 +19,8 @@ import torchtitan.tools.utils as titan_utils
 
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 _MEMORY_COUNTERS = ("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms")
 
@@ -52,16 +55,27 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def has_kernels(tensor: torch.Tensor) -> bool:
+    """Whether the project's Triton kernels run on such a tensor now. While torch.compile traces, formulas do:
+    the compiler's own kernels of them move as little (`benchmarks.kernels`), and join what is beside them."""
+    return tensor.is_cuda and tensor.dtype in KERNEL_DTYPES and not torch.compiler.is_compiling()
+
+
 def install() -> None:
-    """Point torchtitan at the CPU when there is no accelerator. Calling it again changes nothing.
+    """Point torchtitan at the CPU when there is no accelerator, and keep its imports quiet. Calling it again
+    changes nothing.
 
     Raises:
         RuntimeError: another torchtitan module was imported first and has copied the wrong device.
     """
+    for name in ("torchao", "torch.utils._pytree"):  # what torchtitan's import of torchao would print
+        logging.getLogger(name).setLevel(logging.ERROR)
     if has_gpu() or titan_utils.device_type == "cpu":
         return
     if "torchtitan.distributed.utils" in sys.modules:
-        raise RuntimeError("torchtitan was imported before apertus_model.device: import apertus_model.device first")
+        raise RuntimeError(
+            "torchtitan was imported before apertus_model.device: import apertus_model.device first"
+        )
     titan_utils.device_type = "cpu"
     titan_utils.device_module = CpuDeviceModule("apertus_cpu_device")
 

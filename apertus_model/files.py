@@ -1,6 +1,6 @@
-"""Copies of folders and files outside the store in local scratch, for libraries to open.
+"""Copies folders and files from outside the store to local scratch, where libraries can open them.
 
-Invariant: only files that the globs choose are copied, each below the target folder.
+Invariant: only files that match the globs are copied, each below the target folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from specs.sources import SourceSpec, resolve_url
 
 
 def copy_folder(url: str, target: Path, include: list[str]) -> Path:
-    """Copies the files below `url` (any fsspec URL, or `installed:...`) that match `include`; the local folder.
+    """Copies the files below `url` (any fsspec URL, or `installed:...`) that match `include`. Returns the
+    local folder.
 
     SourceError when there are none, or one cannot be read.
     """
@@ -25,7 +26,7 @@ def copy_folder(url: str, target: Path, include: list[str]) -> Path:
     for file in listing.files:
         local = target / file.path
         if ".." in local.parts:
-            raise SourceError(f"'{file.path}' of {url} is outside of its folder")
+            raise SourceError(f"'{file.path}' of {url} is outside its folder")
         local.parent.mkdir(parents=True, exist_ok=True)
         try:
             fs.get_file(f"{root.rstrip('/')}/{file.path}", str(local))
@@ -35,8 +36,8 @@ def copy_folder(url: str, target: Path, include: list[str]) -> Path:
 
 
 def local_file(url: str, target: Path) -> Path:
-    """A file as a local path: the file itself, or a copy of a remote one at `target`, made whole or not at all. SourceError when it
-    cannot be read."""
+    """A file as a local path: the file itself, or a copy of a remote one at `target`, made whole or not at
+    all. SourceError when it cannot be read."""
     fs, path = fsspec.core.url_to_fs(resolve_url(url))
     if isinstance(fs, LocalFileSystem):
         if not Path(path).is_file():

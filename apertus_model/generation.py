@@ -1,7 +1,7 @@
 """Completions from an exported Hugging Face folder, by transformers or by vLLM.
 
-Invariants: no file is fetched and no code of the folder is run; the random numbers of a batch follow from the seed and the index of its
-first prompt.
+Invariants: no file is fetched and no code of the folder is run; the random numbers of a batch follow from the
+seed and the index of its first prompt.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from specs.stages.preference_data import Sampling
 Completion = dict[str, Any]
 VLLM_PYTHON = "APERTUS_VLLM_PYTHON"  # the interpreter of the environment that has vLLM
 VLLM_FIX = (
-    f"Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and {VLLM_PYTHON}=FOLDER/bin/python; or choose "
-    "engine: transformers"
+    "Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and"
+    f" {VLLM_PYTHON}=FOLDER/bin/python; or choose engine: transformers"
 )
 # Variables that vLLM must not inherit.
 OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -50,7 +50,9 @@ class Generator(Protocol):
         """
 
 
-def open_generator(folder: Path, sampling: Sampling, launch: Launch, *, end_of_turn_id: int, pad_id: int) -> Generator:
+def open_generator(
+    folder: Path, sampling: Sampling, launch: Launch, *, end_of_turn_id: int, pad_id: int
+) -> Generator:
     """Loads the model of an exported folder. GenerationError when the engine is not installed."""
     if sampling.engine == "vllm":
         return VllmGenerator(folder, sampling, end_of_turn_id, launch.tensor_parallel)
@@ -68,13 +70,15 @@ def local_folder(artifact: Artifact, folder: Path) -> Path:
 
 def batch_seed(seed: int, first: int) -> int:
     """A 63-bit seed for the batch whose first prompt has index `first`."""
-    digest = hashlib.blake2b(json.dumps([seed, first]).encode(), digest_size=8, person=b"apertus-sampling").digest()
+    digest = hashlib.blake2b(
+        json.dumps([seed, first]).encode(), digest_size=8, person=b"apertus-sampling"
+    ).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class TransformersGenerator:
-    """`generate` of transformers, on one GPU or none: prompts padded on the left, all completions of a batch in parallel, until the last
-    one has ended."""
+    """`generate` of transformers, on one GPU or none: prompts padded on the left, all completions of a
+    batch in parallel, until the last one has ended."""
 
     def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, pad_id: int) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -115,7 +119,10 @@ class TransformersGenerator:
         output = self._model.generate(**inputs, generation_config=self._config)
         new = output[:, longest:].tolist()
         each = len(new) // len(prompts)
-        return [[self._decoder.completion(row) for row in new[begin : begin + each]] * self._copies for begin in range(0, len(new), each)]
+        return [
+            [self._decoder.completion(row) for row in new[begin : begin + each]] * self._copies
+            for begin in range(0, len(new), each)
+        ]
 
 
 class VllmGenerator:
@@ -135,7 +142,9 @@ class VllmGenerator:
                 env={name: value for name, value in os.environ.items() if name not in OURS},
             )
         except OSError as error:
-            raise GenerationError(f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {VLLM_FIX}") from error
+            raise GenerationError(
+                f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {VLLM_FIX}"
+            ) from error
         engine = {
             "model": str(folder),
             "tensor_parallel_size": gpus,

@@ -1,6 +1,7 @@
 """Random numbers without a generator: integers mixed so that each bit depends on all of them.
 
-Invariant: 32-bit integer arithmetic that wraps around, and nothing else, so that every device, and a Triton kernel, has the same bits.
+Invariant: only 32-bit integer arithmetic that wraps around is used, so every device, and a Triton kernel,
+gives the same bits.
 """
 
 import torch
@@ -9,7 +10,8 @@ _MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's finaliser, as the kernel
 
 
 def hashed(index: torch.Tensor, seed: int) -> torch.Tensor:
-    """murmur3's finaliser of index + seed: 32 mixed bits. `index`: int32, is consumed; `seed`: signed 32-bit integer."""
+    """murmur3's finaliser of index + seed: 32 mixed bits. `index`: int32, overwritten; `seed`: signed 32-bit
+    integer."""
     mixed = index.add_(seed)
     for shift, multiplier in zip((16, 13), _MULTIPLIERS, strict=True):
         mixed.bitwise_xor_(_shifted(mixed, shift)).mul_(signed(multiplier))

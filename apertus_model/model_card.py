@@ -1,7 +1,7 @@
 """The model card of an exported model, made from its lineage in the store.
 
-Invariant: every number on the card was read from a spec or a manifest; nothing is claimed that was not recorded. Text that comes from a
-recipe cannot break out of its cell.
+Invariant: every number on the card was read from a spec or a manifest; nothing is claimed that was not
+recorded. Text that comes from a recipe cannot break out of its cell.
 """
 
 from __future__ import annotations
@@ -30,13 +30,19 @@ TITLES = {
 
 
 def model_card(
-    store: Store, checkpoint: InputRef, evaluations: Sequence[InputRef], *, title: str, model: ModelSpec, sequence_length: int
+    store: Store,
+    checkpoint: InputRef,
+    evaluations: Sequence[InputRef],
+    *,
+    title: str,
+    model: ModelSpec,
+    sequence_length: int,
 ) -> str:
     """Markdown with the metadata block of Hugging Face.
 
     Args:
         store: where the lineage is read.
-        checkpoint: what was exported.
+        checkpoint: the exported checkpoint.
         evaluations: evaluate artifacts whose metrics are shown.
         title: name of the recipe that it was exported by.
         model: dimensions.
@@ -45,39 +51,68 @@ def model_card(
     ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
     trained = [ancestor for ancestor in ancestors if ancestor.kind in (*TRAINING, "merge", "import_model")]
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
-    tokens = sum(_tokens(ancestor) for ancestor in trained)
+    tokens = sum(ancestor.tokens for ancestor in trained)
     chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
-    begun = [f"{_cell(name)} (licence: {_cell(licence or 'not stated')})" for name, licence in map(_origin, trained) if name]
+    begun = [
+        f"{_cell(name)} (licence: {_cell(licence or 'not stated')})"
+        for name, licence in map(_origin, trained)
+        if name
+    ]
     sections = [
         _front_matter(sources),
         f"# {title}: {checkpoint.name}\n",
-        f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters, trained on {tokens:,} tokens"
+        f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters,"
+        f" trained on {tokens:,} tokens"
         + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
         + f"context of {sequence_length:,} tokens"
-        + (", with a chat template (`tokenizer.apply_chat_template`)." if chat else ". It continues text and follows no instructions.")
+        + (
+            ", with a chat template (`tokenizer.apply_chat_template`)."
+            if chat
+            else ". It continues text and follows no instructions."
+        )
         + " This page was made from the record of its training.\n",
         "## Architecture\n",
         _table(("", ""), _architecture(model)),
         "## Training\n",
         _table(
-            ("stage", "what", "steps", "tokens", "sequence", "batch", "optimizer", "learning rate", "data"), map(_training_row, trained)
+            ("stage", "what", "steps", "tokens", "sequence", "batch", "optimizer", "learning rate", "data"),
+            map(_training_row, trained),
         ),
         "Every setting:\n",
         *(_settings(ancestor) for ancestor in trained),
         "## Data\n",
-        _table(("source", "language", "licence", "documents", "training tokens", "filters", "left out"), map(_data_row, sources)),
+        _table(
+            ("source", "language", "licence", "documents", "training tokens", "filters", "left out"),
+            map(_data_row, sources),
+        ),
     ]
-    preferences = [ancestor for ancestor in ancestors if ancestor.kind in ("prompts", "completions", "rewards", "pairs")]
+    preferences = [
+        ancestor for ancestor in ancestors if ancestor.kind in ("prompts", "completions", "rewards", "pairs")
+    ]
     if preferences:
-        sections += ["## Preference data\n", _table(("part", "settings", "result"), map(_preference_row, preferences))]
+        sections += [
+            "## Preference data\n",
+            _table(("part", "settings", "result"), map(_preference_row, preferences)),
+        ]
     if evaluations:
         sections += ["## Evaluation\n", *(_evaluation(store, evaluation) for evaluation in evaluations)]
-    sections += ["## Lineage\n", _table(("part", "kind", "fingerprint", "made"), map(_lineage_row, ancestors)), _versions(ancestors)]
+    sections += [
+        "## Lineage\n",
+        _table(("part", "kind", "fingerprint", "made"), map(_lineage_row, ancestors)),
+        _versions(ancestors),
+    ]
     return "\n".join(sections)
 
 
 def _front_matter(sources: Iterable[Ancestor]) -> str:
-    languages = sorted({code.strip() for source in sources for code in str(_source(source).get("language", "")).split(",") if code.strip()})
+    languages = sorted(
+        {
+            code.strip()
+            for source in sources
+            for code in str(_source(source).get("language", "")).split(",")
+            if code.strip()
+        }
+    )
     codes = [code for code in languages if code.isascii() and code.isalpha() and len(code) in (2, 3)]
     listed = f"language: [{', '.join(codes)}]\n" if codes else ""
     return f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{listed}---\n"
@@ -86,19 +121,20 @@ def _front_matter(sources: Iterable[Ancestor]) -> str:
 def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
     scaling = model.rope_scaling
     return [
-        ("layers, width, feed-forward width", f"{model.n_layers}, {model.dim:,}, {model.ffn_dim:,} (xIELU, no gate)"),
-        ("heads (queries, keys and values)", f"{model.n_heads}, {model.n_kv_heads} of {model.head_dim}, QK-norm"),
+        (
+            "layers, width, feed-forward width",
+            f"{model.n_layers}, {model.dim:,}, {model.ffn_dim:,} (xIELU, no gate)",
+        ),
+        (
+            "heads (queries, keys and values)",
+            f"{model.n_heads}, {model.n_kv_heads} of {model.head_dim}, QK-norm",
+        ),
         ("vocabulary", f"{model.vocab_size:,}, embeddings not tied"),
-        ("rotary embedding", f"base {model.rope_theta:,.0f}" + (f", Llama-3 scaling by {scaling.factor:g}" if scaling else "")),
+        (
+            "rotary embedding",
+            f"base {model.rope_theta:,.0f}" + (f", Llama-3 scaling by {scaling.factor:g}" if scaling else ""),
+        ),
     ]
-
-
-def _tokens(ancestor: Ancestor) -> int:
-    """Tokens that a segment trained on up to the step that was read."""
-    spec = ancestor.spec
-    if ancestor.kind in ("merge", "import_model") or ancestor.step is None:
-        return 0
-    return int((ancestor.step - spec.get("start_step", 0)) * spec["global_batch_size"] * spec["sequence_length"])
 
 
 def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
@@ -108,13 +144,27 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
         return (ancestor.name, TITLES["merge"], "", "", "", "", "", "", f"weights {weights}")
     if ancestor.kind == "import_model":
         name, licence = _origin(ancestor)
-        return (ancestor.name, TITLES["import_model"], *("",) * 6, f"{name}, licence: {licence or 'not stated'}")
+        return (
+            ancestor.name,
+            TITLES["import_model"],
+            *("",) * 6,
+            f"{name}, licence: {licence or 'not stated'}",
+        )
     optimizer, schedule = spec["optimizer"], spec["schedule"]
     decay = schedule.get("decay", "none")
-    rate = f"{optimizer['lr']:g}" + (f", {decay} to {schedule.get('final', 1.0):g} x" if decay != "none" else "")
-    data = [read.name for role, read in ancestor.identity.inputs.items() if role not in ("parent", "tokenizer", "log_probabilities")]
+    rate = f"{optimizer['lr']:g}" + (
+        f", {decay} to {schedule.get('final', 1.0):g} x" if decay != "none" else ""
+    )
+    data = [
+        read.name
+        for role, read in ancestor.identity.inputs.items()
+        if role not in ("parent", "tokenizer", "log_probabilities")
+    ]
     return (
-        *(ancestor.name, TITLES[ancestor.kind], f"{(ancestor.step or 0) - spec.get('start_step', 0):,}", f"{_tokens(ancestor):,}"),
+        ancestor.name,
+        TITLES[ancestor.kind],
+        f"{ancestor.steps:,}",
+        f"{ancestor.tokens:,}",
         *(spec["sequence_length"], spec["global_batch_size"], optimizer["name"], rate, ", ".join(data)),
     )
 
@@ -129,7 +179,8 @@ def _origin(ancestor: Ancestor) -> tuple[str, str]:
 def _settings(ancestor: Ancestor) -> str:
     """The resolved spec, folded; JSON escapes line breaks, so nothing in it ends the fence."""
     document = json.dumps(ancestor.identity.spec, indent=1, sort_keys=True)
-    return f"<details><summary>{html.escape(ancestor.name)}</summary>\n\n```json\n{document}\n```\n\n</details>\n"
+    name = html.escape(ancestor.name)
+    return f"<details><summary>{name}</summary>\n\n```json\n{document}\n```\n\n</details>\n"
 
 
 def _source(ancestor: Ancestor) -> dict[str, Any]:
@@ -140,8 +191,15 @@ def _source(ancestor: Ancestor) -> dict[str, Any]:
 def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
     source, metrics = _source(ancestor), ancestor.metrics
     process = ancestor.spec.get("process", {})
-    filters = [str(entry["filter"]) for entry in process.get("filters", [])] + (["personal data replaced"] if process.get("pii") else [])
-    out = {name: count for group in ("rejected", "dropped") for name, count in (metrics.get(group) or {}).items() if count}
+    filters = [str(entry["filter"]) for entry in process.get("filters", [])] + (
+        ["personal data replaced"] if process.get("pii") else []
+    )
+    out = {
+        name: count
+        for group in ("rejected", "dropped")
+        for name, count in (metrics.get(group) or {}).items()
+        if count
+    }
     train = metrics.get("train", {})
     documents = train.get("documents", train.get("conversations", ""))
     return (
@@ -154,10 +212,16 @@ def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
 
 def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
     def flat(values: dict[str, Any]) -> str:
-        return ", ".join(f"{name} {_number(value)}" for name, value in values.items() if isinstance(value, (int, float, str)))
+        return ", ".join(
+            f"{name} {_number(value)}"
+            for name, value in values.items()
+            if isinstance(value, (int, float, str))
+        )
 
     spec = ancestor.identity.spec
-    nested = {name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()}
+    nested = {
+        name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()
+    }
     return (ancestor.name, flat({**spec, **nested}), flat(ancestor.metrics))
 
 
@@ -192,5 +256,9 @@ def _cell(value: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(map(_cell, row)) for row in rows)]
+    lines = [
+        " | ".join(head),
+        " | ".join("---" for _ in head),
+        *(" | ".join(map(_cell, row)) for row in rows),
+    ]
     return "\n".join(f"| {line} |" for line in lines) + "\n"

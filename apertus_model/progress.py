@@ -7,11 +7,10 @@ and the last.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
-from specs.job import REPORT
+from specs.job import REPORT, ProgressRow
 
 
 class Progress:
@@ -19,7 +18,8 @@ class Progress:
 
     def __init__(self, path: str | Path | None, interval: float = 0.2) -> None:
         self._in_output = path == REPORT
-        self._file = open(path, "a", buffering=1) if path and not self._in_output else None  # noqa: SIM115  # lives as long as the process
+        # lives as long as the process
+        self._file = open(path, "a", buffering=1) if path and not self._in_output else None  # noqa: SIM115
         self._interval = interval
         self._last = 0.0
 
@@ -28,20 +28,18 @@ class Progress:
         if done < total and now - self._last < self._interval:
             return
         self._last = now
-        self._write({"done": done, "total": total, "unit": unit, "metrics": metrics})
+        row = ProgressRow(done=done, total=total, unit=unit, metrics=metrics).model_dump_json()
+        if self._in_output:
+            print(REPORT + row, flush=True)
+        elif self._file is not None:
+            self._file.write(row + "\n")
 
     def log(self, text: str) -> None:
         print(text, flush=True)
 
-    def _write(self, row: dict[str, object]) -> None:
-        if self._in_output:
-            print(REPORT + json.dumps(row), flush=True)
-        elif self._file is not None:
-            self._file.write(json.dumps(row) + "\n")
-
 
 class TaskProgress:
-    """The number of finished tasks of a stage. `waiting`: those that a cluster runs, and those it has
+    """Reports the number of finished tasks of a stage; `waiting` reports those that a cluster runs or has
     queued."""
 
     def __init__(self, progress: Progress, tasks: int, pending: int) -> None:

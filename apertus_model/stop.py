@@ -30,7 +30,8 @@ from specs.errors import StageError
 
 GRACE_SECONDS = 90.0  # without `APERTUS_STOP_SECONDS`
 POLL_SECONDS = 1.0
-JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")  # environment variables with the unix time; the first that is set
+# environment variables with the unix time; the first that is set
+JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")
 
 
 def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
@@ -80,14 +81,16 @@ class StopSignal:
         """Requests a stop `seconds` before the job ends, if its end is known."""
         end = job_end()
         if end is not None:
-            timer = threading.Timer(max(0.0, end - seconds - time.time()), self.request, [f"the job ends in {seconds:g} s"])
+            timer = threading.Timer(
+                max(0.0, end - seconds - time.time()), self.request, [f"the job ends in {seconds:g} s"]
+            )
             timer.daemon = True
             timer.start()
 
     @contextlib.contextmanager
     def cooperating(self) -> Iterator[None]:
-        """Inside, the stage checks `requested` and ends itself within the grace period, since it must end
-        other jobs."""
+        """In this context the stage checks `requested` and ends itself within the grace period, since it must
+        end other jobs."""
         before, self._cooperative = self._cooperative, True
         try:
             yield
@@ -100,7 +103,7 @@ class StopSignal:
         self._cooperative = True
 
     def watch(self, *, cooperative: bool, tell: Callable[[str], None] = lambda reason: None) -> None:
-        """Begins to listen; in the main thread.
+        """Begins to listen. Called in the main thread.
 
         Args:
             cooperative: the stage checks `requested` and ends itself within the grace period; otherwise its
@@ -122,7 +125,10 @@ class StopSignal:
         while True:
             (number,) = os.read(heard, 1)
             if number in STOP_SIGNALS:
-                self._stop(signal.Signals(number).name, told=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ))
+                self._stop(
+                    signal.Signals(number).name,
+                    told=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ),
+                )
 
     def _watch_stdin(self) -> None:
         wait_for_end()
@@ -145,8 +151,8 @@ class StopSignal:
         if not self._cooperative:
             if told:
                 self._tell(reason)
-            _kill_group()
-        timer = threading.Timer(self._grace, _kill_group)
+            kill_group()
+        timer = threading.Timer(self._grace, kill_group)
         timer.daemon = True
         timer.start()
 
@@ -158,7 +164,7 @@ def _forget() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _kill_group() -> None:
+def kill_group() -> None:
     """Ends this process and its children, which share its process group."""
     sys.stdout.flush()
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specs.job import Job
-from specs.tracking import Tracking, WandbSpec
+from specs.tracking import WandbSpec
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,11 @@ class Tracker:
     @classmethod
     def open(cls, job: Job) -> Tracker:
         """The sinks of a job. `job.resume_step` is the last step that is not repeated."""
-        tracking = Tracking.model_validate(job.tracking)
         makers: dict[str, Callable[[], Sink]] = {}
-        if tracking.tensorboard is not None:
-            folder = Path(tracking.tensorboard) / job.pipeline / job.node
+        if (tensorboard := job.tracking.tensorboard) is not None:
+            folder = Path(tensorboard) / job.pipeline / job.node
             makers["TensorBoard"] = lambda: TensorBoard(folder, job.attempt, job.resume_step)
-        if (wandb := tracking.wandb) is not None:
+        if (wandb := job.tracking.wandb) is not None:
             makers["Weights & Biases"] = lambda: WeightsAndBiases(wandb, job)
         tracker = cls({})
         for name, make in makers.items():
@@ -66,8 +65,16 @@ class Tracker:
         """Sends a row of metrics: `{"step", "loss", ...}`. Only numbers are included."""
         flat: dict[str, Any] = {}
         for name, value in row.items():
-            flat |= {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
-        numbers = {name: value for name, value in flat.items() if name not in (STEP, TIME) and isinstance(value, (int, float))}
+            flat |= (
+                {f"{name}/{key}": item for key, item in value.items()}
+                if isinstance(value, dict)
+                else {name: value}
+            )
+        numbers = {
+            name: value
+            for name, value in flat.items()
+            if name not in (STEP, TIME) and isinstance(value, (int, float))
+        }
         values = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
         self._each(lambda sink: sink.write(row[STEP], values, row.get(TIME) or time.time()))
 
@@ -98,12 +105,16 @@ class TensorBoard:
         self._event = Event
         self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_SECONDS, filename_suffix=f".{attempt}")
         if after is not None:  # TensorBoard drops this step and later ones of earlier files
-            self._writer.add_event(Event(wall_time=time.time(), step=after + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._writer.add_event(
+                Event(wall_time=time.time(), step=after + 1, session_log=SessionLog(status=SessionLog.START))
+            )
 
     def write(self, step: int, values: dict[str, float], seconds: float) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        summary = Summary(
+            value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        )
         self._writer.add_event(self._event(wall_time=seconds, step=step, summary=summary))
 
     def close(self) -> None:
@@ -129,7 +140,13 @@ class WeightsAndBiases:
             group=job.pipeline,
             job_type=job.kind,
             name=job.node,
-            config={"spec": job.spec, "launch": job.launch, "store": job.store, "path": job.path, "attempt": job.attempt},
+            config={
+                "spec": job.spec,
+                "launch": job.launch.to_json(),
+                "store": job.store,
+                "path": job.path,
+                "attempt": job.attempt,
+            },
             allow_val_change=True,
             save_code=False,
             settings=wandb.Settings(
@@ -176,7 +193,9 @@ def _wandb_records(path: Path) -> Iterator[bytes]:
     """
     data, place, record = path.read_bytes(), len(WANDB_HEADER), b""
     if not WANDB_HEADER.startswith(data[:place]):
-        raise ValueError(f"{path} begins with {data[:place]!r}, not with {WANDB_HEADER!r}: wandb writes another format now")
+        raise ValueError(
+            f"{path} begins with {data[:place]!r}, not with {WANDB_HEADER!r}: wandb writes another format now"
+        )
     while place + 7 <= len(data):
         if (left := WANDB_BLOCK - place % WANDB_BLOCK) < 7:
             place += left

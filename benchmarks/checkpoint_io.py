@@ -1,15 +1,18 @@
-"""Checkpoints on an S3 server, against what the same client reaches on raw bytes: `python -m benchmarks.checkpoint_io [--mib 1024]`.
+"""Checkpoints on an S3 server, against what the same client reaches on raw bytes: `python -m
+benchmarks.checkpoint_io [--mib 1024]`.
 
-The server is OpenStack Swift on this machine's loopback (`tests.infra.swift`). Ours: `CheckpointWriter` with DCP and `commit_checkpoint`,
-as training saves, with digests of every file and the marker; and `load_tensors`, as training loads. The client alone: s3fs writes the same
-number of files of the same length, and reads the very files that we wrote, by each of its ways for whole files; it also reads those that it
-wrote, whose parts are longer. Nothing is computed about them, and files on its side are in memory. A file per rank, so ranks are threads
-here, each with tensors of its own.
+The server is OpenStack Swift on this machine's loopback (`tests.infra.swift`). Ours: `CheckpointWriter` with
+DCP and `commit_checkpoint`, as training saves, with digests of every file and the marker; and `load_tensors`,
+as training loads. The client alone: s3fs writes the same number of files of the same length, and reads the
+very files that we wrote, by each of its ways for whole files; it also reads those that it wrote, whose parts
+are longer. Nothing is computed about them, and files on its side are in memory. A file per rank, so ranks are
+threads here, each with tensors of its own.
 
-`--disk FOLDER` measures a store on local disk instead, beside a plain write with fsync and a plain read of the same bytes.
+`--disk FOLDER` measures a store on local disk instead, beside a plain write with fsync and a plain read of
+the same bytes.
 
-Printed are MiB/s by turns (`benchmarks.measure`), our ratio to each way of the client, turn by turn, and the requests of one checkpoint by
-operation. On S3 the ratios have to be at least 0.85.
+Printed are MiB/s by turns (`benchmarks.measure`), our ratio to each way of the client, turn by turn, and the
+requests of one checkpoint by operation. On S3 the ratios have to be at least 0.85.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ from tests.infra.swift import Swift
 TARGET = 0.85
 MEMORY = Path("/dev/shm")
 OWN = "cat_ranges, its own file"
-WAYS = {"upload": ("pipe_file, our parts", "put_file", "pipe_file"), "download": ("get_file", "cat_file", "cat_ranges", OWN)}
+WAYS = {
+    "upload": ("pipe_file, our parts", "put_file", "pipe_file"),
+    "download": ("get_file", "cat_file", "cat_ranges", OWN),
+}
 DISK = {"upload": ("write and fsync",), "download": ("readinto",)}
 
 
@@ -52,7 +58,9 @@ class Bench:
     def __init__(self, store: Store, folder: Path, memory: Path, mib: int, files: int) -> None:
         self.store, self.folder, self.files = store, folder, files
         count, values = 8, mib * 2**20 // (8 * files * 4)
-        self.states = [{f"layer.{index}": torch.randn(values) for index in range(count)} for _ in range(files)]
+        self.states = [
+            {f"layer.{index}": torch.randn(values) for index in range(count)} for _ in range(files)
+        ]
         self.bytes = sum(tensor.nbytes for state in self.states for tensor in state.values())
         self.raw = [torch.cat(list(state.values())).numpy().tobytes() for state in self.states]
         self.into = [bytearray(len(data)) for data in self.raw]
@@ -65,8 +73,10 @@ class Bench:
     def attempt(self, rank: int) -> Attempt:
         name = uuid.uuid4().hex[:8]
         job = Job(
-            node="b", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={}, store=self.store.url,
-            path=f"pretrain/{name}", attempt=f"rank-{rank}", scratch=str(self.folder / name), progress=str(self.folder / "progress"),
+            node="b", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={},
+            launch={}, store=self.store.url,
+            path=f"pretrain/{name}", attempt=f"rank-{rank}", scratch=str(self.folder / name),
+            progress=str(self.folder / "progress"),
         )  # fmt: skip
         return Attempt(job, Store(self.store.fs, self.store.root))
 
@@ -96,8 +106,13 @@ class Bench:
             self.client.pipe_file(path, data, chunksize=PART_BYTES)
 
     def read_raw(self, rank: int, attempt: Attempt, way: str) -> None:
-        """The file of tensors that `save` wrote, or the one that `write_raw` wrote last, by one of `ways`; `cat_ranges` in our blocks."""
-        path = self.store.full(f"raw/{rank}" if way == OWN else f"{attempt.folder(attempt.checkpoint_folder(1))}/rank-00000.safetensors")
+        """The file of tensors that `save` wrote, or the one that `write_raw` wrote last, by one of `ways`;
+        `cat_ranges` in our blocks."""
+        path = self.store.full(
+            f"raw/{rank}"
+            if way == OWN
+            else f"{attempt.folder(attempt.checkpoint_folder(1))}/rank-00000.safetensors"
+        )
         if self.client is None:
             with open(path, "rb", buffering=0) as file:
                 file.readinto(self.into[rank])
@@ -123,7 +138,12 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--files", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--disk", type=Path, metavar="FOLDER", help="measure a store on local disk, in a folder that is made there")
+    parser.add_argument(
+        "--disk",
+        type=Path,
+        metavar="FOLDER",
+        help="measure a store on local disk, in a folder that is made there",
+    )
     options = parser.parse_args()
     if options.disk is not None:
         with tempfile.TemporaryDirectory(dir=options.disk) as folder:
@@ -146,7 +166,9 @@ def main() -> None:
 
 def report(bench: Bench, rounds: int) -> None:
     ranks = list(range(bench.files))
-    times: dict[tuple[str, str], list[float]] = {(way, name): [] for way, names in bench.ways.items() for name in ("ours", *names)}
+    times: dict[tuple[str, str], list[float]] = {
+        (way, name): [] for way, names in bench.ways.items() for name in ("ours", *names)
+    }
     for number in range(rounds + 1):
         attempts: list[Attempt] = []
         for (way, name), taken in times.items():
@@ -167,7 +189,9 @@ def report(bench: Bench, rounds: int) -> None:
         line = f"{way:8} {name:24} {spread([size / took for took in taken]):>22}"
         if name != "ours":
             ratios = [client / ours for ours, client in zip(times[way, "ours"], taken, strict=True)]
-            line += f"   ours: x {spread(ratios)}" + (f", MISSED: {TARGET}" if bench.client and statistics.median(ratios) < TARGET else "")
+            line += f"   ours: x {spread(ratios)}" + (
+                f", MISSED: {TARGET}" if bench.client and statistics.median(ratios) < TARGET else ""
+            )
         print(line)
     if bench.client is None:
         return

@@ -1,8 +1,10 @@
-"""Memory and time of the loss with the output projection, forward and backward: `python -m benchmarks.cross_entropy`.
+"""Memory and time of the loss with the output projection, forward and backward: `python -m
+benchmarks.cross_entropy`.
 
-Beside ours: torch's cross-entropy of all logits, and torchtitan's chunked loss with chunks of as many tokens. On CUDA the shape is that of
-the 8B model in bfloat16; on CPU a small one in float32. Every measurement is a process of its own; peak memory is what it needs beyond
-hidden states and weight, from the allocator on CUDA, from the operating system on CPU.
+Beside ours: torch's cross-entropy of all logits, and torchtitan's chunked loss with chunks of as many tokens.
+On CUDA the shape is that of the 8B model in bfloat16; on CPU a small one in float32. Every measurement is a
+process of its own; peak memory is what it needs beyond hidden states and weight, from the allocator on CUDA,
+from the operating system on CPU.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import apertus_model.trainer  # noqa: F401  # torchtitan's device
+import apertus_model.trainer  # torchtitan's device  # noqa: F401
 from apertus_model.losses.cross_entropy import CHUNK_TOKENS, cross_entropy, log_probabilities
 
 Loss = Callable[[torch.Tensor, torch.nn.Linear, torch.Tensor, int], torch.Tensor]
 
 
-def all_logits(hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor, tokens: int) -> torch.Tensor:
+def all_logits(
+    hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor, tokens: int
+) -> torch.Tensor:
     """As it is usually written."""
     return F.cross_entropy(head(hidden).flatten(0, 1).float(), labels.flatten(), reduction="sum") / tokens
 
@@ -46,11 +50,15 @@ LOSSES: dict[str, Loss] = {
     "torch, all logits": all_logits,
     "torchtitan, chunked": titan,
     "ours": lambda hidden, head, labels, tokens: cross_entropy(hidden, head.weight, labels, tokens),
-    "ours, log-probabilities": lambda hidden, head, labels, tokens: -log_probabilities(hidden, head.weight, labels).sum() / tokens,
+    "ours, log-probabilities": lambda hidden, head, labels, tokens: (
+        -log_probabilities(hidden, head.weight, labels).sum() / tokens
+    ),
 }
 
 
-def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dtype, threads: int, answer: Any) -> None:
+def measure(
+    name: str, shape: tuple[int, int, int], device: str, dtype: torch.dtype, threads: int, answer: Any
+) -> None:
     """Sends (seconds, bytes, loss) of the second of two passes."""
     torch.set_num_threads(threads)
     tokens, width, words = shape
@@ -74,7 +82,11 @@ def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dt
 
 def peak(device: str) -> int:
     """Most bytes so far: of tensors on CUDA, of the process on CPU."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return (
+        torch.cuda.max_memory_allocated()
+        if device == "cuda"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
 
 
 def main() -> None:
@@ -94,16 +106,28 @@ def main() -> None:
     for _ in range(options.rounds):
         for name in LOSSES:
             mine, theirs = context.Pipe()
-            process = context.Process(target=measure, args=(name, shape, device, getattr(torch, options.dtype), options.threads, theirs))
+            process = context.Process(
+                target=measure,
+                args=(name, shape, device, getattr(torch, options.dtype), options.threads, theirs),
+            )
             process.start()
             theirs.close()
             found[name].append(mine.recv())
             process.join()
-    print(f"{options.tokens} tokens, width {options.width}, {options.words} words, {options.dtype} on {device}; chunks of {CHUNK_TOKENS}")
-    medians = {name: [statistics.median(values) for values in zip(*results, strict=True)] for name, results in found.items()}
+    print(
+        f"{options.tokens} tokens, width {options.width}, {options.words} words, {options.dtype} on {device};"
+        f" chunks of {CHUNK_TOKENS}"
+    )
+    medians = {
+        name: [statistics.median(values) for values in zip(*results, strict=True)]
+        for name, results in found.items()
+    }
     seconds, memory, _ = medians["torch, all logits"]
     for name, (s, m, loss) in medians.items():
-        print(f"{name:>24} {s:8.3f} s ({s / seconds:5.2f})   {m / 2**20:8.0f} MiB ({m / memory:5.2f})   loss {loss:.6f}")
+        print(
+            f"{name:>24} {s:8.3f} s ({s / seconds:5.2f})   {m / 2**20:8.0f} MiB ({m / memory:5.2f})   loss"
+            f" {loss:.6f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
-"""How fast samples come: the whole path and its parts, beside Megatron-core, torchtitan's text loader and plain reading of the file.
+"""How fast samples come: the whole path and its parts, beside Megatron-core, torchtitan's text loader and
+plain reading of the file.
 
     python -m benchmarks.data_loader [--tokens 100_000_000] [--rounds 5] [--only throughput ...]
 
-Sections: `throughput`, `parts`, `text` (torchtitan's loader on the same text), `startup`, `memory`, `remote` (moto's S3 server on this
-machine, and a file system that answers after 20 ms). Everything lies in a temporary folder, about 5 bytes a token, that goes at the end.
+Sections: `throughput`, `parts`, `text` (torchtitan's loader on the same text), `startup`, `memory`, `remote`
+(moto's S3 server on this machine, and a file system that answers after 20 ms). Everything lies in a temporary
+folder, about 5 bytes a token, that goes at the end.
 
 Megatron-core is a peer and no dependency; without it its rows are left out. To have them:
 
-    pip install --no-deps --target FOLDER megatron-core==0.16.1        (its helper is compiled at the first use: a C++ compiler)
+    pip install --no-deps --target FOLDER megatron-core==0.16.1    (compiles its helper with a C++ compiler)
     PYTHONPATH=FOLDER python -m benchmarks.data_loader
 
-It has no Goldfish loss, so its first row does less than ours; the second one adds the published computation to it.
+It has no Goldfish loss, so its first row does less than ours; the second one adds the published computation
+to it.
 """
 
 from __future__ import annotations
@@ -41,9 +44,23 @@ from apertus_model.data.samples import MixtureSamples, positions_within_document
 from apertus_model.data.stream import TokenPaths, TokenStream
 from apertus_model.trainer.loader import PREFETCH, SampleLoader, collate
 from benchmarks.measure import Contender, race, spread, table
-from benchmarks.peers import MegatronLoader, NoMegatron, published_goldfish, torchtitan_batches, train_tokenizer
+from benchmarks.peers import (
+    MegatronLoader,
+    NoMegatron,
+    published_goldfish,
+    torchtitan_batches,
+    train_tokenizer,
+)
 from benchmarks.remote import Latency, artifact_on, s3_server, shards_of
-from benchmarks.synthetic import BOS, EOS, VOCAB, document_lengths, write_corpus, write_sparse_corpus, write_text
+from benchmarks.synthetic import (
+    BOS,
+    EOS,
+    VOCAB,
+    document_lengths,
+    write_corpus,
+    write_sparse_corpus,
+    write_text,
+)
 from specs.stages.training import Goldfish
 
 LENGTH, BATCH = 4096, 4  # of the 8B model; sequences of a micro-batch
@@ -53,7 +70,9 @@ SPARSE_SHARD = 2**31  # tokens, as the corpus stage writes them
 SECTIONS = ("throughput", "parts", "text", "startup", "memory", "remote")
 
 
-def open_samples(bins: list[TokenPaths], *, vocab_size: int = VOCAB, goldfish: Goldfish | None = GOLDFISH) -> MixtureSamples:
+def open_samples(
+    bins: list[TokenPaths], *, vocab_size: int = VOCAB, goldfish: Goldfish | None = GOLDFISH
+) -> MixtureSamples:
     """A mixture of corpora with equal weights."""
     sources = [{"fingerprint": "0" * 32, "weight": 1} for _ in bins]
     recipe = {"seed": 28, "sources": sources, "vocab_size": vocab_size, "bos_id": BOS, "eos_id": EOS}
@@ -62,7 +81,9 @@ def open_samples(bins: list[TokenPaths], *, vocab_size: int = VOCAB, goldfish: G
 
 def loader(samples: MixtureSamples, prefetch: int) -> SampleLoader:
     """The loader of a single process."""
-    config = SampleLoader.Config(samples=samples, first_sample=lambda step: step * BATCH, global_batch_size=BATCH, prefetch=prefetch)
+    config = SampleLoader.Config(
+        samples=samples, first_sample=lambda step: step * BATCH, global_batch_size=BATCH, prefetch=prefetch
+    )
     return SampleLoader(config, dp_world_size=1, dp_rank=0, local_batch_size=BATCH)
 
 
@@ -88,7 +109,9 @@ def throughput(folder: Path, corpus: Path, rounds: int) -> None:
         (f"Apertus, Goldfish, {PREFETCH} batches ahead", GOLDFISH, PREFETCH),
         ("Apertus, no Goldfish", None, 0),
     ):
-        contenders.append(Contender(title, taking(iter(loader(open_samples([corpus], goldfish=goldfish), prefetch)), 500)))
+        contenders.append(
+            Contender(title, taking(iter(loader(open_samples([corpus], goldfish=goldfish), prefetch)), 500))
+        )
     base = None
     for title, restart, goldfish in (
         ("Megatron-core, restart at documents", True, None),
@@ -99,11 +122,18 @@ def throughput(folder: Path, corpus: Path, rounds: int) -> None:
         if peer is not None:
             contenders.append(Contender(title, _megatron_run(peer, goldfish)))
             base = contenders[-1] if goldfish else base
-    contenders.append(Contender("reading the .bin from its start, 1 MiB at a time", lambda: _read_all(Path(f"{corpus}.bin"))))
+    contenders.append(
+        Contender(
+            "reading the .bin from its start, 1 MiB at a time", lambda: _read_all(Path(f"{corpus}.bin"))
+        )
+    )
     race(contenders, rounds)
     print(table(contenders, base))
     for peer in contenders[3:5] if base else []:
-        ratio = [ours / theirs for ours, theirs in zip(contenders[0].per_cpu_second, peer.per_cpu_second, strict=True)]
+        ratio = [
+            ours / theirs
+            for ours, theirs in zip(contenders[0].per_cpu_second, peer.per_cpu_second, strict=True)
+        ]
         print(f"with Goldfish against {peer.name}: x {spread(ratio)}")
     share = NEEDED / statistics.median(contenders[0].per_cpu_second)
     print(f"of a step at {NEEDED} tokens/s and GPU, on one core, nothing ahead: {share:.3%}")
@@ -137,7 +167,9 @@ def parts(corpus: Path, rounds: int) -> None:
     samples, stream = open_samples([corpus]), TokenStream(corpus, VOCAB)
     order = MixtureOrder([Fraction(1)], [stream.windows(LENGTH)], 28)
     numbers, count = itertools.count(), 400
-    windows = [stream.read(order[i].window * LENGTH, order[i].window * LENGTH + LENGTH + 1) for i in range(count)]
+    windows = [
+        stream.read(order[i].window * LENGTH, order[i].window * LENGTH + LENGTH + 1) for i in range(count)
+    ]
     ends = [np.flatnonzero(window[:-1] == EOS) for window in windows]
     made = [samples[i] for i in range(count)]
 
@@ -164,7 +196,10 @@ def parts(corpus: Path, rounds: int) -> None:
     race(contenders, rounds)
     print(table(contenders, None))
     for part in contenders:
-        print(f"  {part.name:58} {spread([LENGTH / rate * 1e6 for rate in part.per_cpu_second])} us per sequence of {LENGTH}")
+        print(
+            f"  {part.name:58} {spread([LENGTH / rate * 1e6 for rate in part.per_cpu_second])} us per"
+            f" sequence of {LENGTH}"
+        )
 
 
 def text(folder: Path, rounds: int) -> None:
@@ -174,23 +209,36 @@ def text(folder: Path, rounds: int) -> None:
     with TokenFileWriter(folder / "text", "<u2") as writer, open(path, encoding="utf-8") as file:
         for line in file:
             writer.write(np.array([BOS, *tokenizer.encode(json.loads(line)["text"]).ids, EOS]))
-    peer = torchtitan_batches(path, folder / "tokenizer", folder / "datasets", sequence_length=LENGTH, batch_size=BATCH)
+    peer = torchtitan_batches(
+        path, folder / "tokenizer", folder / "datasets", sequence_length=LENGTH, batch_size=BATCH
+    )
     ours = iter(loader(open_samples([folder / "text"], vocab_size=tokenizer.get_vocab_size()), 0))
-    contenders = [Contender("Apertus, tokenised before", taking(ours, 200)), Contender("torchtitan's text loader", taking(peer, 10))]
+    contenders = [
+        Contender("Apertus, tokenised before", taking(ours, 200)),
+        Contender("torchtitan's text loader", taking(peer, 10)),
+    ]
     race(contenders, rounds)
     print(table(contenders, contenders[1]))
 
 
 def startup(folder: Path, rounds: int) -> None:
-    """From nothing to the first batch; files of holes, which open like real ones. Megatron-core: without and with its cached indices."""
+    """From nothing to the first batch; files of holes, which open like real ones. Megatron-core: without
+    and with its cached indices."""
     for tokens in (10**7, 10**8, 10**9, 10**12, 15 * 10**12):
-        lengths = document_lengths(tokens) if tokens <= 10**9 else np.full(-(-tokens // SPARSE_SHARD), SPARSE_SHARD - 1)
+        lengths = (
+            document_lengths(tokens)
+            if tokens <= 10**9
+            else np.full(-(-tokens // SPARSE_SHARD), SPARSE_SHARD - 1)
+        )
         work = folder / f"sparse-{tokens}"
         work.mkdir()
         if tokens <= 10**9:
             shards = [write_sparse_corpus(work / "s", lengths)]
         else:
-            shards = [write_sparse_corpus(work / f"s{number:05d}", lengths[number : number + 1]) for number in range(len(lengths))]
+            shards = [
+                write_sparse_corpus(work / f"s{number:05d}", lengths[number : number + 1])
+                for number in range(len(lengths))
+            ]
 
         def ours(shards: list[Path] = shards) -> object:
             return next(iter(loader(open_samples([list(shards)]), 0)))
@@ -204,7 +252,10 @@ def startup(folder: Path, rounds: int) -> None:
                 return peer and peer.batch(0, BATCH)
 
             if theirs() is not None:
-                line += f"; Megatron-core {_seconds(theirs, rounds)}, again {_seconds(lambda: theirs(new=False), rounds)}"
+                line += (
+                    f"; Megatron-core {_seconds(theirs, rounds)}, again"
+                    f" {_seconds(lambda: theirs(new=False), rounds)}"
+                )
         print(line)
         shutil.rmtree(work)
 
@@ -233,20 +284,26 @@ opened = memory()
 for _ in range(2000):
     next(batches)
 after = memory()
-told = ", ".join(f"{name} +{opened[name] - before[name]:.0f}, then +{after[name] - opened[name]:.0f}" for name in before)
-print(f"{len(shards)} shards; MiB over the {before['peak']:.0f} of the libraries, at the first batch and after 2,000 more: {told}")
+told = ", ".join(
+    f"{name} +{opened[name] - before[name]:.0f}, then +{after[name] - opened[name]:.0f}" for name in before
+)
+libraries = f"MiB over the {before['peak']:.0f} of the libraries"
+print(f"{len(shards)} shards; {libraries}, at the first batch and after 2,000 more: {told}")
 """
 
 
 def memory_of_a_worker(folder: Path, corpus: Path) -> None:
-    """In a process of its own: what the loader adds, for a corpus on one disk and for 15T tokens in 6,985 shards."""
+    """In a process of its own: what the loader adds, for a corpus on one disk and for 15T tokens in 6,985
+    shards."""
     sparse = folder / "big"
     sparse.mkdir()
     big = [sparse / f"s{number:05d}" for number in range(15 * 10**12 // SPARSE_SHARD + 1)]
     for prefix in big:
         write_sparse_corpus(prefix, np.array([SPARSE_SHARD - 1]))
     for shards in ([corpus], big):
-        subprocess.run([sys.executable, "-c", WORKER], input="\n".join(map(str, shards)), text=True, check=True)
+        subprocess.run(
+            [sys.executable, "-c", WORKER], input="\n".join(map(str, shards)), text=True, check=True
+        )
     shutil.rmtree(sparse)
 
 
@@ -275,8 +332,8 @@ def remote(folder: Path, rounds: int) -> None:
                     rates.append(tokens / (time.perf_counter() - begin))
                     batches.close()
                 print(
-                    f"{name:18} {prefetch} ahead: first batch {first * 1000:.0f} ms, then {spread(rates, 1e-6)} M tokens/s, "
-                    f"{cache.fetched_bytes / 2**20:.0f} MiB fetched"
+                    f"{name:18} {prefetch} ahead: first batch {first * 1000:.0f} ms, then"
+                    f" {spread(rates, 1e-6)} M tokens/s, {cache.fetched_bytes / 2**20:.0f} MiB fetched"
                 )
             shards, _ = shards_of(artifact, folder / "scratch")
             for prefetch in (0, PREFETCH):
@@ -285,7 +342,8 @@ def remote(folder: Path, rounds: int) -> None:
 
 
 def _waited(source: SampleLoader, steps: int = 8) -> float:
-    """Share of the time that steps of training (here: sleep) at `NEEDED` tokens per second and GPU wait for their batches."""
+    """Share of the time that steps of training (here: sleep) at `NEEDED` tokens per second and GPU wait
+    for their batches."""
     batches = iter(source)
     next(batches)
     waited = 0.0
@@ -300,7 +358,9 @@ def _waited(source: SampleLoader, steps: int = 8) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=100_000_000, help="of the corpus on local disk")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
@@ -308,7 +368,10 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="data-loader-"))
     rounds = arguments.rounds
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; {rounds} rounds, median (smallest to largest)")
+    print(
+        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; {rounds} rounds, median (smallest to"
+        " largest)"
+    )
     try:
         needs_corpus = {"throughput", "parts", "memory"} & set(arguments.only)
         corpus = write_corpus(folder / "corpus", arguments.tokens) if needs_corpus else folder

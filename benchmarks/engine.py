@@ -124,7 +124,9 @@ class Turns:
 
 def trainer(spec: Segment, turns: Turns, scratch: str) -> None:
     """The engine, as a training stage runs it."""
-    lifecycle = Lifecycle(begin_step=0, source=None, storage=NoStorage(), stop_requested=turns.before_step, scratch=scratch)
+    lifecycle = Lifecycle(
+        begin_step=0, source=None, storage=NoStorage(), stop_requested=turns.before_step, scratch=scratch
+    )
     run = trainer_config(spec, Data(spec.model.vocab_size), Unrecorded(), lifecycle, world_size=1).build()
     run.checkpointer.save = lambda step, last_step=False: False
     run.train()
@@ -150,7 +152,9 @@ def loop(spec: Segment, turns: Turns, scratch: str, *, fused: bool = True, fsdp:
         loss.item()
 
 
-def fused_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
+def fused_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, vocab: VocabShard
+) -> torch.Tensor:
     """The mean loss, computed in the output layer."""
     return cross_entropy(hidden, weight, labels, ROWS * LENGTH, vocab=vocab)
 
@@ -171,7 +175,9 @@ def sharded(config: ApertusModel.Config, scratch: str) -> ApertusModel:
     from torchtitan.distributed import utils as dist_utils
 
     parallelism = parallelism_config(Parallel())
-    dims = ParallelDims.from_config(parallelism, dist_utils.init_distributed(CommConfig(), base_folder=scratch))
+    dims = ParallelDims.from_config(
+        parallelism, dist_utils.init_distributed(CommConfig(), base_folder=scratch)
+    )
     dist_utils.set_spmd_backend(parallelism.spmd_backend)
     dist_utils.set_determinism(dims, torch.device("cpu"), debug_config(0), distinct_seed_mesh_dims=[])
     with torch.device("meta"):
@@ -221,10 +227,18 @@ def measure(shape: str, *, steps: int, rounds: int, threads: int) -> None:
     race(contenders, rounds)
     for connection in connections:
         connection.send(0)
-    print(f"{shape}: {ROWS} x {LENGTH} tokens, {steps} steps a round, {rounds} rounds, {threads} threads", flush=True)
+    print(
+        f"{shape}: {ROWS} x {LENGTH} tokens, {steps} steps a round, {rounds} rounds, {threads} threads",
+        flush=True,
+    )
     for contender in contenders:
-        ratios = [mine / bare for mine, bare in zip(contender.per_second, contenders[0].per_second, strict=True)]
-        print(f"  {contender.name:22} {spread(contender.per_second):>30} tokens/s   x {spread(ratios)}", flush=True)
+        ratios = [
+            mine / bare for mine, bare in zip(contender.per_second, contenders[0].per_second, strict=True)
+        ]
+        print(
+            f"  {contender.name:22} {spread(contender.per_second):>30} tokens/s   x {spread(ratios)}",
+            flush=True,
+        )
 
 
 def main() -> None:

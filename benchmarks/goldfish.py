@@ -1,7 +1,8 @@
 """Goldfish masks per second and core: `python -m benchmarks.goldfish`.
 
-Beside ours, for arrays and for tensors: the form of the method's authors (windows unfolded, multiplied and looked up by torch), and copying
-the labels, the limit for anything that reads and writes them once. One thread; all take turns, so that a machine that slows down slows all.
+Beside ours, for arrays and for tensors: the form of the method's authors (windows unfolded, multiplied and
+looked up by torch), and copying the labels, the limit for anything that reads and writes them once. One
+thread; all take turns, so that a machine that slows down slows all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def authors_mask(labels: torch.Tensor, table: torch.Tensor, k: int, h: int) -> t
 def main() -> None:
     """Prints medians in million tokens per second, and the ratios to ours."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--length", type=int, default=4096, help="labels per row, as a data loader masks them")
+    parser.add_argument(
+        "--length", type=int, default=4096, help="labels per row, as a data loader masks them"
+    )
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--rows", type=int, default=64, help="rows per round")
     options = parser.parse_args()
@@ -55,7 +58,9 @@ def main() -> None:
     print(f"k = h = 50, rows of {options.length} labels, one thread, median of {options.rounds} rounds")
     for name, values in seconds.items():
         median = statistics.median(values)
-        print(f"{name:>22} {labels.size / median / 1e6:9.1f} million tokens/s   {own / median:7.2f} times ours")
+        print(
+            f"{name:>22} {labels.size / median / 1e6:9.1f} million tokens/s   {own / median:7.2f} times ours"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Timing several ways to the same thing side by side, on a machine that others use too.
 
-Invariant: the contenders take turns, a round each, so that what slows the machine slows all; medians over the rounds are printed with the
-smallest and the largest, and ratios are taken round by round. Processor time is that of all threads of the process.
+Invariant: the contenders take turns, a round each, so that what slows the machine slows all; medians over the
+rounds are printed with the smallest and the largest, and ratios are taken round by round. Processor time is
+that of all threads of the process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 
 @dataclass
 class Contender:
-    """`run()` handles some tokens and returns their number; how many per second of processor and of wall time, by round."""
+    """`run()` handles some tokens and returns their number; how many per second of processor and of wall
+    time, by round."""
 
     name: str
     run: Callable[[], int]
@@ -38,10 +40,17 @@ def race(contenders: list[Contender], rounds: int) -> None:
 
 
 def table(contenders: list[Contender], base: Contender | None) -> str:
-    """A line per contender: million tokens per second of one core, per second of wall time, and the ratio to `base` in core time."""
-    lines = [f"{'':58} {'M tokens/s per core':>24} {'M tokens/s, wall':>24}" + (f"  against {base.name}" if base else "")]
+    """A line per contender: million tokens per second of one core, per second of wall time, and the ratio
+    to `base` in core time."""
+    lines = [
+        f"{'':58} {'M tokens/s per core':>24} {'M tokens/s, wall':>24}"
+        + (f"  against {base.name}" if base else "")
+    ]
     for contender in contenders:
-        line = f"{contender.name:58} {spread(contender.per_cpu_second, 1e-6):>24} {spread(contender.per_second, 1e-6):>24}"
+        line = (
+            f"{contender.name:58} {spread(contender.per_cpu_second, 1e-6):>24}"
+            f" {spread(contender.per_second, 1e-6):>24}"
+        )
         if base:
             pairs = zip(contender.per_cpu_second, base.per_cpu_second, strict=True)
             line += f"  x {spread([mine / other for mine, other in pairs])}"

@@ -36,15 +36,23 @@ class MegatronLoader:
     """Megatron-core's GPTDataset, its sequences stacked as its DataLoader does.
 
     Args:
-        prefix: of the `.bin` and `.idx`.
-        cache: folder for the three indices that it builds: at the first opening, then they are read.
-        restart: positions restart and no loss is taken at the ends of documents, as Apertus trained; without, masks and positions are made
+        prefix: of the `.bin` and `.idx`. cache: folder for the three indices that it builds: at the first
+        opening, then they are read. restart: positions restart and no loss is taken at the ends of documents,
+        as Apertus trained; without, masks and positions are made
             once and reused.
         samples: how many the indices are built for; one epoch by default.
     """
 
     def __init__(
-        self, prefix: Path, cache: Path, *, sequence_length: int, vocab_size: int, eod: int, restart: bool, samples: int | None = None
+        self,
+        prefix: Path,
+        cache: Path,
+        *,
+        sequence_length: int,
+        vocab_size: int,
+        eod: int,
+        restart: bool,
+        samples: int | None = None,
     ) -> None:
         warnings.filterwarnings("ignore")
         logging.getLogger("megatron").setLevel(logging.ERROR)
@@ -68,7 +76,9 @@ class MegatronLoader:
             create_attention_mask=False,
         )
         indexed = IndexedDataset(str(prefix), mmap=True)
-        self._data = GPTDataset(indexed, str(prefix), np.arange(len(indexed), dtype=np.int32), samples, Split.train, config)
+        self._data = GPTDataset(
+            indexed, str(prefix), np.arange(len(indexed), dtype=np.int32), samples, Split.train, config
+        )
 
     def batch(self, first: int, size: int) -> dict[str, torch.Tensor]:
         """Samples first to first + size - 1, from the start again behind the last one."""
@@ -81,13 +91,16 @@ def _uniform() -> torch.Tensor:
 
 
 def published_goldfish(labels: torch.Tensor, k: int, h: int) -> torch.Tensor:
-    """Where the loss leaves labels (batch, seq_len) out, as arXiv 2406.10209 computes it: the product of each window, hashed by a table."""
+    """Where the loss leaves labels (batch, seq_len) out, as arXiv 2406.10209 computes it: the product of
+    each window, hashed by a table."""
     mask = torch.zeros_like(labels, dtype=torch.bool)
     mask[:, h - 1 :] = _uniform()[labels.unfold(1, h, 1).prod(dim=-1) % TABLE_SIZE] < 1 / k
     return mask
 
 
-def torchtitan_batches(text: Path, tokenizer: Path, cache: Path, *, sequence_length: int, batch_size: int) -> Iterator[Any]:
+def torchtitan_batches(
+    text: Path, tokenizer: Path, cache: Path, *, sequence_length: int, batch_size: int
+) -> Iterator[Any]:
     """Batches of torchtitan's loader of text, which tokenises as it goes, without workers of its own.
 
     Args:
@@ -117,13 +130,16 @@ def torchtitan_batches(text: Path, tokenizer: Path, cache: Path, *, sequence_len
 
 
 def train_tokenizer(text: Path, folder: Path, vocab_size: int) -> Any:
-    """A byte-level BPE of the first 2,000 documents, in the form that torchtitan reads; the `tokenizers.Tokenizer`."""
+    """A byte-level BPE of the first 2,000 documents, in the form that torchtitan reads; the
+    `tokenizers.Tokenizer`."""
     from tokenizers import ByteLevelBPETokenizer
 
     with open(text, encoding="utf-8") as file:
         documents = [json.loads(line)["text"] for _, line in zip(range(2000), file, strict=False)]
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(documents, vocab_size, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"])
+    tokenizer.train_from_iterator(
+        documents, vocab_size, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"]
+    )
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))

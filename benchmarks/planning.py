@@ -1,8 +1,9 @@
 """Seconds that planning takes, of every recipe: `python -m benchmarks.planning`.
 
-Each plan is a process of its own, as `apertus plan` is: `import` until the planner is there, `plan` to read, check and plan the recipe, and
-`print` for its tables, with an empty store and without a network. Two seconds for all of it are the limit that is aimed at; what is above
-it is marked, and the exit code is then 1. Numbers are the least of some runs, since other work on the machine only adds to them.
+Each plan is a process of its own, as `apertus plan` is: `import` until the planner is there, `plan` to read,
+check and plan the recipe, and `print` for its tables, with an empty store and without a network. Two seconds
+for all of it are the limit that is aimed at; what is above it is marked, and the exit code is then 1. Numbers
+are the least of some runs, since other work on the machine only adds to them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ print(json.dumps([plan.parts, imported - begin, planned - imported, time.perf_co
 def measure(recipe: Path, runs: int) -> tuple[int, list[float]]:
     """Parts of a recipe, and the seconds of the fastest of so many processes."""
     command = [sys.executable, "-c", PLANNED, str(recipe)]
-    found = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(runs)]
+    found = [
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for _ in range(runs)
+    ]
     return found[0][0], min((seconds for _, *seconds in found), key=sum)
 
 

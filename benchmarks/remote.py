@@ -1,4 +1,5 @@
-"""Stores that are not on this disk: moto's S3 server on the loopback, and a file system that lets every request wait.
+"""Stores that are not on this disk: moto's S3 server on the loopback, and a file system that lets every
+request wait.
 
 Invariant: nothing leaves the machine.
 """
@@ -63,8 +64,10 @@ def artifact_on(url: str, shards: list[Path], scratch: Path) -> Artifact:
     store.initialise()
     fingerprint = "c" * 32
     job = Job(
-        node="corpus", kind="corpus", version=1, fingerprint=fingerprint, spec={}, identity={}, inputs={}, launch={}, store=url,
-        path=f"corpus/{fingerprint}", attempt="first", scratch=str(scratch), progress=str(scratch / "progress"),
+        node="corpus", kind="corpus", version=1, fingerprint=fingerprint, spec={}, identity={}, inputs={},
+        launch={}, store=url,
+        path=f"corpus/{fingerprint}", attempt="first", scratch=str(scratch),
+        progress=str(scratch / "progress"),
     )  # fmt: skip
     attempt = Attempt(job, store)
     for shard in shards:

@@ -1,4 +1,5 @@
-"""Corpora for measurements: documents of log-normal length, as token files or as text, and files of any size that take no room on the disk.
+"""Corpora for measurements: documents of log-normal length, as token files or as text, and files of any size
+that take no room on the disk.
 
 Invariant: everything is a function of its arguments; nothing is downloaded.
 """
@@ -39,7 +40,8 @@ def write_corpus(prefix: Path, tokens: int, seed: int = 0) -> Path:
 
 
 def write_sparse_corpus(prefix: Path, lengths: NDArray[np.int64]) -> Path:
-    """A pair whose `.bin` is one hole (all ids 0): as many bytes as a real one for whoever opens it, none on the disk."""
+    """A pair whose `.bin` is one hole (all ids 0): as many bytes as a real one for whoever opens it, none
+    on the disk."""
     sizes = lengths.astype("<i4")
     pointers = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<i8") * 4
     with open(f"{prefix}.bin", "wb") as file:

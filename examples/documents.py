@@ -31,7 +31,8 @@ def docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """Long strings of a Python file, but those that stand alone as a statement: docstrings are not literals."""
+    """Long strings of a Python file, but those that stand alone as a statement: docstrings are not
+    literals."""
     tree = syntax_tree(file)
     if isinstance(tree, Rejection):
         yield tree
@@ -39,7 +40,12 @@ def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and id(node) not in alone and len(text) >= LITERAL_CHARACTERS and text.strip():
+        if (
+            isinstance(text, str)
+            and id(node) not in alone
+            and len(text) >= LITERAL_CHARACTERS
+            and text.strip()
+        ):
             yield encodable(text)
 
 
@@ -57,8 +63,8 @@ def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
 
 
 def gettext_json(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """Translated messages of a Jed catalogue, `{"": header, message: [translation, plural, ...]}`, joined by line
-    breaks into documents of about CATALOGUE_DOCUMENT_BYTES."""
+    """Translated messages of a Jed catalogue, `{"": header, message: [translation, plural, ...]}`, joined
+    by line breaks into documents of about CATALOGUE_DOCUMENT_BYTES."""
     content = whole(file)
     if isinstance(content, Rejection):
         yield content

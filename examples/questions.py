@@ -1,10 +1,12 @@
 """Questions about the public functions of Python files, answered from their documentation.
 
-Invariants: files are parsed (`ast`), never imported; nothing is random: what is asked, and in which words, is a function of the file and
-of hashes of the function's qualified name. All questions about a function are one group, so it is on one side of the held-out split.
+Invariants: files are parsed (`ast`), never imported; nothing is random: what is asked, and in which words, is
+a function of the file and of hashes of the function's qualified name. All questions about a function are one
+group, so it is on one side of the held-out split.
 
-Each function gives several conversations: what it does, its arguments, its call, one sentence, its module, the search for it, a dialogue
-of two turns, and a look-up with the tool `help` (with thoughts for half of the functions): all kinds of blocks occur.
+Each function gives several conversations: what it does, its arguments, its call, one sentence, its module,
+the search for it, a dialogue of two turns, and a look-up with the tool `help` (with thoughts for half of the
+functions): all kinds of blocks occur.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ HELP = {
 
 
 class Function(NamedTuple):
-    """A documented function. `name` is qualified; `owner` is the module or class that it is in; `signature` is that of the source
-    without self; `parameters` are names with stars; `defaults` maps optional ones to their source."""
+    """A documented function. `name` is qualified; `owner` is the module or class that it is in;
+    `signature` is that of the source without self; `parameters` are names with stars; `defaults` maps
+    optional ones to their source."""
 
     name: str
     owner: str
@@ -103,7 +106,9 @@ def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFu
             yield from _definitions([*node.body, *node.orelse])
 
 
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, owner: str, is_method: bool) -> Function | Rejection:
+def _function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, owner: str, is_method: bool
+) -> Function | Rejection:
     docstring = ast.get_docstring(node)
     if not docstring:
         return Rejection("no_docstring")
@@ -120,7 +125,9 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, owner: st
         positional = positional[1:]
         arguments.defaults = arguments.defaults[-len(positional) :] if positional else []
     names = [argument.arg for argument in positional]
-    defaults = dict(zip(names[len(names) - len(arguments.defaults) :], map(ast.unparse, arguments.defaults), strict=True))
+    defaults = dict(
+        zip(names[len(names) - len(arguments.defaults) :], map(ast.unparse, arguments.defaults), strict=True)
+    )
     names += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         names.append(argument.arg)
@@ -128,11 +135,14 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, owner: st
             defaults[argument.arg] = ast.unparse(default)
     names += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return Function(name, owner, is_method, f"{name}({ast.unparse(arguments)}){returns}", names, defaults, summary)
+    return Function(
+        name, owner, is_method, f"{name}({ast.unparse(arguments)}){returns}", names, defaults, summary
+    )
 
 
 def clean_sentence(docstring: str) -> str | None:
-    """The first sentence of a docstring, or None where the first paragraph does not begin with one that can stand alone."""
+    """The first sentence of a docstring, or None where the first paragraph does not begin with one that
+    can stand alone."""
     paragraph = re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0]
     text = " ".join(paragraph.split())
     sentence = re.split(r"(?<=[a-z0-9)'\"`]\.)\s+(?=[A-Z])", text, maxsplit=1)[0]
@@ -158,14 +168,26 @@ def _conversations(function: Function) -> Iterator[Conversation]:
             f"`{short}` is a {kind} `{function.owner}`. {summary}",
         ),
         "arguments": _turns(
-            _words(name, f"Which arguments does {name} take?", f"What are the parameters of {name}?", f"List the arguments of {name}."),
+            _words(
+                name,
+                f"Which arguments does {name} take?",
+                f"What are the parameters of {name}?",
+                f"List the arguments of {name}.",
+            ),
             f"{_arguments(function)} {summary}",
         ),
         "call": _turns(
-            _words(name, f"How do I call {name}?", f"What is the signature of {name}?", f"Show me how {name} is called."),
+            _words(
+                name,
+                f"How do I call {name}?",
+                f"What is the signature of {name}?",
+                f"Show me how {name} is called.",
+            ),
             f"Call it as {call}. {summary}",
         ),
-        "sentence": _turns(_words(name, f"Describe {name} in one sentence.", f"Summarise {name} in a sentence."), summary),
+        "sentence": _turns(
+            _words(name, f"Describe {name} in one sentence.", f"Summarise {name} in a sentence."), summary
+        ),
         "search": _turns(
             _words(
                 name,
@@ -175,8 +197,14 @@ def _conversations(function: Function) -> Iterator[Conversation]:
             f"That is `{name}`. You call it as {call}.",
         ),
         "dialogue": [
-            *_turns(_words(name, f"Do you know {name}?", f"Tell me about {name}."), f"{summary} Its signature is {call}."),
-            *_turns(_words(name, "Which of its arguments must I give?", "And what does it need?"), _required(function)),
+            *_turns(
+                _words(name, f"Do you know {name}?", f"Tell me about {name}."),
+                f"{summary} Its signature is {call}.",
+            ),
+            *_turns(
+                _words(name, "Which of its arguments must I give?", "And what does it need?"),
+                _required(function),
+            ),
         ],
         "help": _looked_up(function, call),
     }
@@ -204,17 +232,28 @@ def _arguments(function: Function) -> str:
     if not function.parameters:
         return f"`{function.name}` takes no arguments."
     defaults = function.defaults
-    shown = [f"`{name}` (default `{defaults[name]}`)" if name in defaults else f"`{name}`" for name in function.parameters]
+    shown = [
+        f"`{name}` (default `{defaults[name]}`)" if name in defaults else f"`{name}`"
+        for name in function.parameters
+    ]
     count = "one argument" if len(shown) == 1 else f"{len(shown)} arguments"
     return f"`{function.name}` takes {count}: {_listed(shown)}."
 
 
 def _required(function: Function) -> str:
-    needed = [f"`{name}`" for name in function.parameters if name not in function.defaults and not name.startswith("*")]
+    needed = [
+        f"`{name}`"
+        for name in function.parameters
+        if name not in function.defaults and not name.startswith("*")
+    ]
     if not needed:
-        return "None of them: it can be called without arguments." if function.parameters else "It takes no arguments."
+        if function.parameters:
+            return "None of them: it can be called without arguments."
+        return "It takes no arguments."
     others = len(function.parameters) - len(needed)
-    return f"You must give {_listed(needed)}" + (f"; the other {others} may be left out." if others else ", and there are no others.")
+    return f"You must give {_listed(needed)}" + (
+        f"; the other {others} may be left out." if others else ", and there are no others."
+    )
 
 
 def _looked_up(function: Function, call: str) -> list[Message]:
@@ -227,7 +266,9 @@ def _looked_up(function: Function, call: str) -> list[Message]:
     ]
     if _hash(name) & 1:
         blocks.insert(0, {"type": "thoughts", "text": "The documentation says it exactly, so I look it up."})
-    question = _words(name, f"Look up {name} and tell me how to use it.", f"What does the documentation say about {name}?")
+    question = _words(
+        name, f"Look up {name} and tell me how to use it.", f"What does the documentation say about {name}?"
+    )
     return [{"role": "user", "content": question}, {"role": "assistant", "content": blocks}]
 
 

@@ -7,15 +7,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from specs.job import ProgressRow
+
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # of the actions of a plan
 ROUNDED_UP = 0.9995  # of a magnitude: from here on three digits are the next one
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def amount(value: float) -> str:
     """1,234 as `1.23k`: three digits and a magnitude; `-` for zero."""
     if not value:
         return "-"
-    for limit, suffix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for limit, suffix in (
+        (1e24, "Y"),
+        (1e21, "Z"),
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "B"),
+        (1e6, "M"),
+        (1e3, "k"),
+    ):
         if value >= limit * ROUNDED_UP:
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}"
@@ -27,7 +42,8 @@ def quantity(value: float) -> str:
 
 
 def in_full(value: float, digits: int = 4) -> str:
-    """As a person writes it: a count in full (`25,120`), and of a fraction so many digits, but all of those before the point."""
+    """As a person writes it: a count in full (`25,120`), and of a fraction so many digits, but all of
+    those before the point."""
     if isinstance(value, float) and abs(value) < 10**digits - 0.5:
         return f"{value:,.{digits}g}"
     return f"{value:,.0f}"
@@ -39,22 +55,39 @@ def flop(value: float) -> str:
 
 
 HEADLINES = (
-    *("loss", "validation_loss", "perplexity", "documents", "conversations", "vocab_size", "logit_difference"),
-    *("reward/mean", "reward/difference", "mean_offline", "mean_sampled", "pairs", "prompts", "completions", "sequences"),
+    "loss",
+    "validation_loss",
+    "perplexity",
+    "documents",
+    "conversations",
+    "vocab_size",
+    "logit_difference",
+    "reward/mean",
+    "reward/difference",
+    "mean_offline",
+    "mean_sampled",
+    "pairs",
+    "prompts",
+    "completions",
+    "sequences",
 )
 SHOWN = 3
 
 
 def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out."""
-    found = [f"{name.replace('_', ' ')} {in_full(metrics[name])}" for name in HEADLINES if isinstance(metrics.get(name), (int, float))]
+    found = [
+        f"{name.replace('_', ' ')} {in_full(metrics[name])}"
+        for name in HEADLINES
+        if isinstance(metrics.get(name), (int, float))
+    ]
     return ", ".join(found[:SHOWN])
 
 
-def describe(row: dict[str, Any]) -> str:
+def describe(row: ProgressRow) -> str:
     """`step 120/400  9.1k tokens/s  loss 3.21`."""
-    metrics = dict(row["metrics"])
-    text = f"{row['unit']} {row['done']:g}/{row['total']:g}"
+    metrics = dict(row.metrics)
+    text = f"{row.unit} {row.done:g}/{row.total:g}"
     if (speed := metrics.pop("tokens_per_second", None)) is not None:
         text += f"  {amount(speed)} tokens/s"
     for name in ("loss", "validation_loss"):

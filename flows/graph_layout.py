@@ -53,9 +53,17 @@ def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
     for stage in reads:
         above[stage] = set(reads[stage]).union(*(above[other] for other in reads[stage]))
     waits = {(other, stage) for stage in reads for other in after.get(stage, []) if other not in above[stage]}
-    needed = [(other, stage) for stage in reads for other in reads[stage] if not any(other in above[between] for between in reads[stage])]
+    needed = [
+        (other, stage)
+        for stage in reads
+        for other in reads[stage]
+        if not any(other in above[between] for between in reads[stage])
+    ]
     edges = needed + sorted(waits)
-    layers: list[list[Slot]] = [[stage for stage in reads if layer[stage] == depth] for depth in range(max(layer.values(), default=0) + 1)]
+    layers: list[list[Slot]] = [
+        [stage for stage in reads if layer[stage] == depth]
+        for depth in range(max(layer.values(), default=0) + 1)
+    ]
     routes: dict[tuple[str, str], list[Slot]] = {}
     for begin, end in edges:
         bends: list[Slot] = [(begin, end, depth) for depth in range(layer[begin] + 1, layer[end])]
@@ -69,7 +77,9 @@ def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
 def _places(layers: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> dict[Slot, float]:
     """Coordinates across the layers: each slot near the mean of its neighbours, in an order with few
     crossings."""
-    neighbours: dict[Slot, tuple[list[Slot], list[Slot]]] = {slot: ([], []) for layer in layers for slot in layer}
+    neighbours: dict[Slot, tuple[list[Slot], list[Slot]]] = {
+        slot: ([], []) for layer in layers for slot in layer
+    }
     for begin, end in links:
         neighbours[end][0].append(begin)
         neighbours[begin][1].append(end)
@@ -77,7 +87,10 @@ def _places(layers: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> dict[Sl
     for sweep in range(SWEEPS):
         backward = sweep % 2
         for layer in reversed(layers) if backward else layers:
-            wanted = {slot: _mean([place[other] for other in neighbours[slot][backward]], place[slot]) for slot in layer}
+            wanted = {
+                slot: _mean([place[other] for other in neighbours[slot][backward]], place[slot])
+                for slot in layer
+            }
             layer.sort(key=lambda slot: wanted[slot])
             place |= _apart(layer, wanted)
     return place
@@ -100,14 +113,19 @@ def _apart(layer: list[Slot], wanted: dict[Slot, float]) -> dict[Slot, float]:
 
 
 def _drawing(
-    layers: list[list[Slot]], routes: dict[tuple[str, str], list[Slot]], place: dict[Slot, float], waits: set[tuple[str, str]]
+    layers: list[list[Slot]],
+    routes: dict[tuple[str, str], list[Slot]],
+    place: dict[Slot, float],
+    waits: set[tuple[str, str]],
 ) -> Drawing:
     """Coordinates on paper: left to right, or top to bottom for a graph that is too deep and narrower that
     way."""
     least, most = min(place.values(), default=0.0), max(place.values(), default=0.0)
     down = len(layers) > max(COLUMNS, most - least + 1)
     length, breadth = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)
-    along = {slot: depth * (length + GAP_ALONG) + MARGIN for depth, layer in enumerate(layers) for slot in layer}
+    along = {
+        slot: depth * (length + GAP_ALONG) + MARGIN for depth, layer in enumerate(layers) for slot in layer
+    }
     across = {slot: (value - least) * (breadth + GAP_ACROSS) + MARGIN for slot, value in place.items()}
 
     def point(one: float, other: float) -> str:

@@ -53,7 +53,9 @@ def start_guard(command: Sequence[str]) -> subprocess.Popen[bytes]:
     input ends then."""
     nowhere = subprocess.DEVNULL  # whoever reads what this process prints waits for all that hold its output
     with stop_signals_blocked():
-        guard = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        guard = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
     _guards.append(guard)
     return guard
 
@@ -121,7 +123,9 @@ class Silence:
     def after(self, sign: object) -> float:
         """Seconds during which successive looks have seen this sign."""
         now = self._clock()
-        self._seconds = self._seconds + min(now - self._looked, self._longest_gap) if sign == self._sign else 0.0
+        self._seconds = (
+            self._seconds + min(now - self._looked, self._longest_gap) if sign == self._sign else 0.0
+        )
         self._sign, self._looked = sign, now
         return self._seconds
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from specs.errors import StageError
-from specs.profile import SlurmProfile
+from specs.profiles import SlurmProfile
 from specs.units import Duration
 
 ENDED = frozenset(
@@ -45,14 +45,19 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        fix = "start the pipeline where Slurm is, or state 'executor: local' and a profile with 'launcher: local'"
+        fix = (
+            "start the pipeline where Slurm is, or state 'executor: local' and a profile with 'launcher:"
+            " local'"
+        )
         raise SlurmMissing(f"this machine has no '{words[0]}'. Fix: {fix}") from error
 
 
 def flags(options: Options) -> list[str]:
     """`{"time": 5, "exclusive": True, "mem": None}` as `--time=5 --exclusive`."""
     return [
-        f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value is not None and value is not False
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in options.items()
+        if value is not None and value is not False
     ]
 
 
@@ -114,7 +119,9 @@ class Jobs:
         None where that is not known."""
         if over is False:
             self._over.pop(name, None)
-        return bool(over) and time.monotonic() - self._over.setdefault(name, time.monotonic()) >= VISIBLE_SECONDS
+        return (
+            bool(over) and time.monotonic() - self._over.setdefault(name, time.monotonic()) >= VISIBLE_SECONDS
+        )
 
     def cancel(self) -> str:
         """Ends all of them; what went wrong, or an empty text."""

@@ -27,14 +27,15 @@ CODES: dict[str, Code] = {
     ),
     "decay-before-sft": Code(
         "the learning rate was decayed in an ancestor of a stage of SFT",
-        "Models whose rate was only warmed up and held constant were better after SFT, although their loss before it was higher: decay "
-        "ends in sharper minima.",
+        "Models whose rate was only warmed up and held constant were better after SFT, although their loss"
+        " before it was higher: decay ends in sharper minima.",
         "arXiv 2603.16127",
     ),
     "learning-rate-jump": Code(
-        "a stage of pretraining begins with more than 1.5 times the rate that its parent ended with, and does not warm up to it; or with "
-        "less than 1/1.5 of it",
-        "Going up at once raises the loss, which costs tokens to come down again; going down at once ends the stable phase without decay.",
+        "a stage of pretraining begins with more than 1.5 times the rate that its parent ended with, and does"
+        " not warm up to it; or with less than 1/1.5 of it",
+        "Going up at once raises the loss, which costs tokens to come down again; going down at once ends the"
+        " stable phase without decay.",
         "arXiv 2403.08763",
     ),
     "slow-warmup": Code(
@@ -45,32 +46,44 @@ CODES: dict[str, Code] = {
     ),
     "never-reached": Code(
         "a stage ends before a step of its checkpoint.milestones, or before its warm-up does",
-        "The checkpoint is never made, or the learning rate never reaches its peak, without any other message.",
+        "The checkpoint is never made, or the learning rate never reaches its peak, without any other"
+        " message.",
         "the recipe",
     ),
     "repetition": Code(
         "a stage ends with more than 4 passes over a source, counted from new weights",
-        "For up to about four passes, repeated tokens are worth nearly as much as new ones; after that, much less.",
+        "For up to about four passes, repeated tokens are worth nearly as much as new ones; after that, much"
+        " less.",
         "arXiv 2305.16264",
     ),
     "goldfish-off": Code(
         "a stage sees a source more than once and trains on all of its labels",
-        "Repeated text is memorised verbatim; leaving out a fixed part of the labels prevents that at little cost.",
+        "Repeated text is memorised verbatim; leaving out a fixed part of the labels prevents that at little"
+        " cost.",
         "arXiv 2406.10209",
     ),
     "rope-theta": Code(
-        "the base of the rotary embedding is below the bound for the sequence length, or the context grows and the base does not",
-        "Below the bound a query cannot prefer similar tokens over random ones at that distance: long contexts look trained by their loss "
-        "and are not used.",
+        "the base of the rotary embedding is below the bound for the sequence length, or the context grows"
+        " and the base does not",
+        "Below the bound a query cannot prefer similar tokens over random ones at that distance: long"
+        " contexts look trained by their loss and are not used.",
         "arXiv 2405.14591",
     ),
     "tokens-per-batch": Code(
         "a stage changes the length of its sequences and inherits the number of them per step",
-        "Tokens per step change with the length, and so does the noise of the gradient that the learning rate was chosen for.",
+        "Tokens per step change with the length, and so does the noise of the gradient that the learning rate"
+        " was chosen for.",
         "arXiv 1812.06162",
     ),
+    "not-deterministic": Code(
+        "a stage is trained with deterministic: false",
+        "Kernels whose sums depend on timing give other bits each time: a resumed run then differs from an"
+        " uninterrupted one, and a defect cannot be found by repeating a step.",
+        "the recipe",
+    ),
     "checkpoint-interval": Code(
-        "the time between checkpoints is less than a third, or more than three times, of the optimum, and training takes 1% longer for it",
+        "the time between checkpoints is less than a third, or more than three times, of the optimum, and"
+        " training takes 1% longer for it",
         "Rare checkpoints lose more work at a failure; frequent ones stop training more often.",
         "Young 1974; Daly 2006 (doi 10.1016/j.future.2004.11.016)",
     ),
@@ -80,7 +93,8 @@ CODES: dict[str, Code] = {
         "docs/estimates.md",
     ),
     "cluster-size": Code(
-        "a stage has more processes than the cluster has GPUs, or shares a model for sampling among more than a node has",
+        "a stage has more processes than the cluster has GPUs, or shares a model for sampling among more than"
+        " a node has",
         "It would wait for nodes that do not exist.",
         "the recipe",
     ),

@@ -23,7 +23,9 @@ class Anomalies(Spec):
     A value spikes when it exceeds mean + spike_threshold x standard deviation of its last `window` accepted
     values, once there are that many: the rule of OLMo-core's SkipStepOptimizer."""
 
-    nonfinite: Literal["stop", "skip", "rollback"] = identity("stop", neutral="stop", description="at a NaN or infinity")
+    nonfinite: Literal["stop", "skip", "rollback"] = identity(
+        "stop", neutral="stop", description="at a NaN or infinity"
+    )
     spike: Literal["ignore", "stop", "skip", "rollback"] = identity("ignore", neutral="ignore")
     spike_threshold: float = identity(6.0, neutral=6.0, gt=0, description="in standard deviations")
     window: int = identity(128, neutral=128, ge=2, description="accepted steps that a value is compared with")

@@ -1,6 +1,6 @@
 """Files and Hugging Face models that a recipe reads beside its sources and can be planned without.
 
-Invariant: nothing here bears identity. A plan uses a declaration only for an input that is unavailable.
+Invariant: no field here is an identity field. A plan uses a declaration only for an unavailable input.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ class AssumedInputs(Spec):
 
     files: list[str] = execution(
         default_factory=list,
-        description="folders (with all below them) or files of a tokenizer, a filter, a reward model or tasks",
+        description=(
+            "folders (with all below them) or files of a tokenizer, a filter, a reward model or tasks"
+        ),
     )
     models: dict[str, DeclaredModel] = execution(
         default_factory=dict,
-        description="dimensions of `hf:` models whose folders are unavailable: `{hf:owner/name: {model: {flavour: 8b}}}`",
+        description=(
+            "dimensions of `hf:` models whose folders are unavailable: `{hf:owner/name: {model: {flavour:"
+            " 8b}}}`"
+        ),
     )
 
     def covers(self, url: str) -> bool:

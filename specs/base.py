@@ -1,10 +1,12 @@
-"""The base of every spec: strict Pydantic models whose fields say whether they bear identity.
+"""The base of every spec: strict Pydantic models whose fields declare their role.
 
 Invariants:
-- Every field of a `Spec` is declared as one of three roles. `identity`: it changes the result, so it is part of the fingerprint.
-  `execution`: it says where and how, is recorded in the manifest, and never enters a fingerprint. `reference`: it names another stage;
-  the planner replaces it by the fingerprint of what it names. A field without a role is an error when the class is made.
-- An identity field whose value is its declared `neutral` one is left out, so adding an option invalidates nobody's store.
+- Every field of a `Spec` is declared as one of three roles. `identity`: it changes the result, so it is part
+  of the fingerprint. `execution`: it says where and how, is recorded in the manifest, and never enters a
+  fingerprint. `reference`: it names another stage; the planner replaces it by the fingerprint of what it
+  names. A field without a role is an error when the class is made.
+- An identity field whose value is its declared `neutral` one is left out, so adding an option invalidates
+  nobody's store.
 - The encoder refuses a value that has no stable form. There is no `str()` fallback.
 - No field holds a URL with credentials: specs are stored, shown and handed to other processes.
 """
@@ -63,8 +65,9 @@ def execution(default: Any = PydanticUndefined, **options: Any) -> Any:
 
 
 def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (), **options: Any) -> Any:
-    """A field that names other stages or sources; the planner turns it into inputs with fingerprints. `to`: the results (`Stage.result`)
-    that the named stages may have; empty where the field names no stage."""
+    """A field that names other stages or sources; the planner turns it into inputs with fingerprints.
+    `to`: the results (`Stage.result`) that the named stages may have; empty for a field that names no
+    stage."""
     info = _field("reference", default, **options)
     if to:
         info.metadata.append(_To((to,) if isinstance(to, str) else to))
@@ -72,7 +75,7 @@ def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (
 
 
 class Spec(BaseModel):
-    """Strict, immutable model; `identity_fields()` is what of it enters a fingerprint."""
+    """Strict, immutable model. `identity_fields()` are the fields that enter a fingerprint."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
@@ -89,6 +92,14 @@ class Spec(BaseModel):
             without_credentials(text)
         return value
 
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON values, named as in a recipe."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def stated(self) -> dict[str, Any]:
+        """The fields that are not None."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
     def identity_fields(self) -> dict[str, Any]:
         """The identity-bearing fields as plain JSON values, neutral ones left out."""
         values: dict[str, Any] = {}
@@ -96,14 +107,16 @@ class Spec(BaseModel):
             if role_of(type(self), name) != "identity":
                 continue
             value = getattr(self, name)
-            if any(isinstance(mark, _Neutral) and encode(mark.value) == encode(value) for mark in info.metadata):
+            if any(
+                isinstance(mark, _Neutral) and encode(mark.value) == encode(value) for mark in info.metadata
+            ):
                 continue
             values[name] = encode(value)
         return values
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """What a field holds as text; a spec in it has fields of its own."""
+    """The texts in the value of a field. Specs inside it are skipped, since they check their own fields."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, (list, tuple)):
@@ -118,17 +131,21 @@ def role_of(cls: type[BaseModel], name: str) -> Role:
     extra = cls.model_fields[name].json_schema_extra
     role = extra.get("x-role") if isinstance(extra, dict) else None
     if role not in ("identity", "execution", "reference"):
-        raise TypeError(f"{cls.__name__}.{name} declares no role: use identity(), execution() or reference() from specs.base")
+        raise TypeError(
+            f"{cls.__name__}.{name} declares no role: use identity(), execution() or reference() from"
+            " specs.base"
+        )
     return role  # type: ignore[return-value]  # checked above
 
 
 def results_of(info: FieldInfo) -> tuple[str, ...]:
-    """The results that the stages that a field names may have; empty for a field that names none."""
+    """The results that a stage may have that the field names; empty for a field that names no stage."""
     return next((mark.results for mark in info.metadata if isinstance(mark, _To)), ())
 
 
 def encode(value: Any) -> Any:
-    """A stable JSON form of an identity value. TypeError for a type that has none, ValueError for NaN and infinities."""
+    """A stable JSON form of an identity value. TypeError for a type that has none, ValueError for NaN and
+    infinities."""
     if isinstance(value, Spec):
         return value.identity_fields()
     if value is None or isinstance(value, (bool, int, str)):
@@ -143,7 +160,10 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"a mapping with keys that are not text cannot be part of a fingerprint: {sorted(map(repr, value))}")
+            raise TypeError(
+                "a mapping with keys that are not text cannot be part of a fingerprint:"
+                f" {sorted(map(repr, value))}"
+            )
         return {key: encode(item) for key, item in value.items()}
     raise TypeError(f"{type(value).__name__} has no stable form for a fingerprint")
 
@@ -154,13 +174,21 @@ def canonical_json(value: Any) -> str:
 
 
 def fingerprint(kind: str, version: int, fields: dict[str, Any], inputs: dict[str, str]) -> str:
-    """128 bits of SHA-256, as 32 hex digits, over kind, version of the kind, identity fields and the inputs' fingerprints."""
-    document = {"format": FINGERPRINT_FORMAT, "kind": kind, "version": version, "spec": fields, "inputs": inputs}
+    """128 bits of SHA-256, as 32 hex digits, over kind, version of the kind, identity fields and the
+    inputs' fingerprints."""
+    document = {
+        "format": FINGERPRINT_FORMAT,
+        "kind": kind,
+        "version": version,
+        "spec": fields,
+        "inputs": inputs,
+    }
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:32]
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as `{"optimizer.lr": 1e-4, "betas[0]": 0.9}`, for comparing specs field by field."""
+    """Nested mappings and lists as `{"optimizer.lr": 1e-4, "betas[0]": 0.9}`, for comparing specs field by
+    field."""
     if isinstance(value, dict):
         items = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items()]
     elif isinstance(value, list):

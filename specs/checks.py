@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from specs.dependencies import order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
-from specs.launch import Parallel
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
+from specs.resolution import resolve
 from specs.sources import CONVERSATIONAL, TOKENISED
 from specs.stages import CHECKPOINTS, TRAINING
 from specs.stages.base import Stage
@@ -30,7 +30,7 @@ from specs.stages.select import SelectStage
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import TrainingStage
-from specs.trajectory import Trajectory, phase_of, phases, resolve
+from specs.trajectory import Trajectory, phase_of, phases
 from specs.units import Reference
 
 
@@ -50,6 +50,7 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
         problems += error.problems
     for name, stage in pipeline.stages.items():
         problems += _check_layout(pipeline, name, stage, trajectories)
+        problems += _check_float8(pipeline, name, stage, trajectories)
     return problems
 
 
@@ -58,35 +59,58 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
         for index, source in enumerate(stage.sources):
             where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
             if source not in pipeline.sources:
-                yield Problem(where, f"there is no source '{source}' under sources:", did_you_mean(source, pipeline.sources))
+                yield Problem(
+                    where,
+                    f"there is no source '{source}' under sources:",
+                    did_you_mean(source, pipeline.sources),
+                )
             elif (found := pipeline.sources[source]) is not None:
                 talks = found.format in CONVERSATIONAL
                 if talks != isinstance(stage, ConversationsStage):
                     wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
-                    yield Problem(where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}")
-                elif isinstance(stage, CorpusStage) and found.declared is not None and found.declared.tokens is None:
+                    yield Problem(
+                        where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}"
+                    )
+                elif (
+                    isinstance(stage, CorpusStage)
+                    and found.declared is not None
+                    and found.declared.tokens is None
+                ):
                     message = f"source '{source}' declares no tokens; the plan of a corpus needs their number"
                     yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
                 elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
                     message = f"source '{source}' is already tokenised; a tokenizer is trained on text"
                     yield Problem(where, message, "name another source.")
-                elif found.format in TOKENISED and isinstance(stage, CorpusStage) and (fields := needs_text(stage.sources[source])):
+                elif (
+                    found.format in TOKENISED
+                    and isinstance(stage, CorpusStage)
+                    and (fields := needs_text(stage.sources[source]))
+                ):
                     text = f"source '{source}' is already tokenised; {', '.join(fields)} would need its text"
                     fix = "state pii: false, and no other step; apply them before the source is tokenised."
                     yield Problem((*where, fields[0]), text, fix)
     for index, other in enumerate(stage.after):
         if other not in names:
-            yield Problem(("stages", name, "after", index), f"there is no stage '{other}'", did_you_mean(other, names))
+            yield Problem(
+                ("stages", name, "after", index), f"there is no stage '{other}'", did_you_mean(other, names)
+            )
     excluded = stage.exclude if isinstance(stage, MixtureStage) else []
-    told: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [(use.path, use.reference, use.kinds) for use in uses(name, stage)]
-    told += [(("stages", name, "exclude", index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded)]
+    told: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [
+        (use.path, use.reference, use.kinds) for use in uses(name, stage)
+    ]
+    told += [
+        (("stages", name, "exclude", index), Reference.parse(ref), TRAINING)
+        for index, ref in enumerate(excluded)
+    ]
     for path, ref, kinds in told:
         target = pipeline.stages.get(ref.stage)
         if target is None:
             if ref.stage in names:
                 continue
             if pipeline._document is not None and (variants := pipeline._document.variants.get(ref.stage)):
-                yield Problem(path, f"stage '{ref.stage}' is a matrix of {', '.join(variants)}; name one of them")
+                yield Problem(
+                    path, f"stage '{ref.stage}' is a matrix of {', '.join(variants)}; name one of them"
+                )
                 continue
             yield Problem(
                 path,
@@ -121,7 +145,11 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 choice = ", ".join(f"{ref.stage}/{source}" for source in target.sources)
                 yield Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
             elif ref.part is not None and ref.part not in target.sources:
-                yield Problem(path, f"{target.kind} '{ref.stage}' has no part '{ref.part}'", did_you_mean(ref.part, target.sources))
+                yield Problem(
+                    path,
+                    f"{target.kind} '{ref.stage}' has no part '{ref.part}'",
+                    did_you_mean(ref.part, target.sources),
+                )
             elif (
                 path[-1] == "probes"
                 and isinstance(target, CorpusStage)
@@ -131,7 +159,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 yield Problem(path, message, "give that source of the corpus a repeats:.")
             continue
         chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
-        if (ref.best is not None or chooses) and any(not phase.settings.validation.interval for phase in phases(pipeline, ref.stage)):
+        if (ref.best is not None or chooses) and any(
+            not phase.settings.validation.interval for phase in phases(pipeline, ref.stage)
+        ):
             message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
             yield Problem(path, message, "give it a validation.interval.")
         if ref.part is not None:
@@ -147,33 +177,68 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
         return
     ranks = launch.data_parallel
     stated = [(phase.path, phase.settings.global_batch_size) for phase in stage.phases(name)]
-    pieces = [(path, begin, batch) for path, batches in stated if isinstance(batches, dict) for begin, batch in batches.items()]
+    pieces = [
+        (path, begin, batch)
+        for path, batches in stated
+        if isinstance(batches, dict)
+        for begin, batch in batches.items()
+    ]
     for at, begin, batch in pieces:
         path: FieldPath = (*at, "global_batch_size", begin)
         if batch < 1 or batch % ranks:
             fix = f"use a multiple of {ranks}, or other launch.processes."
-            yield Problem(path, f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes", fix)
+            yield Problem(
+                path,
+                f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes",
+                fix,
+            )
 
 
-def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]) -> Iterator[Problem]:
+def _check_layout(
+    pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
+) -> Iterator[Problem]:
     """Whether a stage that runs on the training engine can run in its layout."""
     if not isinstance(stage, (TrainingStage, EvaluateStage, ProbeStage, PreferenceDataStage)):
         return
     launch = pipeline.launch_of(stage)
-    parallel = launch.parallel or Parallel()
+    parallel = launch.degrees
     at: FieldPath = (*(() if stage.launch.parallel is None else ("stages", name)), "launch", "parallel")
     if launch.mismatch is not None:
         yield Problem(at, f"'{name}': {launch.mismatch}", "change launch.processes or a degree.")
         return
     if parallel.pp > 1 and (obstacle := _needs_logits(stage)):
         message = f"'{name}' cannot run in a pipeline (pp {parallel.pp}): {obstacle}"
-        yield Problem((*at, "pp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.")
+        yield Problem(
+            (*at, "pp"),
+            message,
+            f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.",
+        )
     found: list[Misfit] = []
     if isinstance(stage, TrainingStage):
-        for phase in stage.phases(name) if parallel.tp > 1 else ():
-            if phase.settings.compile and phase.settings.activation_checkpointing != "none":
-                message = f"torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism (tp {parallel.tp})"
-                yield Problem((*phase.path, "compile"), message, "leave out compile, or state activation_checkpointing: none.")
+        for phase in stage.phases(name):
+            if phase.settings.activation_checkpointing == "memory_budget" and not phase.settings.compile:
+                yield Problem(
+                    (*phase.path, "activation_checkpointing"),
+                    "memory_budget is what the compiler of a layer works to, and the layers are not compiled",
+                    "state compile: true, or another activation_checkpointing.",
+                )
+            if parallel.async_tp and not phase.settings.compile:
+                yield Problem(
+                    (*at, "async_tp"),
+                    f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled",
+                    f"state compile: true for '{phase.stage}', or leave out async_tp.",
+                )
+            again = phase.settings.activation_checkpointing in ("selective", "full")
+            if parallel.tp > 1 and phase.settings.compile and again:
+                message = (
+                    "torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism"
+                    f" (tp {parallel.tp})"
+                )
+                yield Problem(
+                    (*phase.path, "compile"),
+                    message,
+                    "leave out compile, or state activation_checkpointing: none or memory_budget.",
+                )
         for phase in stage.phases(name):
             optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
@@ -183,7 +248,9 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-        for trajectory in (trajectories[phase.name] for phase in stage.phases(name) if phase.name in trajectories):
+        for trajectory in (
+            trajectories[phase.name] for phase in stage.phases(name) if phase.name in trajectories
+        ):
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
     elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:
@@ -192,10 +259,51 @@ def _check_layout(pipeline: Pipeline, name: str, stage: Stage, trajectories: Map
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
 
 
+def _check_float8(
+    pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
+) -> Iterator[Problem]:
+    """Whether the linear layers of a stage can multiply in float8, where it states or inherits that."""
+    if isinstance(stage, PreferenceDataStage) and stage.precision and stage.precision.linear != "param":
+        message = "reference log-probabilities are not computed in float8: they depend on the rows of a batch"
+        yield Problem(("stages", name, "precision", "linear"), message, "state linear: param.")
+    for phase in stage.phases(name) if isinstance(stage, TrainingStage) else ():
+        trajectory = trajectories.get(phase.name)
+        if trajectory is None or (linear := trajectory.precision.linear) == "param":
+            continue
+        model, launch = trajectory.model, pipeline.launch_of(stage)
+        tp, tokens = launch.tensor_parallel, trajectory.sequence_length // launch.degrees.cp
+        sizes = {
+            "model.dim": model.dim,
+            f"query heads x head_dim / tp {tp}": model.query_dim // tp,
+            f"key heads x head_dim / tp {tp}": model.key_dim // tp,
+            f"model.ffn_dim / tp {tp}": model.ffn_dim // tp,
+            "tokens of a sequence on a process": tokens,
+        }
+        odd = [f"{what} = {size}" for what, size in sizes.items() if size % 16]
+        cluster, obstacle = pipeline.cluster, ""
+        if isinstance(stage, PreferenceTraining):
+            obstacle = "a log-ratio would not begin at zero, since scales depend on the rows of a batch"
+        elif isinstance(stage, SftStage) and stage.lora is not None:
+            obstacle = "adapters are added to layers of the parameters' precision"
+        elif odd:
+            obstacle = f"float8 multiplies sizes in multiples of 16, not {', '.join(odd)}"
+        elif cluster is not None and cluster.device.float8_flops is None:
+            obstacle = f"the {cluster.gpu} of cluster.gpu has no float8; GPUs from the H100 on have it"
+        if obstacle:
+            fix = "state precision: {linear: param}" + (", or other sizes." if odd else ".")
+            yield Problem(
+                (*phase.path, "precision", "linear"),
+                f"'{phase.name}' cannot train in {linear}: {obstacle}",
+                fix,
+            )
+
+
 def _needs_logits(stage: Stage) -> str:
     """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
     if isinstance(stage, PreferenceTraining):
         return "its loss needs the whole sequences of a batch at once"
     if isinstance(stage, SftStage) and stage.prompt_weight:
-        return f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
+        return (
+            f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
+        )
     return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"

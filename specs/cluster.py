@@ -15,7 +15,7 @@ from specs.base import Spec, execution
 from specs.launch import MOST_PROCESSES
 from specs.units import PositiveDuration
 
-GpuName = Literal["A100-40GB", "A100", "H100", "H200", "GH200", "B200", "MI300X"]
+GpuName = Literal["A100-40GB", "A100", "H100", "H100-HBM2e", "H200", "GH200", "B200", "MI300X"]
 
 
 class Gpu(NamedTuple):
@@ -27,19 +27,57 @@ class Gpu(NamedTuple):
     memory: float
     watts: float  # thermal design power
     source: str  # the sheet, with the numbers as it states them
+    float8_flops: float | None = None  # dense peak in float8, per second; None: the GPU has none
 
 
 # NVIDIA's sheets state tensor-core rates with sparsity, twice the dense ones. The SXM variants.
 GPUS: dict[str, Gpu] = {
     "A100-40GB": Gpu(312e12, 40e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 40 GB, 400 W"),
     "A100": Gpu(312e12, 80e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 80 GB, 400 W"),
-    "H100": Gpu(989.5e12, 80e9, 700, "NVIDIA H100 data sheet: 1,979 TFLOP/s with sparsity, 80 GB, up to 700 W"),
-    "H200": Gpu(989.5e12, 141e9, 700, "NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity, 141 GB, up to 700 W"),
-    # The module's 450 to 1,000 W are CPU, GPU and memory together; the GPU is an H100. The Apertus report (arXiv 2509.14233) measured
-    # about 560 W per GPU: state it as `power_per_gpu`.
-    "GH200": Gpu(989.5e12, 96e9, 700, "NVIDIA GH200 data sheet: 1,979 TFLOP/s with sparsity, 96 GB HBM3; the power of an H100"),
-    "B200": Gpu(2250e12, 180e9, 1000, "NVIDIA DGX B200 data sheet: 8 GPUs, 36 PFLOP/s with sparsity, 1,440 GB; 1,000 W each"),
-    "MI300X": Gpu(1307.4e12, 192e9, 750, "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 192 GB, 750 W"),
+    "H100": Gpu(
+        989.5e12,
+        80e9,
+        700,
+        "NVIDIA H100 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 80 GB, up to 700 W",
+        1979e12,
+    ),
+    "H100-HBM2e": Gpu(
+        989.5e12,
+        96e9,
+        500,
+        "an H100 SXM with 96 GB, limited to 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
+        1979e12,
+    ),
+    "H200": Gpu(
+        989.5e12,
+        141e9,
+        700,
+        "NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 141 GB, up to 700 W",
+        1979e12,
+    ),
+    # The module's 450 to 1,000 W are CPU, GPU and memory together; the GPU is an H100. The Apertus report
+    # (arXiv 2509.14233) measured about 560 W per GPU: state it as `power_per_gpu`.
+    "GH200": Gpu(
+        989.5e12,
+        96e9,
+        700,
+        "NVIDIA GH200 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 96 GB HBM3; power of an H100",
+        1979e12,
+    ),
+    "B200": Gpu(
+        2250e12,
+        180e9,
+        1000,
+        "NVIDIA DGX B200 data sheet: 8 GPUs, 36 PFLOP/s with sparsity, 72 in float8, 1,440 GB; 1,000 W each",
+        4500e12,
+    ),
+    "MI300X": Gpu(
+        1307.4e12,
+        192e9,
+        750,
+        "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 2,614.9 in float8, 192 GB, 750 W",
+        2614.9e12,
+    ),
 }
 assert set(GPUS) == set(get_args(GpuName))
 
@@ -54,13 +92,15 @@ class Cluster(Spec):
         1,
         ge=1,
         le=MOST_PROCESSES,
-        description="of the cluster; a stage uses as many as its processes need",
+        description="nodes of the cluster; a stage uses as many as its processes need",
     )
     mfu: Annotated[float, Field(gt=0, le=1)] | Literal["measured"] = execution(
         "measured",
-        description="expected model FLOPs utilisation, as a fraction of the GPU's dense bfloat16 peak, "
-        "without recomputation; measured: taken from stored results of the same stage, else of the other "
-        "stages. `launch.mfu` of a stage wins over it",
+        description=(
+            "expected model FLOPs utilisation, as a fraction of the GPU's dense peak (in bfloat16; for the"
+            " products of `precision.linear`, in float8), without recomputation; measured: taken from stored"
+            " results of the same stage, else of the other stages. `launch.mfu` of a stage wins over it"
+        ),
     )
     price_per_gpu_hour: float | None = execution(None, ge=0, le=1e9)
     power_per_gpu: float | None = execution(
@@ -75,7 +115,9 @@ class Cluster(Spec):
         le=100,
         description="power usage effectiveness: power of the whole data centre per watt of the machines",
     )
-    storage_price: float | None = execution(None, ge=0, le=1e9, description="per terabyte (10^12 bytes) and month of 30 days")
+    storage_price: float | None = execution(
+        None, ge=0, le=1e9, description="per terabyte (10^12 bytes) and month of 30 days"
+    )
     storage_bandwidth: float | None = execution(
         None,
         gt=0,
@@ -86,7 +128,9 @@ class Cluster(Spec):
         None,
         gt=0,
         le=1e9,
-        description="gigabytes (10^9 bytes) per second at which a GPU copies its part of a checkpoint to host memory",
+        description=(
+            "gigabytes (10^9 bytes) per second at which a GPU copies its part of a checkpoint to host memory"
+        ),
     )
     mean_time_between_failures: PositiveDuration | None = execution(None, description="of one node")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specs.base import Spec, results_of
-from specs.errors import FieldPath, Problem, SpecError
+from specs.errors import FieldPath, SpecError
 from specs.pipeline import Pipeline
 from specs.stages import STAGES
 from specs.stages.base import Stage
@@ -32,13 +32,19 @@ class Use(NamedTuple):
 
 def uses(name: str, stage: Stage) -> list[Use]:
     """Every reference of a stage to another stage, checkpoints first."""
-    found = [use for use in _references(("stages", name), stage) if not (use.reference.hugging_face and CHECKPOINT in use.results)]
+    found = [
+        use
+        for use in _references(("stages", name), stage)
+        if not (use.reference.hugging_face and CHECKPOINT in use.results)
+    ]
     return sorted(found, key=lambda use: CHECKPOINT not in use.results)
 
 
 def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]]:
     """The checkpoints and Hugging Face models that a stage names, with the paths of their fields."""
-    return ((use.path, use.reference) for use in _references(("stages", name), stage) if CHECKPOINT in use.results)
+    return (
+        (use.path, use.reference) for use in _references(("stages", name), stage) if CHECKPOINT in use.results
+    )
 
 
 def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
@@ -53,15 +59,18 @@ def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
 
 
 def _items(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, Any]]:
-    """The items of a list or a mapping, or the value of a field if it is set; each with its path."""
+    """The items of a list or a mapping, or the field's value if it is set; each with its path."""
     if isinstance(value, (dict, list)):
-        yield from (((*path, key), item) for key, item in (value.items() if isinstance(value, dict) else enumerate(value)))
+        yield from (
+            ((*path, key), item)
+            for key, item in (value.items() if isinstance(value, dict) else enumerate(value))
+        )
     elif value is not None:
         yield path, value
 
 
 def _named(path: FieldPath, item: Any) -> Reference:
-    """The reference itself, or as text; of a mapping to something else, such as weights, the key."""
+    """The reference that an item is or, where a mapping has references as keys, the last key of `path`."""
     return Reference.parse(item if isinstance(item, (Reference, str)) else path[-1])
 
 
@@ -74,7 +83,8 @@ def order(pipeline: Pipeline) -> list[str]:
     stages = pipeline.stages
 
     def ancestors(name: str) -> set[str]:
-        """A stage with all that it needs: what is excluded and starts from a stage has drawn nothing before that."""
+        """The stage and all stages that it needs, directly or not: an excluded stage does not come before a
+        stage that it needs."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -89,10 +99,19 @@ def order(pipeline: Pipeline) -> list[str]:
             return
         if name in path:
             cycle = " -> ".join([*path[path.index(name) :], name])
-            raise SpecError([Problem(("stages", name), f"the stages form a cycle: {cycle}", "let one of them start from another stage.")])
+            raise SpecError.of(
+                ("stages", name),
+                f"the stages form a cycle: {cycle}",
+                "let one of them start from another stage.",
+            )
         path.append(name)
-        excluded = [other for mixture in mixtures_of(pipeline, name) for other in excluded_by(pipeline, mixture)]
-        for needed in [*needs(name, stages[name]), *(other for other in excluded if name not in ancestors(other))]:
+        excluded = [
+            other for mixture in mixtures_of(pipeline, name) for other in excluded_by(pipeline, mixture)
+        ]
+        for needed in [
+            *needs(name, stages[name]),
+            *(other for other in excluded if name not in ancestors(other)),
+        ]:
             if needed in stages:
                 visit(needed)
         path.pop()
@@ -111,7 +130,9 @@ def needs(name: str, stage: Stage) -> list[str]:
 def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
     """Names of the mixtures that a stage of training draws from."""
     stage = pipeline.stages[name]
-    return [use.reference.stage for use in uses(name, stage) if use.results == ("mixture",)] if isinstance(stage, TrainingStage) else []
+    if isinstance(stage, TrainingStage):
+        return [use.reference.stage for use in uses(name, stage) if use.results == ("mixture",)]
+    return []
 
 
 def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:

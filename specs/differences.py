@@ -1,6 +1,8 @@
-"""What differs between two sides, name by name: flattened specs (`specs.base.flatten`), what parts read, other values.
+"""The differences of two mappings, name by name: flattened specs (`specs.base.flatten`), the inputs of parts,
+other values.
 
-Who compares two specs asks here and only words the answer: why a part reruns, what two recipes or artifacts differ in.
+Every comparison of two specs is made here. The caller only words the result: why a part reruns, or how two
+recipes or artifacts differ.
 """
 
 from __future__ import annotations
@@ -17,22 +19,24 @@ class Change(Generic[T]):
     """A name whose values differ."""
 
     name: str
-    a: T | None  # None where A has no such name, or has None there; `only_in` tells which
+    a: T | None  # None where A lacks the name, or has None there; `only_in` tells which
     b: T | None
     only_in: Literal["a", "b"] | None = None  # the side that has the name, where the other has not
 
 
 @dataclass(frozen=True)
 class ReadInput:
-    """What a part reads in one of its roles. Two are equal when they enter the part's fingerprint alike, whatever they are called."""
+    """An input of a part. Two are equal when they contribute the same to the part's fingerprint, whatever
+    their names."""
 
     fingerprint: str
-    step: int | None  # of a checkpoint; None for anything else
-    name: str = field(compare=False)  # to show
+    step: int | None  # of a checkpoint; None for any other input
+    name: str = field(compare=False)  # for messages
 
 
 def changes(a: Mapping[str, T], b: Mapping[str, T]) -> list[Change[T]]:
-    """In the order of A, then what only B has. A value of None and a name that is missing are equal."""
+    """The differences in the order of A, then the names that only B has. A value of None equals a missing
+    name."""
     return [
         Change(name, a.get(name), b.get(name), "b" if name not in a else "a" if name not in b else None)
         for name in {**a, **b}

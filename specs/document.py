@@ -1,7 +1,8 @@
 """YAML 1.2 files with positions: plain values, each with the place where it was written.
 
-Invariants: `1e-4` is a number, `12:30` is text, `yes` is text. A repeated key is an error. Reading builds only dicts, lists and
-scalars; no tag makes an object. The origin of a value (file and line, or `--set`) is kept for the errors.
+Invariants: `1e-4` is a number, `12:30` is text, `yes` is text. A repeated key is an error. Reading builds
+only dicts, lists and scalars; no tag makes an object. The origin of a value (file and line, or `--set`) is
+kept for the errors.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from specs.redaction import mask_url
 
 MAX_BYTES = 4 * 2**20
 MAX_VALUES = 100_000
-MAX_BITS = 63  # of a whole number, beside its sign
-SHOWN = 200  # characters of an override, in messages
+MAX_BITS = 63  # of a whole number, without its sign
+SHOWN = 200  # characters of an override that a message shows
 TOO_MANY = f"more than {MAX_VALUES} values; do aliases repeat each other?"
 TOO_DEEP = f"brackets or blocks inside each other, more than {MAX_DEPTH}, too deep to read"
 TOO_DEEP += "; does an alias stand inside what it names?"
@@ -60,12 +61,18 @@ class Document:
 
     def where(self, path: FieldPath) -> str:
         """Origin of a path or of its nearest known ancestor: `mini.yaml:12`, or `--set ...` for a value that
-        was overridden; both where a part of the value was."""
+        was overridden; both if only a part of the value was."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.origins:
                 where = self.origins[path[:end]].where
-                parts = [origin.where for known, origin in self.origins.items() if len(known) > end == len(path) and known[:end] == path]
-                return ", ".join(dict.fromkeys([where, *(part for part in parts if part.startswith("--set "))]))
+                parts = [
+                    origin.where
+                    for known, origin in self.origins.items()
+                    if len(known) > end == len(path) and known[:end] == path
+                ]
+                return ", ".join(
+                    dict.fromkeys([where, *(part for part in parts if part.startswith("--set "))])
+                )
         return self.name
 
     def overridden(self, path: FieldPath) -> bool:
@@ -74,16 +81,17 @@ class Document:
 
 
 def read(path: str | Path) -> Document:
-    """Reads a YAML file. SpecError for one that cannot be read, is not YAML, repeats a key or is not a mapping."""
+    """Reads a YAML file. SpecError for one that cannot be read, is not YAML, repeats a key or is not a
+    mapping."""
     if "://" in str(path):
         fix = "copy it here, and name the copy."
-        raise SpecError([Problem((), "this is a URL, not a file", fix, mask_url(str(path)))])
+        raise SpecError.of((), "this is a URL, not a file", fix, mask_url(str(path)))
     if not os.path.exists(path):
-        raise SpecError([Problem((), "there is no such file", nearest_file(Path(path)), str(path))])
+        raise SpecError.of((), "there is no such file", nearest_file(Path(path)), str(path))
     try:
         text = read_local(path, MAX_BYTES).decode()
     except (OSError, ValueError) as error:
-        raise SpecError([Problem((), f"cannot read the spec: {error}", where=str(path))]) from error
+        raise SpecError.of((), f"cannot read the spec: {error}", where=str(path)) from error
     return parse(text, str(path))
 
 
@@ -110,19 +118,25 @@ def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
         where = f"{name}:{mark.line + 1}" if mark else name
         variable = mark is not None and "${" in "".join(text.splitlines()[mark.line : mark.line + 1])
         if "another document" in (error.problem or ""):
-            raise SpecError([Problem((), "a second document begins here", "write one to a file, without another ---.", where)]) from error
-        fix = 'quote "${...}" inside { } and [ ].' if variable else "check indentation, colons and quotes there."
-        raise SpecError([Problem((), f"not YAML: {error.problem or error}", fix, where)]) from error
+            raise SpecError.of(
+                (), "a second document begins here", "write one to a file, without another ---.", where
+            ) from error
+        fix = (
+            'quote "${...}" inside { } and [ ].'
+            if variable
+            else "check indentation, colons and quotes there."
+        )
+        raise SpecError.of((), f"not YAML: {error.problem or error}", fix, where) from error
     except YAMLError as error:
-        raise SpecError([Problem((), f"not YAML: {error}", where=name)]) from error
+        raise SpecError.of((), f"not YAML: {error}", where=name) from error
     except RecursionError as error:
-        raise SpecError([Problem((), TOO_DEEP, where=name)]) from error
+        raise SpecError.of((), TOO_DEEP, where=name) from error
     except OverflowError as error:
-        raise SpecError([Problem((), TOO_MANY, where=name)]) from error
+        raise SpecError.of((), TOO_MANY, where=name) from error
     if root is None or not isinstance(root, MappingNode):
         if or_nothing:
             return Document(name, {})
-        raise SpecError([Problem((), "a spec is a mapping with name, sources and stages", where=name)])
+        raise SpecError.of((), "a spec is a mapping with name, sources and stages", where=name)
     builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}")
     data = builder.build(root, ())
     if builder.problems:
@@ -151,8 +165,8 @@ def _compose(text: str) -> Node | None:
 
 
 def scalar(text: str) -> Any:
-    """A plain YAML 1.2 scalar as bool, int, float, None or text. Integers may have `_` between digits. ValueError
-    for a number that is too large."""
+    """A plain YAML 1.2 scalar as bool, int, float, None or text. Integers may have `_` between digits.
+    ValueError for a number that is too large."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     digits = text.replace("_", "")
@@ -180,9 +194,9 @@ class _Builder:
         self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "")
         self.count += 1
         if self.count > MAX_VALUES:
-            raise SpecError([Problem((), TOO_MANY, where=where)])
+            raise SpecError.of((), TOO_MANY, where=where)
         if len(path) > MAX_DEPTH:
-            raise SpecError([Problem(path[:3], TOO_DEEP, where=where)])
+            raise SpecError.of(path[:3], TOO_DEEP, where=where)
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -210,38 +224,46 @@ class _Builder:
                 continue
             if key in values:
                 message = f"this key is already on line {lines[key]}"
-                self.problems.append(Problem((*path, key), message, "keep one of the two.", self.where(key_node)))
+                self.problems.append(
+                    Problem((*path, key), message, "keep one of the two.", self.where(key_node))
+                )
                 continue
             lines[key] = key_node.start_mark.line + 1
             values[key] = self.build(value_node, (*path, key), key_node)
         return values
 
 
+def keys_of(target: str, stage: str | None) -> list[str]:
+    """The keys of a dotted path, in which the name of a stage, which may have dots, is one."""
+    if stage is None:
+        return target.split(".")
+    return ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
+
+
 def override(document: Document, assignment: str, variables: Document | None = None) -> None:
     """Applies one `path=value` of `--set`. SpecError for a malformed one, or one whose path leads through a
     value that is not a mapping.
 
-    A path through a mapping that is a variable changes a copy of it, at that place only. The validation that
-    follows finds out whether the field exists.
+    A path through a mapping that is a variable changes a copy of it, at that place only. Validation finds out
+    later whether the field exists.
 
     Args:
-        document: is changed.
+        document: changed in place.
         assignment: `path=value`.
-        variables: the document that states the variables, where that is another one.
+        variables: the document that states the variables, if it is another one.
     """
     stated = mask_url(assignment)
     where = f"--set {stated}" if len(stated) <= SHOWN else f"--set {stated[:SHOWN]}..."
     target, equals, text = assignment.partition("=")
     target = target.strip()
-    stage = stage_of(document, target)
-    keys = target.split(".") if stage is None else ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
+    keys = keys_of(target, stage_of(document, target))
     if not equals or not all(keys):
-        raise SpecError([Problem((), f"{shown(assignment)} is not an assignment", "write path=value.", where)])
+        raise SpecError.of((), f"{shown(assignment)} is not an assignment", "write path=value.", where)
     builder = _Builder(lambda node: where)
     try:
         node = _compose(text) if text.strip() else None
     except (YAMLError, RecursionError, OverflowError) as error:
-        raise SpecError([Problem((), f"the value {shown(text)} is not YAML", "quote it.", where)]) from error
+        raise SpecError.of((), f"the value {shown(text)} is not YAML", "quote it.", where) from error
     value = builder.build(node, ()) if node is not None else None
     if builder.problems:
         raise SpecError(builder.problems)
@@ -249,14 +271,16 @@ def override(document: Document, assignment: str, variables: Document | None = N
         there = document.data.get(group) or {}
         if keys[0] == group and len(keys) > 1 and isinstance(there, dict) and keys[1] not in there:
             fix = did_you_mean(keys[1], [*there, *(document.variants if group == "stages" else ())])
-            raise SpecError([Problem((), f"the override matches nothing: there is no {what} '{keys[1]}'", fix, where)])
+            raise SpecError.of(
+                (), f"the override matches nothing: there is no {what} '{keys[1]}'", fix, where
+            )
     place: Any = document.data
     path: FieldPath = ()
     for depth, key in enumerate(keys):
         position = int(key) if isinstance(place, list) and key.isdecimal() and int(key) < len(place) else None
         if not isinstance(place, dict) and position is None:
             missing = ".".join(keys[: depth + 1])
-            raise SpecError([Problem((), f"the override matches nothing: there is no '{missing}'", where=where)])
+            raise SpecError.of((), f"the override matches nothing: there is no '{missing}'", where=where)
         step = key if position is None else position
         path = (*path, step)
         if depth == len(keys) - 1:
@@ -286,7 +310,11 @@ def _copy_variable(document: Document, place: Any, path: FieldPath, variables: D
         value = stated[use[1]]
     if followed and isinstance(value, (dict, list)):
         place[path[-1]] = copy.deepcopy(value)
-        there = [(at[2:], origin) for at, origin in variables.origins.items() if at[:2] == ("variables", followed[-1])]
+        there = [
+            (at[2:], origin)
+            for at, origin in variables.origins.items()
+            if at[:2] == ("variables", followed[-1])
+        ]
         document.origins |= {(*path, *below): origin for below, origin in there}
 
 

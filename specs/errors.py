@@ -47,6 +47,11 @@ class SpecError(ValueError):
         self.problems = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    @classmethod
+    def of(cls, path: FieldPath, message: str, fix: str = "", where: str = "") -> SpecError:
+        """With one problem."""
+        return cls([Problem(path, message, fix, where)])
+
 
 class StageError(SaysNoSecret, ValueError):
     """A stage that cannot succeed: another attempt would fail the same way, so none is made. The message says

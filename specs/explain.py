@@ -30,14 +30,23 @@ def explain(model: type[BaseModel], document: Document, details: Any) -> Problem
     if kind == "extra_forbidden":
         candidates = [*_field_names(model, path[:-1], document.data), *keywords(path[:-1])]
         text = "the override matches nothing: " if document.overridden(path) else ""
-        return Problem(path, f"{text}there is no field '{path[-1]}' here", did_you_mean(str(path[-1]), candidates), document.where(path))
+        return Problem(
+            path,
+            f"{text}there is no field '{path[-1]}' here",
+            did_you_mean(str(path[-1]), candidates),
+            document.where(path),
+        )
     if kind == "missing":
         return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))
     if kind == "union_tag_invalid" or kind == "union_tag_not_found":
         tag = "kind" if path[:1] == ("stages",) and len(path) == 2 else "filter"
         choices = list(STAGES) if tag == "kind" else ["length", "alphabetic", "repeated-lines"]
         stated = value.get(tag) if isinstance(value, dict) else value
-        fix = did_you_mean(str(stated), choices) if stated is not None else f"state {tag}: {', '.join(choices)}."
+        fix = (
+            did_you_mean(str(stated), choices)
+            if stated is not None
+            else f"state {tag}: {', '.join(choices)}."
+        )
         return Problem((*path, tag), f"{shown(stated)} is not a {tag}", fix, document.where((*path, tag)))
     message = str(details["msg"]).removeprefix("Value error, ")
     begin = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{shown(value)}: "
@@ -48,10 +57,17 @@ def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:
     """Pydantic's location as a path in the document, without tags of unions and names of validators."""
     path: list[str | int] = []
     for index, part in enumerate(location):
-        if isinstance(data, dict) and part in data or isinstance(data, list) and isinstance(part, int) and part < len(data):
+        if (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        ):
             data = data[part]
             path.append(part)
-        elif index == len(location) - 1 and isinstance(data, dict) and part not in STAGES and "[" not in str(part):
+        elif (
+            index == len(location) - 1
+            and isinstance(data, dict)
+            and part not in STAGES
+            and "[" not in str(part)
+        ):
             path.append(part)
     return tuple(path)
 
@@ -66,7 +82,11 @@ def _field_names(model: type[BaseModel], path: FieldPath, data: Any) -> list[str
             for name, field in candidate.model_fields.items()
             if part in (name, field.alias) and field.annotation is not None
         ]
-        data = data.get(part) if isinstance(data, dict) else (data[part] if isinstance(data, list) and isinstance(part, int) else None)
+        data = (
+            data.get(part)
+            if isinstance(data, dict)
+            else (data[part] if isinstance(data, list) and isinstance(part, int) else None)
+        )
         found = [candidate for annotation in annotations for candidate in _models(annotation)]
         if annotations:
             current = found

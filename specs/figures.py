@@ -41,22 +41,28 @@ class Axis(Spec):
         if bool(self.stage) != bool(self.metric):
             raise ValueError("an axis needs both stage and metric, or neither")
         if self.stage.count(VARIANT) != 1 and self.stage:
-            raise ValueError(f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name")
+            raise ValueError(
+                f"'{self.stage}' names no variant; write {VARIANT} once, in place of the variant's name"
+            )
         return self
 
 
 def _variants(value: Any) -> Any:
     if isinstance(value, str):
         return {value: ""}
-    return dict.fromkeys(value, "") if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return dict.fromkeys(value, "")
+    return value
 
 
-Variants = Annotated[dict[str, str], BeforeValidator(_variants, json_schema_input_type=str | list[str] | dict[str, str])]
+Variants = Annotated[
+    dict[str, str], BeforeValidator(_variants, json_schema_input_type=str | list[str] | dict[str, str])
+]
 
 
 class FigureSpec(Spec):
-    """A figure of the report. Where x has a metric, every variant is a point; where only y has one, with a
-    `*`, a line over numbers; otherwise a bar."""
+    """A figure of the report. If x has a metric, every variant is a point. If only y has one, every variant
+    is a line over numbers where that metric has a `*`, and a bar otherwise."""
 
     title: str = execution()
     x: Axis = execution(default_factory=Axis)
@@ -66,7 +72,7 @@ class FigureSpec(Spec):
         description="variants by name in the legend: one, a list, or a map of variants to the labels of "
         "their points. A variant with `*` is every stage that matches, labelled with the matched text",
     )
-    times: str = execution("", description="of lines: metric of y's stage that multiplies the numbers on x")
+    times: str = execution("", description="for lines: metric of y's stage that multiplies the numbers on x")
     connect: bool = execution(False, description="joins the points of a series by a line, in their order")
     front: bool = execution(False, description="draws the line of points that no other beats on both axes")
     text: str = execution("", description="caption")
@@ -117,7 +123,7 @@ def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> di
 
 
 def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterator[Problem]:
-    """Problems of figures that name a stage not in `stages`, or variants that match none."""
+    """Problems of figures that name a stage that is not in `stages`, or variants that match none of them."""
     known = list(stages)
     for name, figure in figures.items():
         for series, variants in figure.variants(known).items():
@@ -126,4 +132,8 @@ def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterat
                 yield Problem(("figures", name, "series", series), message, "name variants of that stage.")
             for axis, variant in ((axis, variant) for axis in figure.axes() for variant in variants):
                 if (stage := axis[1].stage.replace(VARIANT, variant)) not in known:
-                    yield Problem(("figures", name, axis[0], "stage"), f"there is no stage '{stage}'", did_you_mean(stage, known))
+                    yield Problem(
+                        ("figures", name, axis[0], "stage"),
+                        f"there is no stage '{stage}'",
+                        did_you_mean(stage, known),
+                    )

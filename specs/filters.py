@@ -1,10 +1,10 @@
 """The filters of a corpus: which documents are kept, in the order in which a recipe lists them.
 
 Invariants:
-- Whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`) on the set of documents of its source:
-  never on their order, on the names of the files or on how the work is split.
-- `files()` names what a filter reads beside the documents. The planner fingerprints it by content, so its URL
-  bears no identity.
+- Whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`) on the
+  set of documents of its source: never on their order, on the names of the files or on how the work is split.
+- `files()` names the files that a filter reads beside the documents. The planner fingerprints their content,
+  so their URLs are not identity fields.
 - `columns()` names the columns of a row that a filter reads.
 
 The order published for FineWeb-2 (swiss-ai/pretrain-data, pipelines/fineweb-2) is robots, quality, toxicity,
@@ -22,25 +22,36 @@ from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 
 # The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
 ROBOTS_AGENTS = [
-    *("AI2Bot", "Applebot-Extended", "Bytespider", "CCBot", "ClaudeBot", "cohere-training-data-crawler", "Diffbot", "FacebookBot"),
+    "AI2Bot",
+    "Applebot-Extended",
+    "Bytespider",
+    "CCBot",
+    "ClaudeBot",
+    "cohere-training-data-crawler",
+    "Diffbot",
+    "FacebookBot",
     *("Google-Extended", "GPTBot", "Meta-ExternalAgent", "PanguBot", "*"),
 ]
-# A document is dropped from this score on (swiss-ai/pretrain-data, pipelines/fineweb-2), under the codes that data sets use.
+# A document is dropped from this score on (swiss-ai/pretrain-data, pipelines/fineweb-2), under the codes that
+# data sets use.
 _PUBLISHED_TOXICITY = [
     *((("deu", "de"), 0.9977), (("fra", "fr"), 0.9994), (("pol", "pl"), 0.9867), (("por", "pt"), 0.9476)),
-    *((("spa", "es"), 0.9953), (("ita", "it"), 0.9985), (("cmn", "zho", "zh"), 0.5954), (("nld", "nl"), 0.9883)),
+    (("spa", "es"), 0.9953),
+    (("ita", "it"), 0.9985),
+    (("cmn", "zho", "zh"), 0.5954),
+    (("nld", "nl"), 0.9883),
 ]
 TOXICITY_THRESHOLDS = {code: threshold for codes, threshold in _PUBLISHED_TOXICITY for code in codes}
 Missing = Literal["error", "keep", "drop"]
 LANGUAGE_COLUMNS = ("language", "language_score")
-"""What a language filter finds, for the filters after it."""
+"""The columns that a language filter adds for the filters after it."""
 
 
 class Filter(Spec):
-    """What all filters share."""
+    """Base of all filters."""
 
     def files(self) -> list[SourceSpec]:
-        """What the filter reads from outside the store."""
+        """The files that the filter reads from outside the store."""
         return []
 
     def columns(self) -> list[str]:
@@ -77,7 +88,8 @@ class LengthFilter(Filter):
 
 
 class AlphabeticFilter(Filter):
-    """Drops documents in which letters (of any script) and spaces are a smaller share of the characters than `min_share`."""
+    """Drops documents in which letters (of any script) and spaces are a smaller share of the characters
+    than `min_share`."""
 
     filter: Literal["alphabetic"] = identity()
     min_share: float = identity(0.6, ge=0, le=1)
@@ -101,12 +113,16 @@ class RobotsFilter(Filter):
     filter: Literal["robots"] = identity()
     domains: str = execution(
         min_length=1,
-        description="file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns "
-        "`domain` and `agent`, or `*.jsonl` with these keys, of which rows with one of `agents` count; any "
-        "other file has one domain per line, and `#` begins a comment",
+        description=(
+            "file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns `domain`"
+            " and `agent`, or `*.jsonl` with these keys: rows with one of `agents` count; any other"
+            " file has one domain per line, and `#` begins a comment"
+        ),
     )
     agents: list[str] = identity(
-        default_factory=lambda: list(ROBOTS_AGENTS), min_length=1, description="whose exclusion counts; the published ones by default"
+        default_factory=lambda: list(ROBOTS_AGENTS),
+        min_length=1,
+        description="crawlers whose exclusion counts; the published ones by default",
     )
     column: str = identity("url", neutral="url", description="holds the document's address")
     missing: Missing = _missing()
@@ -125,7 +141,8 @@ class RobotsFilter(Filter):
 
 
 class ToxicityFilter(Filter):
-    """Drops documents whose score by a toxicity classifier reaches the threshold of their language; a language without one passes.
+    """Drops documents whose score by a toxicity classifier reaches the threshold of their language; a
+    language without one passes.
 
     The score is a column made beforehand: no classifier is run here. The published classifier is a small
     network per language on embeddings of XLM-R, and its thresholds drop the 5% with the highest score
@@ -140,7 +157,7 @@ class ToxicityFilter(Filter):
     language_column: str = identity(
         "language",
         neutral="language",
-        description="may be the one that an earlier `language` filter adds",
+        description="column with the language; an earlier `language` filter can add it",
     )
     thresholds: dict[str, float] = identity(default_factory=lambda: dict(TOXICITY_THRESHOLDS), min_length=1)
     missing: Missing = _missing()
@@ -184,7 +201,9 @@ class ScoreFilter(Filter):
     cutoffs: dict[str, float] = identity(
         default_factory=dict,
         neutral={},
-        description="another `min` for values of `by`, for instance one that keeps the top third of each language",
+        description=(
+            "another `min` for values of `by`, for instance one that keeps the top third of each language"
+        ),
     )
     missing: Missing = _missing()
 
@@ -205,9 +224,9 @@ class ScoreFilter(Filter):
 
 class SampleFilter(Filter):
     """Keeps a share of the documents, chosen by a hash of seed and text: the same documents however the work
-    is split. A higher rate with the same seed keeps them and more. Published for FineWeb-2: 0.95 for
-    languages with a quality classifier and no toxicity classifier; for those without either 0.3135, beside
-    the top third of the others, or 0.095, beside their top tenth."""
+    is split. A higher rate with the same seed keeps the same documents and more. Rates published for
+    FineWeb-2: 0.95 for languages with a quality classifier and no toxicity classifier; for languages with
+    neither 0.3135, where the others keep their top third, or 0.095, where they keep their top tenth."""
 
     filter: Literal["sample"] = identity()
     rate: float = identity(ge=0, le=1)
@@ -230,7 +249,7 @@ class SampleFilter(Filter):
 
 
 class LicenseFilter(Filter):
-    """Keeps documents whose licence is one of `allow`; upper and lower case are alike."""
+    """Keeps documents whose licence is one of `allow`. The comparison ignores case."""
 
     filter: Literal["license"] = identity()
     allow: list[str] = identity(min_length=1)
@@ -242,19 +261,20 @@ class LicenseFilter(Filter):
 
 
 class ExactDuplicatesFilter(Filter):
-    """Keeps one of all documents of the source with the same text: the one whose columns have the smallest
+    """Of all documents of the source with the same text, keeps the one whose columns have the smallest
     hash."""
 
     filter: Literal["exact-duplicates"] = identity()
 
 
 class NearDuplicatesFilter(Filter):
-    """Keeps one of all similar documents of the source: the one with the smallest content hash.
+    """Of each group of similar documents of the source, keeps the one with the smallest content hash.
 
-    MinHash with locality-sensitive hashing (Broder 1997; datatrove's signatures): two documents are joined when all hashes of a bucket
-    agree, which happens with probability 1 - (1 - s^hashes)^buckets at a Jaccard similarity s of their word n-grams; of each connected
-    component one document stays. The defaults, as for FineWeb, join 92% of the pairs at s = 0.8 and 1% at 0.4. A document of fewer words
-    than an n-gram is joined with copies of its text only.
+    MinHash with locality-sensitive hashing (Broder 1997; datatrove's signatures): two documents are joined
+    when all hashes of a bucket agree. If the word n-grams of the two have the Jaccard similarity s, this
+    happens with probability 1 - (1 - s^hashes)^buckets. One document of each connected component stays. The
+    defaults, as for FineWeb, join 92% of the pairs at s = 0.8 and 1% at 0.4. A document with fewer words than
+    an n-gram is joined with copies of its text only.
     """
 
     filter: Literal["near-duplicates"] = identity()
@@ -265,14 +285,17 @@ class NearDuplicatesFilter(Filter):
 
 
 class DecontaminateFilter(Filter):
-    """Drops documents that contain test questions, by the rule of the report for its instruction data, with
-    words in place of tokens: a document that shares an n-gram with a question is aligned with it (Ratcliff
-    and Obershelp, as in Python's difflib) and dropped when matches of at least `min_match` words cover more
-    than `max_share` of the question. A question shorter than an n-gram counts when the document contains all
-    its words in sequence."""
+    """Drops documents that contain test questions.
+
+    The rule is that of the report for its instruction data, with words in place of tokens. A document that
+    shares an n-gram with a question is aligned with it (Ratcliff and Obershelp, as in Python's difflib), and
+    dropped when matches of at least `min_match` words cover more than `max_share` of the question. For a
+    question shorter than an n-gram, the document must contain all its words in sequence."""
 
     filter: Literal["decontaminate"] = identity()
-    against: list[SourceSpec] = identity(min_length=1, description="evaluation sets; each document of these sources is a question")
+    against: list[SourceSpec] = identity(
+        min_length=1, description="evaluation sets; each document of these sources is a question"
+    )
     ngram: int = identity(8, ge=1, description="words")
     min_match: int = identity(5, ge=1, description="words")
     max_share: float = identity(0.5, ge=0, lt=1)
@@ -281,9 +304,14 @@ class DecontaminateFilter(Filter):
     def _sensible(self) -> DecontaminateFilter:
         talks = [source.url for source in self.against if source.format in CONVERSATIONAL]
         if talks:
-            raise ValueError(f"{talks[0]} is read as conversations; questions are documents: give it a format like jsonl, with text_column")
+            raise ValueError(
+                f"{talks[0]} is read as conversations; questions are documents: give it a format like jsonl,"
+                " with text_column"
+            )
         if self.min_match > self.ngram:
-            raise ValueError(f"min_match {self.min_match} is more than an n-gram of {self.ngram} words; lower it")
+            raise ValueError(
+                f"min_match {self.min_match} is more than an n-gram of {self.ngram} words; lower it"
+            )
         return self
 
     def files(self) -> list[SourceSpec]:
@@ -309,6 +337,10 @@ GLOBAL_FILTERS = (ExactDuplicatesFilter, NearDuplicatesFilter)
 
 
 def labels(filters: list[FilterSpec]) -> list[str]:
-    """A name for each step of a list: that of its filter, numbered from the second of a kind: `length`, `length-2`."""
+    """A name for each step of a list: the name of its filter, numbered from the second one of a kind on:
+    `length`, `length-2`."""
     kinds = [step.filter for step in filters]
-    return [kind if (count := kinds[: index + 1].count(kind)) == 1 else f"{kind}-{count}" for index, kind in enumerate(kinds)]
+    return [
+        kind if (count := kinds[: index + 1].count(kind)) == 1 else f"{kind}-{count}"
+        for index, kind in enumerate(kinds)
+    ]

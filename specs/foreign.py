@@ -54,8 +54,8 @@ class ForeignError(ValueError):
 
 
 class Foreign(BaseModel):
-    """The base of the models of such files: a value of another type is an error and is never converted. Other
-    fields are ignored."""
+    """Base of the models of these files. A value of the wrong type is an error and is never converted.
+    Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -66,7 +66,8 @@ def shown(value: Any) -> str:
 
 
 def check_regular(path: str | Path) -> int:
-    """Size of a local file. ForeignError for a folder, and for a pipe, a socket or a device, which may never end; OSError as usual."""
+    """Size of a local file. ForeignError for a folder, and for a pipe, a socket or a device, which may
+    never end; OSError as usual."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         what = next((name for is_one, name in IRREGULAR.items() if is_one(found.st_mode)), "no file")
@@ -81,14 +82,15 @@ def check_length(size: int, most: int) -> None:
 
 
 def read_local(path: str | Path, most: int = MAX_BYTES) -> bytes:
-    """Content of a local file. ForeignError for one that is not regular or has more than `most` bytes; OSError as usual."""
+    """Content of a local file. ForeignError for one that is not regular or has more than `most` bytes;
+    OSError as usual."""
     check_length(check_regular(path), most)
     return Path(path).read_bytes()
 
 
 def parse_json(data: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> Any:
-    """The document in `data`. ForeignError for anything but JSON (RFC 8259) in UTF-8, within the bounds of this
-    module, `most` bytes and `values` values; it names the field."""
+    """The document in `data`. ForeignError for anything but JSON (RFC 8259) in UTF-8, within the bounds of
+    this module, `most` bytes and `values` values; it names the field."""
     check_length(len(data), most)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ForeignError("it begins with a byte order mark; save it as UTF-8 without one")
@@ -135,13 +137,16 @@ def _check_values(value: Any, path: FieldPath) -> None:
         raise ForeignError(f"{dotted(path)} is {value.message}")
     if isinstance(value, str) and not is_text(value):
         raise ForeignError(f"{dotted(path)} is {shown(value)}, which {HALF}")
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, item in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         _check_values(key, path)
         _check_values(item, (*path, key))
 
 
 def is_text(text: str) -> bool:
-    """Whether a text can be written to a file: JSON and YAML can spell half of a surrogate pair, which is no character."""
+    """Whether a text can be written to a file: JSON and YAML can spell half of a surrogate pair, which is
+    no character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -178,8 +183,8 @@ def checked(model: type[M], document: Any) -> M:
 
 
 def explained(error: ValidationError, document: Any, names: Mapping[str, str] | None = None) -> str:
-    """Pydantic's problems in a line: field, value and what is wrong with it. `names`: names of fields in the
-    file, where they differ from our model's."""
+    """Pydantic's problems in one line: field, value and what is wrong with it. `names`: our model's name of a
+    field -> its name in the file, where they differ."""
     found: dict[str, list[str]] = {}
     for details in error.errors(include_url=False, include_context=False):
         place = dotted(tuple((names or {}).get(str(part), part) for part in _followed(document, details)))
@@ -197,7 +202,9 @@ def _followed(document: Any, details: Any) -> FieldPath:
     """Pydantic's location as a path in the document, without the members of unions."""
     path: list[str | int] = []
     for part in details["loc"]:
-        if isinstance(document, dict) and part in document or isinstance(document, list) and isinstance(part, int) and part < len(document):
+        if (isinstance(document, dict) and part in document) or (
+            isinstance(document, list) and isinstance(part, int) and part < len(document)
+        ):
             document = document[part]
         elif details["type"] != "missing" or part != details["loc"][-1]:
             continue

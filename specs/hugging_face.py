@@ -1,9 +1,9 @@
-"""A model as `config.json` of transformers' `ApertusForCausalLM`, in both directions; torch and transformers are not needed for it.
+"""Converts a model to and from `config.json` of transformers' `ApertusForCausalLM`, without torch or
+transformers.
 
-Invariant: `model_of(hugging_face_config(spec, ...)) == spec`, for any context where low_freq_factor is 1;
-with another one it is a model of the same frequencies. Every value is written, since the defaults of
-transformers' class are those of the long-context release. A config of a model that differs from ours is
-refused, never approximated.
+Invariant: `model_of(hugging_face_config(spec, ...)) == spec`, for any context if low_freq_factor is 1;
+otherwise the result has the same frequencies. Every value is written, since the defaults of transformers'
+class are those of the long-context release. A model that differs from ours is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIXED: dict[str, str | float | None] = {
     "sliding_window": None,
     "quantization_config": None,
 }
-"""Fields that have a single value in this model; also their value where they are left out."""
+"""Fields with a single possible value in this model. A missing field has that value."""
 DIMENSIONS = {
     "vocab_size": "vocab_size",
     "hidden_size": "dim",
@@ -138,7 +138,7 @@ class Card(Foreign):
 
 
 def not_representable(spec: ModelSpec) -> str | None:
-    """Why a model has no form as `ApertusForCausalLM`; None when it has one."""
+    """Why a model cannot be an `ApertusForCausalLM`; None when it can."""
     if spec.activation == "xielu":
         return None
     return (
@@ -195,10 +195,11 @@ def hugging_face_config(
 
 
 def _below(scaling: RopeScaling, context: int) -> RopeScaling:
-    """The same frequencies, with an `original_max_position` below the context: transformers warns of any other.
+    """The same frequencies with an `original_max_position` below the context, since transformers warns of any
+    other.
 
-    Only its ratios to the two factors count, so all three are halved until it fits, which changes no bit.
-    Where its half is not a whole number, it is rounded and the factors are scaled alike."""
+    Only its ratios to the two factors matter, so all three are halved until it fits, which changes no bit. If
+    its half is not a whole number, it is rounded and the factors are scaled by the same ratio."""
     original = scaling.original_max_position
     while 1 < original >= context:
         original //= 2
@@ -207,11 +208,13 @@ def _below(scaling: RopeScaling, context: int) -> RopeScaling:
 
 def _rescaled(scaling: RopeScaling, original: int, ratio: float) -> RopeScaling:
     low, high = scaling.low_freq_factor * ratio, scaling.high_freq_factor * ratio
-    return RopeScaling(factor=scaling.factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original)
+    return RopeScaling(
+        factor=scaling.factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original
+    )
 
 
 def _original(scaling: RopeScaling) -> RopeScaling:
-    """The argument of `_below`, which makes `low_freq_factor` smaller than 1."""
+    """Inverse of `_below`, which makes `low_freq_factor` smaller than 1."""
     ratio = 1 / min(scaling.low_freq_factor, 1.0)
     return _rescaled(scaling, round(scaling.original_max_position * ratio), ratio)
 
@@ -222,7 +225,8 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     `name` is what errors call the file.
 
     Raises:
-        HuggingFaceError: it is not an `ApertusForCausalLM`, or one that differs from this model; names every such field and its value.
+        HuggingFaceError: it is not an `ApertusForCausalLM`, or one that differs from this model; names every
+        such field and its value.
     """
     try:
         kind = checked(_Kind, config)
@@ -231,8 +235,8 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     architectures = kind.architectures or ["ApertusForCausalLM"]
     if kind.model_type != "apertus" or architectures != ["ApertusForCausalLM"]:
         raise HuggingFaceError(
-            f"{name} describes {shown(', '.join(architectures))} of model_type {shown(kind.model_type)}; only "
-            "ApertusForCausalLM of model_type 'apertus' can be read"
+            f"{name} describes {shown(', '.join(architectures))} of model_type {shown(kind.model_type)}; only"
+            " ApertusForCausalLM of model_type 'apertus' can be read"
         )
     wrong = [
         f"{field} is {shown(config[field])}, this model computes with {value!r}"
@@ -267,20 +271,30 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
 
 
 def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
-    """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds to `wrong` what does not fit."""
+    """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds
+    to `wrong` what does not fit."""
     stated = config.rope_parameters or config.rope_scaling
     if stated is None and config.rope_theta is not None:
-        wrong.append(f"rope_theta is {config.rope_theta!r} without rope_scaling, which releases of transformers read differently")
+        wrong.append(
+            f"rope_theta is {config.rope_theta!r} without rope_scaling, which releases of transformers read"
+            " differently"
+        )
     rope: dict[str, str | float | None] = dict(stated or RELEASED_ROPE)
     kind = rope.pop("type", None)
     rope.setdefault("rope_type", kind or "default")
-    rope.setdefault("rope_theta", RELEASED_ROPE["rope_theta"] if config.rope_theta is None else config.rope_theta)
+    rope.setdefault(
+        "rope_theta", RELEASED_ROPE["rope_theta"] if config.rope_theta is None else config.rope_theta
+    )
     if rope["rope_type"] not in ("default", "llama3"):
-        wrong.append(f"rope_type is {shown(rope['rope_type'])}, this model computes with 'default' or 'llama3'")
+        wrong.append(
+            f"rope_type is {shown(rope['rope_type'])}, this model computes with 'default' or 'llama3'"
+        )
         return rope
     needed = {"rope_type", "rope_theta"} | (set(SCALING) if rope["rope_type"] == "llama3" else set())
     wrong += [f"{name} of the rotary embedding is missing" for name in sorted(needed - rope.keys())]
     others = sorted(rope.keys() - needed)
     for name in others[:SHOWN]:
-        wrong.append(f"{shown(name)} of the rotary embedding is {shown(rope[name])}, which this model does not have")
+        wrong.append(
+            f"{shown(name)} of the rotary embedding is {shown(rope[name])}, which this model does not have"
+        )
     return rope

@@ -1,8 +1,8 @@
-"""How often to save: the interval that wastes least time, for a stated write time and failure rate.
+"""How often to save: the interval that wastes the least time, for a given write time and failure rate.
 
-The advice on checkpoint intervals follows from it. With an interval of work t between saves, a write time d
-and exponentially distributed failures of mean M, and restarts that cost nothing, the expected time per second
-of work is (Daly 2006, eq. 13, R = 0)
+The advice on checkpoint intervals follows from it. Let t be the work between two saves, d the time of a write
+and M the mean of exponentially distributed times between failures, and let restarts cost nothing. Then the
+expected time per second of work is (Daly 2006, eq. 13, R = 0)
 
     T(t) = M (exp((t + d) / M) - 1) / t.
 """
@@ -13,12 +13,15 @@ import math
 
 
 def expected_time(interval: float, write_seconds: float, mean_time_between_failures: float) -> float:
-    """Expected seconds per second of work, T(t) above; infinite where it is too large for a float. All arguments in seconds, positive."""
+    """Expected seconds per second of work, T(t) above; infinite where it is too large for a float. All
+    arguments in seconds, positive."""
     exponent = (interval + write_seconds) / mean_time_between_failures
     return mean_time_between_failures * math.expm1(exponent) / interval if exponent < 700 else math.inf
 
 
-def longest_interval(more: float, best: float, write_seconds: float, mean_time_between_failures: float) -> float:
+def longest_interval(
+    more: float, best: float, write_seconds: float, mean_time_between_failures: float
+) -> float:
     """The longest interval whose expected time per second of work exceeds that of the interval `best` by at
     most `more` seconds; can be infinite."""
     limit = expected_time(best, write_seconds, mean_time_between_failures) + more
@@ -29,25 +32,31 @@ def longest_interval(more: float, best: float, write_seconds: float, mean_time_b
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if expected_time(middle, write_seconds, mean_time_between_failures) <= limit else (low, middle)
+        low, high = (
+            (middle, high)
+            if expected_time(middle, write_seconds, mean_time_between_failures) <= limit
+            else (low, middle)
+        )
     return low
 
 
 def young(write_seconds: float, mean_time_between_failures: float) -> float:
-    """First order (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974): sqrt(2 d M) seconds of
-    work between saves."""
+    """First order (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
+    17(9), 1974): sqrt(2 d M) seconds of work between saves."""
     return math.sqrt(2 * write_seconds * mean_time_between_failures)
 
 
 def young_daly(write_seconds: float, mean_time_between_failures: float) -> float:
-    """Higher order (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, eq. 37).
+    """Higher order (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
+    dumps", FGCS 22(3), 2006, eq. 37).
 
         t = sqrt(2 d M) [1 + sqrt(d / (2 M)) / 3 + (d / (2 M)) / 9] - d    for d < 2 M
         t = M                                                             otherwise
 
     Args:
-        write_seconds: d, for which training stops at a save; of asynchronous saves, the stall.
-        mean_time_between_failures: M, in seconds, of the whole job: that of a node divided by the number of nodes.
+        write_seconds: d, the time for which training stops at a save; with asynchronous saves, the stall.
+        mean_time_between_failures: M, in seconds, of the whole job: that of a node divided by the number of
+            nodes.
 
     Returns:
         Seconds of work between the end of a save and the begin of the next.
@@ -56,8 +65,14 @@ def young_daly(write_seconds: float, mean_time_between_failures: float) -> float
         ValueError: an argument is not positive.
     """
     if write_seconds <= 0 or mean_time_between_failures <= 0:
-        raise ValueError(f"a write time of {write_seconds} s and failures every {mean_time_between_failures} s: both have to be positive")
+        raise ValueError(
+            f"a write time of {write_seconds} s and failures every {mean_time_between_failures} s: both must"
+            " be positive"
+        )
     if write_seconds >= 2 * mean_time_between_failures:
         return mean_time_between_failures
     ratio = write_seconds / (2 * mean_time_between_failures)
-    return young(write_seconds, mean_time_between_failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - write_seconds
+    return (
+        young(write_seconds, mean_time_between_failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
+        - write_seconds
+    )

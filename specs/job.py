@@ -7,9 +7,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from specs.launch import Launch
+from specs.profiles import Profile
+from specs.tracking import Tracking
 
 REPORT = "@apertus "
-"""Prefix of output lines that are reports to the launcher; `Job.progress` where the two share no folder."""
+"""Prefix of output lines that are reports to the launcher. They replace `Job.progress` if stage and launcher
+share no folder."""
 
 
 class InputRef(BaseModel):
@@ -19,7 +22,7 @@ class InputRef(BaseModel):
 
     kind: str
     fingerprint: str
-    name: str = ""
+    name: str = ""  # for people
     path: str | None = None  # artifact folder in the store
     step: int | None = None  # of a checkpoint
     checkpoint: str | None = None  # folder of that checkpoint in the store
@@ -32,29 +35,61 @@ class Job(BaseModel):
 
     pipeline: str = ""  # name of the recipe; for people
     node: str  # "pretrain/2"; for people
-    kind: str
-    version: int
-    fingerprint: str
+    kind: str  # of the part
+    version: int  # of the kind
+    fingerprint: str  # of the part
     spec: dict[str, Any]  # the resolved part, for the Part model of its kind
     identity: dict[str, Any]  # the hashed fields, for the manifest and for comparisons
-    inputs: dict[str, InputRef]
-    launch: dict[str, Any]
-    store: str
+    inputs: dict[str, InputRef]  # by role
+    launch: Launch
+    store: str  # folder or URL
     path: str  # artifact folder in the store
-    attempt: str
+    attempt: str  # name of the attempt
     lease: int | None = None  # generation of the lease that the attempt holds; None for a run without leases
     scratch: str  # local folder of this attempt
-    progress: str  # local JSONL file the stage appends its progress to
-    resume_step: int | None = None  # training: step of the checkpoint of this very trajectory to resume from
-    profile: dict[str, Any] = {}  # `specs.profile.Profile`
-    tracking: dict[str, Any] = {}  # `specs.tracking.Tracking`, with absolute folders
+    progress: str  # local JSONL file to which the stage appends its progress
+    resume_step: int | None = None  # training: step of this trajectory's checkpoint to resume from
+    profile: Profile = Profile()
+    tracking: Tracking = Tracking()  # with absolute folders
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
 
     @property
     def gpus(self) -> int:
-        """GPUs of one node for a part that is one process and uses a whole model: `launch.parallel.tp` where
-        completions are sampled or tasks are run, one for a reward model; 0 for work on CPUs. Processes of
-        torchrun have one each instead."""
+        """GPUs that a part needs on one node if it is one process that uses a whole model:
+        `launch.parallel.tp` for sampling completions and running tasks, one for a reward model, 0 for other
+        parts. (Each process of torchrun has one GPU.)"""
         if self.kind == "rewards":
             return int(self.spec["reward"]["model"] is not None)
-        return Launch.model_validate(self.launch).tensor_parallel if self.kind in ("completions", "harness") else 0
+        return self.launch.tensor_parallel if self.kind in ("completions", "harness") else 0
+
+
+class _Report(BaseModel):
+    """What the process of a stage reports to its launcher, in files, or in lines of its output that begin
+    with `REPORT`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class ProgressRow(_Report):
+    """How far a stage is."""
+
+    done: float
+    total: float
+    unit: str  # of both
+    metrics: dict[str, float] = {}
+
+
+class DamagedInput(_Report):
+    """A checkpoint that a stage found damaged."""
+
+    artifact: str  # its folder in the store
+    step: int
+
+
+class Failure(_Report):
+    """Why there is no result."""
+
+    message: str
+    again: bool = False  # another attempt may succeed
+    interrupted: bool = False  # the stage was told to stop, which is no error
+    damaged: DamagedInput | None = None  # to be withdrawn, before another attempt

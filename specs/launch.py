@@ -1,4 +1,5 @@
-"""Where and how a stage runs: processes, threads, parallel layout. Execution only; nothing here enters a fingerprint."""
+"""Where and how a stage runs: processes, threads, parallel layout. Execution only; nothing here enters a
+fingerprint."""
 
 from __future__ import annotations
 
@@ -22,7 +23,17 @@ class Parallel(Spec):
         -1,
         ge=-1,
         le=MOST_PROCESSES,
-        description="processes that share one copy of weights and optimizer states (FSDP); -1: the processes that the other degrees leave",
+        description=(
+            "processes that share one copy of weights and optimizer states (FSDP); -1: the processes that the"
+            " other degrees leave"
+        ),
+    )
+    reshard_after_forward: Literal["default", "always", "never"] = execution(
+        "default",
+        description=(
+            "whether FSDP drops the gathered weights of a layer after its forward pass, and gathers them"
+            " again for the backward pass; default: always, but never in a pipeline"
+        ),
     )
     tp: int = execution(
         1,
@@ -30,15 +41,45 @@ class Parallel(Spec):
         le=MOST_PROCESSES,
         description="tensor parallelism: processes that share the heads and the feed-forward of every layer",
     )
-    cp: int = execution(1, ge=1, le=MOST_PROCESSES, description="context parallelism: processes that share every sequence")
+    cp: int = execution(
+        1, ge=1, le=MOST_PROCESSES, description="context parallelism: processes that share every sequence"
+    )
+    cp_load_balancer: Literal["none", "head-tail"] = execution(
+        "none",
+        description=(
+            "which slices of a sequence a context-parallel process has; none: one piece; head-tail: one from"
+            " each end, so that causal attention is as much work for each, which `attention: flex` can use"
+        ),
+    )
     pp: int = execution(
         1,
         ge=1,
         le=MOST_PROCESSES,
-        description="pipeline parallelism: processes that share the layers; micro_batch_size sequences go through it at a time",
+        description=(
+            "pipeline parallelism: processes that share the layers; micro_batch_size sequences go through it"
+            " at a time"
+        ),
     )
     pp_schedule: Literal["1f1b", "gpipe", "interleaved-1f1b"] = execution("1f1b")
-    sequence_parallel: bool = execution(False, description="with tp: norms and residual stream are split along the sequence")
+    virtual_stages: int | None = execution(
+        None,
+        ge=2,
+        le=1000,
+        description=(
+            "pipeline stages of each process with interleaved-1f1b, 2 by default; more of them shorten the"
+            " idle time, and pass states on more often"
+        ),
+    )
+    sequence_parallel: bool = execution(
+        False, description="with tp: norms and residual stream are split along the sequence"
+    )
+    async_tp: bool = execution(
+        False,
+        description=(
+            "with sequence_parallel and compile, on GPUs of one node: matrix products begin before the gather"
+            " of their input has ended, and send their result while they compute"
+        ),
+    )
 
     @field_validator("dp_shard")
     @classmethod
@@ -48,14 +89,22 @@ class Parallel(Spec):
         return processes
 
     @property
+    def reshards(self) -> bool:
+        """Whether gathered weights are dropped after a forward pass."""
+        return self.reshard_after_forward == "always" or (
+            self.reshard_after_forward == "default" and self.pp == 1
+        )
+
+    @property
     def stages(self) -> int:
-        """Pipeline stages of the model; `interleaved-1f1b` has two per process."""
-        return self.pp * (2 if self.pp > 1 and self.pp_schedule == "interleaved-1f1b" else 1)
+        """Pipeline stages of the model; `interleaved-1f1b` has several per process."""
+        several = self.pp > 1 and self.pp_schedule == "interleaved-1f1b"
+        return self.pp * ((self.virtual_stages or 2) if several else 1)
 
 
 class SlurmTask(Spec):
-    """Resources of each task of a data stage on Slurm. The profile says where it is sent
-    (specs/profile.py)."""
+    """Resources of each task of a data stage on Slurm. The profile (specs/profiles.py) says where tasks
+    run."""
 
     time_limit: PositiveDuration | None = execution(None, description="rounded up to minutes")
     cpus: int = execution(1, ge=1, le=MOST_THREADS)
@@ -65,19 +114,29 @@ class SlurmTask(Spec):
 class Launch(Spec):
     """One launch. A stage's `launch:` replaces single fields of the pipeline's."""
 
-    processes: int | None = execution(None, ge=1, le=MOST_PROCESSES, description="training processes (one per GPU); 1 by default")
+    processes: int | None = execution(
+        None, ge=1, le=MOST_PROCESSES, description="training processes (one per GPU); 1 by default"
+    )
     threads: int | None = execution(
         None,
         ge=1,
         le=MOST_THREADS,
-        description="CPU threads per process, fixed since their number changes sums; 2 for one process, 1 for more, by default",
+        description=(
+            "CPU threads per process, fixed since their number changes sums; 2 for one process, 1 for more,"
+            " by default"
+        ),
     )
-    workers: int | None = execution(None, ge=1, le=MOST_THREADS, description="worker processes of data stages; 2 by default")
+    workers: int | None = execution(
+        None, ge=1, le=MOST_THREADS, description="worker processes of data stages; 2 by default"
+    )
     executor: Literal["local", "slurm"] | None = execution(
         None,
-        description="what runs the tasks of corpus and conversations stages: processes of this machine (default) or Slurm",
+        description=(
+            "what runs the tasks of corpus and conversations stages: processes of this machine (default) or"
+            " Slurm"
+        ),
     )
-    slurm: SlurmTask | None = execution(None, description="for `executor: slurm`: what a task asks for")
+    slurm: SlurmTask | None = execution(None, description="for `executor: slurm`: resources of a task")
     parallel: Parallel | None = execution(None)
     mfu: float | None = execution(
         None,
@@ -91,54 +150,67 @@ class Launch(Spec):
     )
     hang_timeout: PositiveDuration | None = execution(
         None,
-        description="training that makes no step for this long is ended, with the stacks of all its threads "
-        "in the log, and retried; 30 min by default, three times as long before the first step, during "
-        "validation and while it waits for a checkpoint",
+        description=(
+            "training that makes no step for this long is ended, with the stacks of all its threads "
+            "in the log, and retried; 30 min by default, three times as long before the first step, during "
+            "validation and while it waits for a checkpoint"
+        ),
     )
     stop_before_end: Duration | None = execution(
         None,
-        description="training commits a checkpoint and ends as interrupted this long before the end of its "
-        "job in APERTUS_JOB_END or SLURM_JOB_END_TIME (unix time); also the least time that a stage has for "
-        "a checkpoint when it is told to stop",
+        description=(
+            "training commits a checkpoint and ends as interrupted this long before the end of its job, which"
+            " APERTUS_JOB_END or SLURM_JOB_END_TIME states (unix time); also the least time that a stage has"
+            " for a checkpoint when it is told to stop"
+        ),
     )
 
     def over(self, base: Launch) -> Launch:
         """Fields stated here win over those of `base`."""
-        stated = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return base.model_copy(update=stated)
+        return base.model_copy(update=self.stated())
 
     @property
     def world_size(self) -> int:
         return self.processes or 1
 
     @property
+    def degrees(self) -> Parallel:
+        """How a model and its batch are divided."""
+        return self.parallel or Parallel()
+
+    @property
     def tensor_parallel(self) -> int:
-        """GPUs that share every layer; also the GPUs of a node for a part that samples or scores with a whole
-        model."""
-        return self.parallel.tp if self.parallel else 1
+        """Number of GPUs that share every layer; for a part that samples or scores with a whole model, its
+        number of GPUs on a node."""
+        return self.degrees.tp
 
     @property
     def data_parallel(self) -> int:
         """Number of data-parallel ranks: each sees different samples of a global batch."""
-        parallel = self.parallel or Parallel()
+        parallel = self.degrees
         return self.world_size // (parallel.tp * parallel.cp * parallel.pp)
 
     @property
     def mismatch(self) -> str | None:
-        """Why the degrees do not make the number of processes."""
-        parallel, processes = self.parallel or Parallel(), self.world_size
+        """Why the product of the degrees is not the number of processes; None if it is."""
+        parallel, processes = self.degrees, self.world_size
         fixed = parallel.tp * parallel.cp * parallel.pp * parallel.dp_replicate
         shard = parallel.dp_shard if parallel.dp_shard > 0 else processes // fixed
         if fixed * shard == processes:
             return None
         return (
-            f"tp {parallel.tp} x cp {parallel.cp} x pp {parallel.pp} x dp_replicate {parallel.dp_replicate} x dp_shard {parallel.dp_shard} "
-            f"does not make {processes} processes; the product must be equal to it"
+            f"tp {parallel.tp} x cp {parallel.cp} x pp {parallel.pp} x dp_replicate {parallel.dp_replicate} x"
+            f" dp_shard {parallel.dp_shard} does not make {processes} processes; the product must be equal"
+            " to it"
         )
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Launch:
-        if self.parallel is not None and self.processes is not None and (mismatch := self.mismatch) is not None:
+        if (
+            self.parallel is not None
+            and self.processes is not None
+            and (mismatch := self.mismatch) is not None
+        ):
             raise ValueError(mismatch)
         return self
 
@@ -169,7 +241,9 @@ def _steps_or_time(value: Any) -> Any:
     except ValueError:
         duration = Duration(0.0)
     if duration.seconds <= 0:
-        raise ValueError(f"{value!r} is not an interval; write steps, such as 100, or a time, such as '30min'")
+        raise ValueError(
+            f"{value!r} is not an interval; write steps, such as 100, or a time, such as '30min'"
+        )
     return duration
 
 
@@ -192,7 +266,10 @@ class Checkpointing(Spec):
     )
     best: list[Annotated[str, Field(pattern=f"^{HELD_OUT}$")]] = execution(
         default_factory=list,
-        description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; metrics in `@best:` references are added",
+        description=(
+            "metrics whose best checkpoint is kept: val_loss, val_loss/<source>; metrics in `@best:`"
+            " references are added"
+        ),
     )
 
     def due(self, step: int) -> bool:

@@ -20,37 +20,78 @@ class Misfit(NamedTuple):
     fix: str
 
 
-def misfits(launch: Launch, model: ModelSpec, sequence_length: int | None = None, batch: int | None = None) -> Iterator[Misfit]:
+def misfits(
+    launch: Launch, model: ModelSpec, sequence_length: int | None = None, batch: int | None = None
+) -> Iterator[Misfit]:
     """The degrees that the model, the longest sequence or the global batch does not allow."""
-    parallel = launch.parallel or Parallel()
+    parallel = launch.degrees
     tp, cp, stages = parallel.tp, parallel.cp, parallel.stages
     for name in ("n_kv_heads", "n_heads", "ffn_dim", "vocab_size"):
         if (size := getattr(model, name)) % tp:
-            yield Misfit("tp", f"{name} {size} cannot be divided among {tp} tensor-parallel processes", f"use a divisor of {size}.")
+            yield Misfit(
+                "tp",
+                f"{name} {size} cannot be divided among {tp} tensor-parallel processes",
+                f"use a divisor of {size}.",
+            )
             break
+    if parallel.virtual_stages is not None and parallel.pp_schedule != "interleaved-1f1b":
+        message = f"{parallel.pp_schedule} has one stage per process, not {parallel.virtual_stages}"
+        yield Misfit(
+            "virtual_stages", message, "state pp_schedule: interleaved-1f1b, or leave out virtual_stages."
+        )
     if model.n_layers + 2 < 2 * stages:
-        kind = " (two per process)" if stages > parallel.pp else ""
+        kind = f" ({stages // parallel.pp} per process)" if stages > parallel.pp else ""
         message = (
             f"{model.n_layers} layers are too few for a pipeline of {stages} stages{kind}: each stage needs "
             "two, counting embeddings and output as a layer each"
         )
-        yield Misfit("pp", message, f"use {(model.n_layers + 2) // 2} stages at most.")
+        field = "pp" if parallel.virtual_stages is None else "virtual_stages"
+        yield Misfit(field, message, f"use {(model.n_layers + 2) // 2} stages at most.")
+    if parallel.async_tp and (tp == 1 or not parallel.sequence_parallel):
+        message = (
+            "async_tp takes the gathers and reduce-scatters of sequence parallelism apart, and there are none"
+        )
+        yield Misfit("async_tp", message, "state tp and sequence_parallel: true, or leave out async_tp.")
     pieces = (2 * cp if cp > 1 else 1) * (tp if parallel.sequence_parallel else 1)
     if sequence_length is not None and sequence_length % pieces:
-        how = f"cp {cp}" + (f" with sequence parallelism over tp {tp}" if parallel.sequence_parallel and tp > 1 else "")
-        message = f"sequence_length {sequence_length} is not a multiple of {pieces}, which {how} needs"
-        yield Misfit("cp" if cp > 1 else "sequence_parallel", message, "change the degree or sequence_length.")
-    if batch is not None and (share := batch // launch.data_parallel) and micro_batch_size(parallel, share) is None:
-        message = (
-            f"a batch of {batch} sequences is {share} for each of {launch.data_parallel} data-parallel pipelines, "
-            f"which cannot be split into micro-batches for {stages} stages ({parallel.pp_schedule})"
+        how = f"cp {cp}" + (
+            f" with sequence parallelism over tp {tp}" if parallel.sequence_parallel and tp > 1 else ""
         )
-        yield Misfit("pp", message, f"use a batch that gives each a multiple of {stages}, or fewer stages or processes.")
+        message = f"sequence_length {sequence_length} is not a multiple of {pieces}, which {how} needs"
+        yield Misfit(
+            "cp" if cp > 1 else "sequence_parallel", message, "change the degree or sequence_length."
+        )
+    if (
+        batch is not None
+        and (share := batch // launch.data_parallel)
+        and micro_batch_size(parallel, share) is None
+    ):
+        message = (
+            f"a batch of {batch} sequences is {share} for each of {launch.data_parallel} data-parallel"
+            f" pipelines, which cannot be split into micro-batches for {parallel.pp} processes"
+            f" ({parallel.pp_schedule})"
+        )
+        yield Misfit(
+            "pp",
+            message,
+            f"use a batch that gives each a multiple of {parallel.pp}, or a lower pp or fewer processes.",
+        )
+
+
+def stage_layers(n_layers: int, stages: int) -> list[int]:
+    """Layers of each pipeline stage, divided evenly: embeddings and output count as a layer each, and the
+    remainder goes to the first stages."""
+    each, more = divmod(n_layers + 2, stages)
+    sizes = [each + (index < more) for index in range(stages)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return sizes
 
 
 def micro_batch_size(parallel: Parallel, share: int, at_most: int | None = None) -> int | None:
-    """Sequences per forward pass: the largest divisor of `share` that is at most `at_most`. A pipeline also wants as many
-    micro-batches as it has stages, and `interleaved-1f1b` rounds of equal length, of `pp` micro-batches or a few more.
+    """Sequences per forward pass: the largest divisor of `share` that is at most `at_most`. A pipeline gets
+    as many micro-batches as it has stages where there are as many sequences, and needs as many as it has
+    processes; `interleaved-1f1b` needs rounds of equal length, of `pp` micro-batches or a few more.
 
     Args:
         parallel: layout.
@@ -58,11 +99,26 @@ def micro_batch_size(parallel: Parallel, share: int, at_most: int | None = None)
         at_most: upper limit; none by default.
 
     Returns:
-        None where no size fits.
+        None when no size fits.
     """
-    for size in range(min(at_most or share, share // parallel.stages), 0, -1):
+    for size in range(min(at_most or share, max(1, share // parallel.stages)), 0, -1):
         number, left = divmod(share, size)
         even = parallel.pp_schedule != "interleaved-1f1b" or number % max(1, number // parallel.pp) == 0
-        if not left and (parallel.pp == 1 or even):
+        if not left and number >= parallel.pp and (parallel.pp == 1 or even):
             return size
     return None
+
+
+def micro_batches_in_flight(parallel: Parallel, rank: int, micro_batches: int) -> list[int]:
+    """Micro-batches that wait for their backward pass, at most, in each stage that the rank of a pipeline has
+    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). `interleaved-1f1b` passes `pp` of them through a
+    stage, then as many through the next."""
+    pp, chunks = parallel.pp, parallel.stages // parallel.pp
+    if pp == 1:
+        return [1]
+    if parallel.pp_schedule == "gpipe":
+        return [micro_batches]
+    if parallel.pp_schedule == "1f1b":
+        return [min(micro_batches, pp - rank)]
+    passes = min(micro_batches * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1)
+    return [sum(number // pp % chunks == chunk for number in range(passes)) for chunk in range(chunks)]

@@ -1,7 +1,8 @@
 """The Apertus architecture in numbers, and what follows from them: parameters, FLOPs.
 
-Invariant: a model is its dimensions. The name of a flavour only fills in dimensions that were not given; it bears no identity.
-Sources: Apertus report (arXiv 2509.14233) table 1 and appendix E; Llama-3-type RoPE scaling; xIELU arXiv 2411.13010.
+Invariant: the dimensions alone identify a model. The name of a flavour only fills in dimensions that were not
+given, and is not part of the identity. Sources: Apertus report (arXiv 2509.14233) table 1 and appendix E;
+Llama-3-type RoPE scaling; xIELU arXiv 2411.13010.
 """
 
 from __future__ import annotations
@@ -16,21 +17,74 @@ MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
 MOST_LAYERS = 10_000
 FLAVOURS: dict[str, dict[str, int | float]] = {
-    # For CPUs. Weights as small as the large models' would keep a narrow one on a plateau for most of a short run.
-    "mini": {"dim": 96, "n_layers": 3, "n_heads": 3, "n_kv_heads": 1, "head_dim": 32, "ffn_dim": 480, "vocab_size": 2048, "init_std": 0.06},
-    # The follow-up report (arXiv 2605.29128) states 0.44B parameters and no dimensions. Chosen: half the width of 1.5b, with its 8 key
-    # heads of 64; feed-forward 5.25 times the width as in 8b and 70b; 12 layers then have 0.44B parameters.
-    "0.5b": {"dim": 1024, "n_layers": 12, "n_heads": 16, "n_kv_heads": 8, "head_dim": 64, "ffn_dim": 5376, "vocab_size": 131_072},
-    # The 1.5B model of the report's ablations (table 3) and of the follow-up (arXiv 2605.29128: 16 layers, width 2048, 32/8 heads, untied).
-    # xIELU has no gate, so its feed-forward width is 12,288 where the gated baseline has 8192 (table 3): two
-    # matrices have as many parameters as three had.
-    "1.5b": {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "head_dim": 64, "ffn_dim": 12_288, "vocab_size": 131_072},
-    # The report names a 3B model (table 3) and no dimensions. Chosen: the shape of Llama 3.2 3B, as 1.5b has that of Llama 3.2 1B, with the
-    # same widening of 8192 to 12,288; with untied embeddings it has 3.62B parameters.
-    "3b": {"dim": 3072, "n_layers": 28, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128, "ffn_dim": 12_288, "vocab_size": 131_072},
-    # Report, table 1; head dimension, parameter counts and feed-forward width 5.25 d as in the released run scripts.
-    "8b": {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "ffn_dim": 21_504, "vocab_size": 131_072},
-    "70b": {"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "head_dim": 128, "ffn_dim": 43_008, "vocab_size": 131_072},
+    # For CPUs. Weights as small as the large models' would keep a narrow one on a plateau for most of a short
+    # run.
+    "mini": {
+        "dim": 96,
+        "n_layers": 3,
+        "n_heads": 3,
+        "n_kv_heads": 1,
+        "head_dim": 32,
+        "ffn_dim": 480,
+        "vocab_size": 2048,
+        "init_std": 0.06,
+    },
+    # The follow-up report (arXiv 2605.29128) states 0.44B parameters and no dimensions. Chosen: half the
+    # width of 1.5b, with its 8 key heads of 64; feed-forward 5.25 times the width as in 8b and 70b; 12 layers
+    # then have 0.44B parameters.
+    "0.5b": {
+        "dim": 1024,
+        "n_layers": 12,
+        "n_heads": 16,
+        "n_kv_heads": 8,
+        "head_dim": 64,
+        "ffn_dim": 5376,
+        "vocab_size": 131_072,
+    },
+    # The 1.5B model of the report's ablations (table 3) and of the follow-up (arXiv 2605.29128: 16 layers,
+    # width 2048, 32/8 heads, untied). xIELU has no gate, so its feed-forward width is 12,288 where the gated
+    # baseline has 8192 (table 3): two matrices have as many parameters as three had.
+    "1.5b": {
+        "dim": 2048,
+        "n_layers": 16,
+        "n_heads": 32,
+        "n_kv_heads": 8,
+        "head_dim": 64,
+        "ffn_dim": 12_288,
+        "vocab_size": 131_072,
+    },
+    # The report names a 3B model (table 3) and no dimensions. Chosen: the shape of Llama 3.2 3B, as 1.5b has
+    # that of Llama 3.2 1B, with the same widening of 8192 to 12,288; with untied embeddings it has 3.62B
+    # parameters.
+    "3b": {
+        "dim": 3072,
+        "n_layers": 28,
+        "n_heads": 24,
+        "n_kv_heads": 8,
+        "head_dim": 128,
+        "ffn_dim": 12_288,
+        "vocab_size": 131_072,
+    },
+    # Report, table 1; head dimension, parameter counts and feed-forward width 5.25 d as in the released run
+    # scripts.
+    "8b": {
+        "dim": 4096,
+        "n_layers": 32,
+        "n_heads": 32,
+        "n_kv_heads": 8,
+        "head_dim": 128,
+        "ffn_dim": 21_504,
+        "vocab_size": 131_072,
+    },
+    "70b": {
+        "dim": 8192,
+        "n_layers": 80,
+        "n_heads": 64,
+        "n_kv_heads": 8,
+        "head_dim": 128,
+        "ffn_dim": 43_008,
+        "vocab_size": 131_072,
+    },
 }
 
 
@@ -53,7 +107,9 @@ class RopeScaling(Spec):
 class ModelSpec(Spec):
     """A decoder: GQA with QK-norm before RoPE, pre-norm RMSNorm, untied embeddings, no biases."""
 
-    flavour: str | None = execution(None, description=f"fills in the dimensions that are not given: {', '.join(FLAVOURS)}")
+    flavour: str | None = execution(
+        None, description=f"fills in the dimensions that are not given: {', '.join(FLAVOURS)}"
+    )
     dim: int = identity(gt=0, le=MOST)
     n_layers: int = identity(gt=0, le=MOST_LAYERS)
     n_heads: int = identity(gt=0, le=MOST)
@@ -66,13 +122,15 @@ class ModelSpec(Spec):
     activation: Literal["xielu", "swiglu"] = identity(
         "xielu",
         neutral="xielu",
-        description="of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for comparison: its "
-        "model is neither exported nor sampled from, as ApertusForCausalLM has no gate; three matrices of "
-        "2/3 of xielu's ffn_dim have as many parameters",
+        description="of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for comparison: such a "
+        "model can be neither exported nor sampled from, since ApertusForCausalLM has no gate. Its three "
+        "matrices have as many parameters as xielu's two with 2/3 of the ffn_dim",
     )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
-        0.008944, gt=0, description="standard deviation of the initial weights; output projections / sqrt(2 n_layers)"
+        0.008944,
+        gt=0,
+        description="standard deviation of the initial weights; output projections / sqrt(2 n_layers)",
     )
 
     @model_validator(mode="before")
@@ -98,15 +156,34 @@ class ModelSpec(Spec):
         return 3 if self.activation == "swiglu" else 2
 
     @property
+    def query_dim(self) -> int:
+        """Width of the queries of all heads."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Width of the keys of all heads, and of their values."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def layer_vectors(self) -> int:
+        """Parameters of a layer in norms, and the scalars of xIELU."""
+        return 2 * self.dim + 2 * self.head_dim + 2 * (self.activation == "xielu")
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters of a layer that are in matrices."""
+        attention = 2 * (self.query_dim + self.key_dim)
+        return self.dim * (attention + self.ffn_matrices * self.ffn_dim)
+
+    @property
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
-        attention = 2 * self.dim * self.n_heads * self.head_dim + 2 * self.dim * self.n_kv_heads * self.head_dim + 2 * self.head_dim
-        layer = attention + self.ffn_matrices * self.dim * self.ffn_dim + 2 * (self.activation == "xielu") + 2 * self.dim
+        layer = self.layer_matrices + self.layer_vectors
         return self.n_layers * layer + 2 * self.vocab_size * self.dim + self.dim
 
     def flops_per_token(self, sequence_length: int) -> int:
-        """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores (report, appendix E)."""
-        heads = self.n_heads * self.head_dim
-        projections = 2 * self.dim * heads + 2 * self.dim * self.n_kv_heads * self.head_dim + self.ffn_matrices * self.dim * self.ffn_dim
-        scores = 2 * heads * sequence_length
-        return 3 * 2 * (self.n_layers * (projections + scores) + self.vocab_size * self.dim)
+        """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
+        (report, appendix E)."""
+        scores = 2 * self.query_dim * sequence_length
+        return 3 * 2 * (self.n_layers * (self.layer_matrices + scores) + self.vocab_size * self.dim)

@@ -1,6 +1,8 @@
-"""The arithmetic of pieces: borders of batch, mixture and schedule in samples and tokens, floored to whole batches.
+"""The arithmetic of pieces: borders of batch, mixture and schedule in samples and tokens, floored to whole
+batches.
 
-Invariant: integers on the spec alone. A border, and the budget, lie between whole batches; what is left over is kept to be printed.
+Invariant: the arithmetic is in integers, from the spec alone. Every border and the end of the budget lie
+between whole batches; the tokens left over are kept for messages.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from specs.errors import FieldPath, Problem, SpecError
+from specs.errors import FieldPath, SpecError
 from specs.schedule import Schedule, ScheduleSpec
 from specs.stages.mixture import Anneal
 from specs.stages.training import Training
@@ -46,44 +48,59 @@ def _begins(path: FieldPath, keys: list[str]) -> list[Budget]:
         try:
             begins.append(Budget.parse(key))
         except ValueError as error:
-            raise SpecError([Problem((*path, key), str(error))]) from None
+            raise SpecError.of((*path, key), str(error)) from None
     if not begins or begins[0].amount != 0:
-        raise SpecError([Problem(path, "the first piece must begin at 0", "write for example {0 tokens: ..., 7.038T tokens: ...}.")])
+        raise SpecError.of(
+            path, "the first piece must begin at 0", "write for example {0 tokens: ..., 7.038T tokens: ...}."
+        )
     return begins
 
 
 def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
     for key, before, after in zip(keys[1:], positions, positions[1:], strict=False):
         if after <= before:
-            raise SpecError(
-                [Problem((*path, key), "does not lie at least one whole batch behind the border before it", "order the borders.")]
+            raise SpecError.of(
+                (*path, key),
+                "does not lie at least one whole batch after the border before it",
+                "order the borders.",
             )
 
 
 def batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:
-    """Where each batch begins, in samples; SpecError for borders that are not in order or less than a batch apart."""
+    """The first sample of each batch size. SpecError for borders that are out of order or less than a batch
+    apart."""
     path = (*at, "global_batch_size")
     pieces: Pieces = []
     for budget, batch in zip(_begins(path, list(batches)), batches.values(), strict=True):
         if batch < 1:
-            raise SpecError([Problem(path, f"a batch of {batch} sequences is not possible", "use 1 or more.")])
+            raise SpecError.of(path, f"a batch of {batch} sequences is not possible", "use 1 or more.")
         pieces.append((whole_batches(_samples(budget, pieces, length), pieces) if pieces else 0, batch))
     _increasing(path, list(batches), [begin for begin, _ in pieces])
     return pieces
 
 
-def mixture_pieces(at: FieldPath, mixtures: dict[str, str], pieces: Pieces, length: int) -> list[tuple[int, str]]:
-    """The same for mixtures."""
+def mixture_pieces(
+    at: FieldPath, mixtures: dict[str, str], pieces: Pieces, length: int
+) -> list[tuple[int, str]]:
+    """The first sample of each mixture, as in `batch_pieces`."""
     path = (*at, "mixture")
-    begins = [whole_batches(_samples(budget, pieces, length), pieces) for budget in _begins(path, list(mixtures))]
+    begins = [
+        whole_batches(_samples(budget, pieces, length), pieces) for budget in _begins(path, list(mixtures))
+    ]
     _increasing(path, list(mixtures), begins)
     return list(zip(begins, mixtures.values(), strict=True))
 
 
 def annealed_pieces(
-    at: FieldPath, mixtures: list[tuple[int, str]], annealed: Mapping[str, Anneal], pieces: Pieces, length: int, total: int
+    at: FieldPath,
+    mixtures: list[tuple[int, str]],
+    annealed: Mapping[str, Anneal],
+    pieces: Pieces,
+    length: int,
+    total: int,
 ) -> list[tuple[int, str]]:
-    """Borders with those inside of annealed mixtures: piece k of n begins k/n of the way, floored to whole batches."""
+    """The first sample of each mixture, with annealed mixtures cut into pieces: piece k of n begins k/n of
+    the way, floored to whole batches."""
     path = (*at, "mixture")
     borders: list[tuple[int, str]] = []
     for (begin, name), following in zip(mixtures, [*mixtures[1:], None], strict=True):
@@ -96,12 +113,20 @@ def annealed_pieces(
             over = Budget(over.amount + _steps(begin, pieces), "steps")
         finish = _samples(over, pieces, length) + (0 if over.unit == "steps" else begin)
         if finish > end:
-            message = f"'{name}' is annealed over {anneal.over}, {(end - begin) * length:,} tokens are trained on it"
-            raise SpecError([Problem(path, message, "shorten anneal.over, or train longer on it.")])
-        starts = [whole_batches(begin + (finish - begin) * piece // anneal.pieces, pieces) for piece in range(anneal.pieces + 1)]
+            message = (
+                f"'{name}' is annealed over {anneal.over}, {(end - begin) * length:,} tokens are trained"
+                " on it"
+            )
+            raise SpecError.of(path, message, "shorten anneal.over, or train longer on it.")
+        starts = [
+            whole_batches(begin + (finish - begin) * piece // anneal.pieces, pieces)
+            for piece in range(anneal.pieces + 1)
+        ]
         if any(after <= before for before, after in pairwise(starts)):
-            message = f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
-            raise SpecError([Problem(path, message, "state fewer anneal.pieces.")])
+            message = (
+                f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
+            )
+            raise SpecError.of(path, message, "state fewer anneal.pieces.")
         borders += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
     return borders
 
@@ -109,20 +134,26 @@ def annealed_pieces(
 def _steps(sample: int, pieces: Pieces) -> int:
     """Whole steps up to a border between batches."""
     ends = [begin for begin, _ in pieces[1:]] + [sample]
-    return sum((min(end, sample) - begin) // batch for (begin, batch), end in zip(pieces, ends, strict=True) if begin < sample)
+    return sum(
+        (min(end, sample) - begin) // batch
+        for (begin, batch), end in zip(pieces, ends, strict=True)
+        if begin < sample
+    )
 
 
 def whole_budget(path: FieldPath, budget: Budget, pieces: Pieces, length: int) -> tuple[int, int]:
-    """A budget, which is stated at `path`: samples in whole batches, and the tokens left over."""
+    """The samples of a budget in whole batches, and the tokens left over. `path`: where it is stated."""
     exact = budget.amount if budget.unit == "tokens" else _samples(budget, pieces, length) * length
     total = whole_batches(exact // length, pieces)
     if total <= 0:
         smallest = pieces[0][1] * length
-        raise SpecError([Problem(path, f"{budget} is less than one step of {smallest:,} tokens", "raise it.")])
+        raise SpecError.of(path, f"{budget} is less than one step of {smallest:,} tokens", "raise it.")
     return total, exact - total * length
 
 
-def full_schedule(at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float, pieces: Pieces, length: int) -> Schedule:
+def full_schedule(
+    at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float, pieces: Pieces, length: int
+) -> Schedule:
     """The schedule of a whole stage, in tokens. SpecError when warm-up and decay do not fit into it."""
 
     def tokens(amount: Budget) -> int:
@@ -133,7 +164,7 @@ def full_schedule(at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float
     decay = (tokens(spec.decay_over) if spec.decay_over else max(0, total - warmup)) if decaying else 0
     if decaying and warmup + decay > total:
         message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
-        raise SpecError([Problem((*at, "schedule"), message, "shorten one of them.")])
+        raise SpecError.of((*at, "schedule"), message, "shorten one of them.")
     return Schedule(
         peak=peak,
         warmup_tokens=warmup,
@@ -146,20 +177,23 @@ def full_schedule(at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float
 
 
 def seen_within(full: Schedule, begin: int, end: int) -> Schedule:
-    """What of a schedule can be seen inside `[begin, end)` or, for the warm-up, lasts beyond it."""
+    """The part of a schedule that matters for the tokens `[begin, end)`: the warm-up unless it is over at
+    `begin`, the decay if it starts before `end`."""
     seen: dict[str, object] = {"peak": full.peak}
     if full.offset + begin < full.warmup_tokens:
         seen |= {name: getattr(full, name) for name in ("offset", "warmup_tokens", "warmup_from")}
     if full.decay != "none" and full.offset + end > full.decay_start:
-        seen |= {name: getattr(full, name) for name in ("offset", "decay", "decay_start", "decay_tokens", "final")}
+        seen |= {
+            name: getattr(full, name) for name in ("offset", "decay", "decay_start", "decay_tokens", "final")
+        }
     return Schedule.model_validate(seen)
 
 
 def check_steps(at: FieldPath, stage: Training, steps: int) -> None:
-    """More than can be listed, or ever be run, is a slip of the pen. SpecError for it."""
+    """SpecError for more steps or checkpoints than any real run has: such a number is a typing mistake."""
     if steps > MOST_STEPS:
         message = f"{stage.budget} are {steps:,} steps; the limit is {MOST_STEPS:,}"
-        raise SpecError([Problem((*at, "budget"), message, "lower it, or raise the batch.")])
+        raise SpecError.of((*at, "budget"), message, "lower it, or raise the batch.")
     rollback = stage.anomalies.rollback_interval if stage.anomalies.rolls_back else None
     intervals = {
         ("checkpoint", "interval"): stage.checkpoint.interval,
@@ -169,4 +203,4 @@ def check_steps(at: FieldPath, stage: Training, steps: int) -> None:
     for field, every in intervals.items():
         if isinstance(every, int) and steps // every > MOST_CHECKPOINTS:
             message = f"{steps // every:,} checkpoints in {steps:,} steps; the limit is {MOST_CHECKPOINTS:,}"
-            raise SpecError([Problem((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")])
+            raise SpecError.of((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     AnyStage = Stage
 else:
     _kinds = tuple(Annotated[stage, Tag(kind)] for kind, stage in STAGES.items())
-    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # noqa: UP007  # a union made from the registry
+    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # a union made from the registry  # noqa: UP007
 
 
 class Pipeline(Spec):
@@ -41,11 +41,16 @@ class Pipeline(Spec):
 
     name: Name = execution()
     description: str = execution("")
-    store: str = execution(DEFAULT_STORE, description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it")
+    store: str = execution(
+        DEFAULT_STORE,
+        description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it",
+    )
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)
     tracking: Tracking = execution(default_factory=Tracking)
-    cluster: Cluster | None = execution(None, description="what `plan` estimates hours, energy, cost and memory for")
+    cluster: Cluster | None = execution(
+        None, description="machines for which `plan` estimates hours, energy, cost and memory"
+    )
     silence: Silenced = execution(
         default_factory=list,
         description="codes of advice (docs/advice.md) to leave out",
@@ -57,7 +62,9 @@ class Pipeline(Spec):
         description="inputs that may be unavailable in a plan, beside declared sources",
     )
     stages: dict[Name, AnyStage] = reference(min_length=1)
-    figures: dict[Name, FigureSpec] = execution(default_factory=dict, description="what the report draws of the results")
+    figures: dict[Name, FigureSpec] = execution(
+        default_factory=dict, description="figures that the report draws from the results"
+    )
 
     _document: Document | None = PrivateAttr(None)
 
@@ -66,10 +73,15 @@ class Pipeline(Spec):
         document = self._document
         if document is None:
             return error
-        return SpecError([replace(problem, where=problem.where or document.where(problem.path)) for problem in error.problems])
+        return SpecError(
+            [
+                replace(problem, where=problem.where or document.where(problem.path))
+                for problem in error.problems
+            ]
+        )
 
     def family(self, stage: str) -> str:
-        """The matrix stage of which a stage is a variant; else its own name."""
+        """The matrix stage that a stage is a variant of, or its own name if it is not a variant."""
         variants = self._document.variants if self._document is not None else {}
         return next((name for name, made in variants.items() if stage in made), stage)
 

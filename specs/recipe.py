@@ -33,7 +33,9 @@ def validate(document: Document) -> Pipeline:
         problems = [explain(Pipeline, document, details) for details in error.errors()]
         pipeline = _what_is_right(document.data)
     pipeline._document = document
-    problems += [replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))]
+    problems += [
+        replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))
+    ]
     problems = distinct(document, problems)
     if problems:
         raise SpecError(problems)
@@ -56,7 +58,13 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
         except ValidationError:
             return default
 
-    stages, sources = (value if isinstance(value := data.get(name), dict) else {} for name in ("stages", "sources"))
-    right = {name: stage for name, value in stages.items() if (stage := valid(AnyStage, value, None)) is not None}
+    stages, sources = (
+        value if isinstance(value := data.get(name), dict) else {} for name in ("stages", "sources")
+    )
+    right = {
+        name: stage for name, value in stages.items() if (stage := valid(AnyStage, value, None)) is not None
+    }
     read = {name: valid(SourceSpec, value, None) for name, value in sources.items()}
-    return Pipeline.model_construct(name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=read, stages=right)
+    return Pipeline.model_construct(
+        name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=read, stages=right
+    )

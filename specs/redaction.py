@@ -1,10 +1,10 @@
 """Redaction of secrets: messages of other libraries pass through here before they reach a log, a terminal, an
 error or Prefect, and a URL with credentials is refused before it is used.
 
-Invariant: redacted text holds no value of an environment variable that is named like a secret or of the
-credentials file of S3, no password of a URL, no signature of a signed one, no value that is assigned to
-the name of a secret, and no authorisation header, be they escaped for JSON, Python, HTML or a URL. Other text
-stays readable.
+Invariant: redacted text has no value of an environment variable that is named like a secret, no value of the
+credentials file of S3, no password of a URL, no signature of a signed one, no value that is assigned to the
+name of a secret, and no authorisation header, even if they are escaped for JSON, Python, HTML or a URL. Other
+text stays readable.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 from urllib.parse import quote
 
 SHORTEST = 6
-"""Characters from which a value of the environment counts as a secret: `test` and `1` are in too many
-texts."""
+"""Shortest environment value, in characters, that counts as a secret. Shorter ones, such as `test` or `1`,
+appear in too many texts."""
 
-# What secrets are called
+# Names of secrets
 
 _NAME = r"secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|shared[_-]?access[_-]?signature"
 _NAME += r"|(?:access|account|api|auth|encryption|master|private|shared|signing)[_-]?keys?"
@@ -38,7 +38,7 @@ _VARIABLE = rf"{_NAME}|TOKEN(?!IZ|S(?:_|$))|(?:^|_)(?:(?:SSH)?PASS|PWD?|PAT|CRED
 _VARIABLE += r"|(?:^|_)(?:KEY|AUTH)(?:_?\d+)?$"
 _NOT_SECRET = r"_(?:FILE|PATH|DIR|SOCK)$|^(?:OLD)?PWD$|^GOOGLE_APPLICATION_CREDENTIALS$"
 
-# Ends of their values
+# Values of secrets, and where they end
 
 _LAST_QUOTE = r"\\*[\"'][)\]},;:.>]*(?:\s|$)"
 _NEXT_PARAMETER = r"[&;](?:amp;)?[\w.%-]+=|\#[\w.%-]+="
@@ -48,7 +48,7 @@ _WORD = rf"(?!\s)(?:(?!{_LAST_QUOTE})(?![&;,](?:amp;)?\s?[\w.%-]+=)\S)+"
 _LINE = rf"(?!\s)(?:(?!{_LAST_QUOTE}).)+"
 _NOTHING = r"(?i:none|null|true|false)\b(?![\w-])"
 
-# Both: a pattern's last group is the secret, the group `shown` is the text before it
+# Names with values: the last group of a pattern is the secret, the group `shown` is the text before it
 
 _PARAMETER = re.compile(
     rf"(?P<shown>[?&\#;](?:{_PARAMETER_NAME})=)(?P<secret>\S(?:(?!{_LAST_QUOTE}|{_NEXT_PARAMETER})\S)*)",
@@ -74,11 +74,10 @@ _PATTERNS = (_HEADER, _PARAMETER, _ASSIGNMENT, _SIGNED, _ISSUED)
 # URLs
 
 USERINFO = r"(?!\\*/)(?:[^/?#]*|[^:]*:.*)@"
-"""Begins what follows the `://` of a URL with a user or a password. A password may hold any character: so
-an `@` in the authority ends one, and any `@` behind a `:` may. Where the authority is empty (`file:///`)
-there is none."""
+"""Matches the user and the password after the `://` of a URL. A password may contain any character, so an `@`
+in the authority ends one, and any `@` after a `:` may end one. An empty authority (`file:///`) has none."""
 _URL = re.compile(r"(?P<scheme>:(?:(?:\\*/){2}|\\*/(?=[^\s/?#:@]+:\S*@)))(?P<rest>\S+)")
-"""With one slash too, as `Path` writes it, where a password follows."""
+"""Also matches a single slash, as `Path` writes it, if a password follows."""
 
 
 class Redacted(RuntimeError):
@@ -86,7 +85,7 @@ class Redacted(RuntimeError):
 
 
 class SaysNoSecret(Exception):
-    """An error that may repeat a library's message; secrets in it are masked wherever it is shown."""
+    """An error that may repeat a library's message. Secrets in it are masked wherever it is shown."""
 
     def __str__(self) -> str:
         return redacted(super().__str__())
@@ -130,8 +129,8 @@ def without_credentials(url: str) -> str:
 
 
 def mask_url(text: str) -> str:
-    """A value that is or contains a URL, as a message may repeat it: without the text after the scheme if
-    that has credentials. White space ends a URL for `redacted`; here a password may hold it."""
+    """A value that is or contains a URL, in a form that a message may repeat: if it has credentials, without
+    the text after the scheme. White space ends a URL in `redacted`; here a password may contain it."""
     try:
         return without_credentials(text)
     except ValueError:
@@ -169,8 +168,8 @@ def _masked_url(found: re.Match[str]) -> str:
 
 @functools.lru_cache(1)
 def _spellings(variables: tuple[tuple[str, str], ...]) -> tuple[list[str], re.Pattern[str]]:
-    """Names of the secrets among them, and a pattern with a group for each. The longest comes first: one may
-    be part of another."""
+    """Names of the secrets among the variables, and a pattern with a group for each secret. The longest comes
+    first, since one may be part of another."""
     secrets = {secret: name for name, value in variables for secret in _secrets_of(name, value)}
     ordered = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
     pattern = "|".join(f"({_spelled(secret)})" for secret in ordered)
@@ -193,7 +192,7 @@ def _secrets_of(name: str, value: str) -> Iterator[str]:
 
 
 def _spelled(secret: str) -> str:
-    """A pattern of a secret as it is, and as JSON, Python, HTML and URLs escape it, also nested."""
+    """A pattern that matches a secret as it is, and as JSON, Python, HTML and URLs escape it, also nested."""
     return "".join(map(_spelled_character, re.sub(r"\\+", r"\\", secret)))
 
 
@@ -216,7 +215,7 @@ def _spelled_character(character: str) -> str:
 
 
 def _in_file() -> tuple[tuple[str, str], ...]:
-    """Settings in the credentials file of S3, of all its profiles."""
+    """The settings of all profiles in the credentials file of S3."""
     path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
     try:
         return _settings(path, path.stat().st_mtime_ns)

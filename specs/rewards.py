@@ -1,6 +1,6 @@
 """Rewards of completions, by name and version; the functions are in `apertus_model.rewards`.
 
-Invariant: a reward bears identity by its name and version, or by the digest of its model. The version is
+Invariant: a reward is identified by its name and version, or by the digest of its model. The version is
 raised when its values change.
 """
 
@@ -30,7 +30,9 @@ class RewardSpec(Spec):
         None,
         description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
     )
-    max_tokens: int = identity(4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error")
+    max_tokens: int = identity(
+        4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -50,9 +52,18 @@ class RewardSpec(Spec):
         assert self.function is not None
         if self.function in REWARDS:
             if self.version != REWARDS[self.function]:
-                raise ValueError(f"reward {self.function} has version {REWARDS[self.function]} here, not {self.version}; leave version out")
+                raise ValueError(
+                    f"reward {self.function} has version {REWARDS[self.function]} here, not {self.version};"
+                    " leave version out"
+                )
         elif not re.fullmatch(FUNCTION, self.function):
-            raise ValueError(f"there is no reward {self.function!r}; use one of {', '.join(REWARDS)} or package.module:name")
+            raise ValueError(
+                f"there is no reward {self.function!r}; use one of {', '.join(REWARDS)} or"
+                " package.module:name"
+            )
         elif self.version is None:
-            raise ValueError(f"reward {self.function} states no version; add version: 1, and raise it when its values change")
+            raise ValueError(
+                f"reward {self.function} states no version; add version: 1, and raise it when its values"
+                " change"
+            )
         return self

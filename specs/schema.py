@@ -1,9 +1,10 @@
-"""The JSON Schema of a pipeline file, made from the models; checked in as `specs/pipeline.schema.json` for editors.
+"""The JSON Schema of a pipeline file, made from the models; checked in as `specs/pipeline.schema.json` for
+editors.
 
-Invariant: a file that loads is valid, except `kind: ${x}` and `filter: ${x}`, by whose value an editor
-chooses the fields. A file that extends another, and a stage with a matrix, may leave out fields that are
-stated elsewhere. For them each definition has a second form, `Partial...`, in which nothing is required and
-null removes a field; items of lists, which are replaced as a whole, are complete in both.
+Invariant: every file that loads is valid, except files with `kind: ${x}` or `filter: ${x}`, since the schema
+chooses the fields by their values. A file that extends another, and a stage with a matrix, may leave out
+fields that are stated elsewhere. For them each definition has a second form, `Partial...`, in which nothing
+is required and null removes a field; items of lists, which are replaced as a whole, are complete in both.
 """
 
 from __future__ import annotations
@@ -18,13 +19,26 @@ _NOTES = ("default", "description", "title", "x-role")
 _SEVERAL = {"type": "string", "pattern": r"\*"}
 _USE = {"$ref": "#/$defs/Variable"}
 _SCALAR = {"type": ["string", "number", "boolean"]}
-_EXTENDS = {"type": "string", "description": "the file that this one changes, relative to it: mappings are merged, null removes"}
-_VARIABLES = {"type": "object", "description": "names and values; ${name} stands for the value wherever it is written"}
+_EXTENDS = {
+    "type": "string",
+    "description": "the file that this one changes, relative to it: mappings are merged, null removes",
+}
+_VARIABLES = {
+    "type": "object",
+    "description": "names and values; ${name} stands for the value wherever it is written",
+}
 _MATRIX = {
-    "description": "makes several stages of one: names; names and the fields that each changes; or fields and lists of values",
+    "description": (
+        "makes several stages of one: names; names and the fields that each changes; or fields and lists of"
+        " values"
+    ),
     "anyOf": [
         {"type": "array", "minItems": 1, "items": _SCALAR},
-        {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, _USE]}},
+        {
+            "type": "object",
+            "minProperties": 1,
+            "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, _USE]},
+        },
         {
             "type": "object",
             "minProperties": 1,
@@ -39,8 +53,13 @@ def json_schema() -> dict[str, Any]:
     """Draft 2020-12, in the form that a YAML author writes."""
     pipeline = Pipeline.model_json_schema(by_alias=True, mode="validation")
     models = pipeline.pop("$defs") | {"Pipeline": pipeline}
-    models["ModelSpec"]["anyOf"] = [{"required": ["flavour"]}, {"required": models["ModelSpec"].pop("required")}]  # it fills in dimensions
-    models["RewardSpec"] = {"anyOf": [{"type": "string"}, models["RewardSpec"]]}  # a name alone is the function
+    # it fills in dimensions
+    models["ModelSpec"]["anyOf"] = [
+        {"required": ["flavour"]},
+        {"required": models["ModelSpec"].pop("required")},
+    ]
+    # a name alone is the function
+    models["RewardSpec"] = {"anyOf": [{"type": "string"}, models["RewardSpec"]]}
     definitions = {name: _schema(model, partial=False) for name, model in models.items()}
     definitions |= {f"Partial{name}": _schema(model, partial=True) for name, model in models.items()}
     partial_stage = {"$ref": "#/$defs/PartialStage"}
@@ -48,7 +67,9 @@ def json_schema() -> dict[str, Any]:
         for stage in STAGES.values():
             definitions[f"{prefix}{stage.__name__}"]["properties"]["matrix"] = {"$ref": "#/$defs/Matrix"}
         definitions[f"{prefix}Pipeline"]["properties"] |= {"extends": _EXTENDS, "variables": _VARIABLES}
-    definitions["PartialStage"] = {"anyOf": [{"$ref": f"#/$defs/Partial{stage.__name__}"} for stage in STAGES.values()]}
+    definitions["PartialStage"] = {
+        "anyOf": [{"$ref": f"#/$defs/Partial{stage.__name__}"} for stage in STAGES.values()]
+    }
     definitions |= {"Matrix": _MATRIX, "Variable": {"type": "string", "pattern": r"\$\{"}}
     stages = definitions["Pipeline"]["properties"]["stages"]["patternProperties"]
     changed = {name: {"anyOf": [partial_stage, {"type": "null"}]} for name in stages}
@@ -66,7 +87,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
-    """A schema in which variables may stand for values; a partial one requires nothing, and null may stand for any field."""
+    """A schema that accepts variables in place of values. A partial one requires nothing and accepts null for
+    any field."""
     made: dict[str, Any] = {}
     for key, value in node.items():
         if key in ("required", "minProperties", "discriminator") and partial:
@@ -103,16 +125,18 @@ def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
 
 
 def _is_value(schema: dict[str, Any]) -> bool:
-    """Whether a variable may replace it: anything but a mapping of free names, such as the stages."""
+    """Whether a variable may replace the value: any value but a mapping of free names, such as the stages."""
     return "$ref" in schema or "additionalProperties" in schema or schema.get("type") not in (None, "object")
 
 
 def _of_stages(name: str, field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field. A list of stages has no minimum length and takes `*`, since a name may stand for
-    many."""
+    """The schema of a field. A list of stages has no minimum length and accepts `*`, since one name can mean
+    several stages."""
     if name not in LISTS_OF_STAGES or "items" not in field:
         return field
-    return {key: value for key, value in field.items() if key != "minItems"} | {"items": {"anyOf": [field["items"], _SEVERAL]}}
+    return {key: value for key, value in field.items() if key != "minItems"} | {
+        "items": {"anyOf": [field["items"], _SEVERAL]}
+    }
 
 
 def _takes_variables(schema: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Sources: the files of documents outside the store, and how they are read.
 
-Invariant: the place of the files (`url`, globs, licence) bears no identity; their content does, through
-digests that the store records.
+Invariant: the location of the files (`url`, globs) and their licence are not identity fields. Their content
+is part of the identity, through digests that the store records.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ TABLES = ("jsonl", "parquet", "arrow")
 ROWS = (*TABLES, "warc")
 COMPRESSED_INSIDE = ("parquet", "arrow")
 """Formats with a compression of their own."""
-Format = Literal["text", "code", "jsonl", "parquet", "arrow", "warc", "megatron", "documents", "chat", "conversations"]
+Format = Literal[
+    "text", "code", "jsonl", "parquet", "arrow", "warc", "megatron", "documents", "chat", "conversations"
+]
 FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
-"""A function of an installed package, `package.module:name`. It is imported when a stage calls it, never by a plan."""
+"""A function of an installed package, `package.module:name`. It is imported when a stage calls it, never
+by a plan."""
 DEFAULT_INCLUDE = {
     "parquet": ["**/*.parquet"],
     "arrow": ["**/*.arrow"],
@@ -48,8 +51,9 @@ ONLY_FOR = {
 
 
 class Declared(Spec):
-    """The size of a source that may be unavailable when a recipe is planned. The plan then uses it and says
-    so; running needs the files. It is compared with the files, and with the corpus, as soon as they exist."""
+    """The size of a source that may be unavailable when a recipe is planned. The plan then uses this size and
+    says so; running needs the files. The size is compared with the files, and with the corpus, as soon as
+    they exist."""
 
     tokens: Budget | None = execution(
         None,
@@ -80,12 +84,16 @@ class SourceSpec(Spec):
 
     Text, code, JSONL and WARC files may be compressed (.gz, .bz2, .xz, .zst).
 
-    A dataset of the Hugging Face hub is its files: `hf://datasets/<name>@<revision>/<folder>`, as `parquet`. No script of a dataset is run.
+    A dataset of the Hugging Face hub is its files: `hf://datasets/<name>@<revision>/<folder>`, as `parquet`.
+    No script of a dataset is run.
     """
 
     url: str = execution(
         min_length=1,
-        description="folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`, `installed:<package>`",
+        description=(
+            "folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`,"
+            " `installed:<package>`"
+        ),
     )
     format: Format = identity()
     include: list[str] = execution(
@@ -97,12 +105,15 @@ class SourceSpec(Spec):
     id_column: str | None = identity(
         None,
         neutral=None,
-        description="of jsonl, parquet, arrow: name of a document",
+        description="of jsonl, parquet, arrow: column with the name of the document",
     )
     metadata: list[str] = identity(
         default_factory=list,
         neutral=[],
-        description="of jsonl, parquet, arrow: columns of single values for filters (url, language, a score); warc has url and date",
+        description=(
+            "of jsonl, parquet, arrow: columns of single values that filters read (url, language, a score);"
+            " warc always has url and date"
+        ),
     )
     html: Literal["trafilatura", "raw"] = identity(
         "trafilatura",
@@ -111,22 +122,28 @@ class SourceSpec(Spec):
     )
     tokenizer: str | None = execution(
         None,
-        description="of megatron, required: the tokenizer of the tokens, as sha256:<digest of its "
-        "tokenizer.json, 12 digits or more>, compared with the corpus's; or `trusted`, which states that "
-        "they are the same",
+        description=(
+            "of megatron, required: the tokenizer of the tokens, as sha256:<digest of its "
+            "tokenizer.json, 12 digits or more>, compared with the corpus's; or `trusted`, which states that "
+            "they are the same"
+        ),
     )
     markers: Literal["both", "end", "none"] = identity(
         "both",
         neutral="both",
-        description="of megatron: the begin- and end-of-document tokens that every document has; they are "
-        "checked, and a missing one is added",
+        description=(
+            "of megatron: the begin- and end-of-document tokens that every document has; they are "
+            "checked, and a missing one is added"
+        ),
     )
     reader: str | None = identity(
         None,
         neutral=None,
         pattern=rf"^{FUNCTION}$",
-        description="of documents and conversations, required: `package.module:name`, a function of an "
-        "installed package that takes (file, source, path)",
+        description=(
+            "of documents and conversations, required: `package.module:name`, a function of an "
+            "installed package that takes (file, source, path)"
+        ),
     )
     version: int | None = identity(
         None,
@@ -139,7 +156,7 @@ class SourceSpec(Spec):
     license: str = execution("", description="recorded for the audit")
     declared: Declared | None = execution(
         None,
-        description="its size: the recipe can then be planned without the files, which `run` still needs",
+        description="its size, so that the recipe can be planned without the files; `run` still needs them",
     )
 
     @model_validator(mode="before")
@@ -151,17 +168,29 @@ class SourceSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_the_format(self) -> SourceSpec:
-        neutral = {name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()}
+        neutral = {
+            name: field.get_default(call_default_factory=True)
+            for name, field in type(self).model_fields.items()
+        }
         for name, formats in ONLY_FOR.items():
             if getattr(self, name) != neutral[name] and self.format not in formats:
                 raise ValueError(f"{name} belongs to {' and '.join(formats)}; this is {self.format}")
         named = [self.text_column, *self.metadata]
         if len(set(named)) < len(named):
-            raise ValueError(f"metadata {self.metadata} names a column twice, or the text column {self.text_column!r}")
+            raise ValueError(
+                f"metadata {self.metadata} names a column twice, or the text column {self.text_column!r}"
+            )
         if self.format in INSTALLED and (self.reader is None or self.version is None):
-            raise ValueError(f"{self.format} are what a function finds: state reader: package.module:name and version: 1")
-        if self.format in TOKENISED and not re.fullmatch(r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""):
-            raise ValueError("tokens do not say what made them: state tokenizer: sha256:<digest of its tokenizer.json>, or trusted")
+            raise ValueError(
+                f"{self.format} are what a function finds: state reader: package.module:name and version: 1"
+            )
+        if self.format in TOKENISED and not re.fullmatch(
+            r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""
+        ):
+            raise ValueError(
+                "tokens do not say what made them: state tokenizer: sha256:<digest of its tokenizer.json>, or"
+                " trusted"
+            )
         return self
 
     @field_validator("url")
@@ -170,12 +199,16 @@ class SourceSpec(Spec):
         resolve_url(url)
         repository = re.match(r"hf://(?!buckets/)(?:datasets/|spaces/|models/)?+[^/]+/([^/]+)", url)
         if repository and "@" not in repository[1]:
-            raise ValueError("a repository of the hub without a revision, which may change at any time: write <owner>/<name>@<revision>")
+            raise ValueError(
+                "a repository of the hub without a revision, which may change at any time: write"
+                " <owner>/<name>@<revision>"
+            )
         return url
 
 
 def resolve_url(url: str) -> str:
-    """`installed:stdlib`, `installed:site-packages` or `installed:<package>[/folder]` as a local path; any other URL unchanged.
+    """`installed:stdlib`, `installed:site-packages` or `installed:<package>[/folder]` as a local path; any
+    other URL unchanged.
 
     Imports nothing. ValueError when there is no such package."""
     if not url.startswith("installed:"):

@@ -21,18 +21,24 @@ HUGGING_FACE = "hf:"
 MAGNITUDES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 LARGEST = 2**63 - 1  # limit of all integers of a recipe: indices, sizes and counts of 64 bits
 LONGEST_DURATION = 3650 * 86_400  # seconds
-MOST_CHARACTERS = 40  # of an amount
+MOST_CHARACTERS = 40  # limit of the text of an amount
 HELD_OUT = r"val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?"  # a held-out loss that checkpoints are compared by
-_AMOUNT = re.compile(r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$")
+_AMOUNT = re.compile(
+    r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$"
+)
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def _amount(text: str) -> tuple[int, str, str]:
     match = _AMOUNT.match(text)
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"{shown(text)} has more than {MOST_CHARACTERS} characters; write for example '15T tokens'")
+        raise ValueError(
+            f"{shown(text)} has more than {MOST_CHARACTERS} characters; write for example '15T tokens'"
+        )
     if not match:
-        raise ValueError(f"'{text}' is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'")
+        raise ValueError(
+            f"'{text}' is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'"
+        )
     exact = Decimal(match["number"].replace("_", "")) * MAGNITUDES[match["magnitude"]]
     if exact != exact.to_integral_value():
         raise ValueError(f"'{text}' is {exact}, which is not a whole number")
@@ -53,17 +59,23 @@ class _FromText:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema())
+            cls.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                str, return_schema=core_schema.str_schema()
+            ),
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return {"type": "string", "pattern": cls._pattern, "description": (cls.__doc__ or "").split("\n")[0]}
 
 
 @dataclass(frozen=True)
 class Budget(_FromText):
-    """An amount of training: `15T tokens`, `4_096_000 samples` (sequences), `2.6M steps`. A bare `15T` means tokens."""
+    """An amount of training: `15T tokens`, `4_096_000 samples` (sequences), `2.6M steps`. A bare `15T`
+    means tokens."""
 
     amount: int
     unit: Unit
@@ -75,14 +87,22 @@ class Budget(_FromText):
         if isinstance(value, Budget):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
-            raise ValueError(f"{value!r} has no unit; write for example '{value} steps', '{value} samples' or '{value} tokens'")
+            raise ValueError(
+                f"{value!r} has no unit; write for example '{value} steps', '{value} samples' or '{value}"
+                " tokens'"
+            )
         if not isinstance(value, str):
-            raise ValueError(f"{value!r} is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'")
+            raise ValueError(
+                f"{value!r} is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M"
+                " steps'"
+            )
         amount, unit, magnitude = _amount(value)
         if not unit and magnitude:
             unit = "tokens"
         if not unit:
-            raise ValueError(f"'{value}' has no unit; write '{value} steps', '{value} samples' or '{value} tokens'")
+            raise ValueError(
+                f"'{value}' has no unit; write '{value} steps', '{value} samples' or '{value} tokens'"
+            )
         if unit not in ("token", "tokens", "sample", "samples", "step", "steps"):
             raise ValueError(f"'{unit}' is not a unit of training; use tokens, samples or steps")
         return cls(amount, unit if unit.endswith("s") else unit + "s")  # type: ignore[arg-type]  # checked above
@@ -107,7 +127,9 @@ class Duration(_FromText):
         if not match or match[2] not in _SECONDS:
             raise ValueError(f"{value!r} is not a duration; write for example '90s', '30m', '2h' or '1d'")
         if (seconds := float(match[1]) * _SECONDS[match[2]]) > LONGEST_DURATION:
-            raise ValueError(f"{shown(value)} is longer than {LONGEST_DURATION // 86_400} days, the longest duration")
+            raise ValueError(
+                f"{shown(value)} is longer than {LONGEST_DURATION // 86_400} days, the longest duration"
+            )
         return cls(seconds)
 
     def __str__(self) -> str:
@@ -125,16 +147,17 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 
 @dataclass(frozen=True)
 class Reference(_FromText):
-    """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`, `pretrain@tokens=7.0T`,
-    `pretrain@last` (the same as `pretrain`), `sft@best:val_loss` or `sft@best:val_loss/<source>` (the kept checkpoint with the lowest
-    held-out loss). Where a model is wanted, also one of Hugging Face:
-    `hf:<folder>`, `hf:<owner>/<name>` or `hf:<owner>/<name>@<revision>`, which is kept whole in `stage`."""
+    """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`,
+    `pretrain@tokens=7.0T`, `pretrain@last` (the same as `pretrain`), `sft@best:val_loss` or
+    `sft@best:val_loss/<source>` (the kept checkpoint with the lowest held-out loss). Where a model is
+    wanted, also one of Hugging Face: `hf:<folder>`, `hf:<owner>/<name>` or `hf:<owner>/<name>@<revision>`,
+    which is kept whole in `stage`."""
 
-    stage: str
-    part: str | None = None
-    step: int | None = None
-    tokens: int | None = None
-    best: str | None = None
+    stage: str  # name of a stage, or the whole reference to a Hugging Face model
+    part: str | None = None  # the part after `/`
+    step: int | None = None  # the number after `@step=`
+    tokens: int | None = None  # the amount after `@tokens=`
+    best: str | None = None  # the metric after `@best:`
 
     _pattern = (
         r"^hf:\S.*$|"
@@ -148,8 +171,9 @@ class Reference(_FromText):
             return value
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
-                f"{value!r} is not a reference to a stage; write for example 'pretrain', 'corpus/code', 'pretrain@step=1200' "
-                "'pretrain@tokens=7.0T', 'sft@best:val_loss' or, for a model of Hugging Face, 'hf:folder'"
+                f"{value!r} is not a reference to a stage; write for example 'pretrain', 'corpus/code',"
+                " 'pretrain@step=1200' 'pretrain@tokens=7.0T', 'sft@best:val_loss' or, for a model of"
+                " Hugging Face, 'hf:folder'"
             )
         if value.startswith(HUGGING_FACE):
             return cls(value)
@@ -192,9 +216,10 @@ T = TypeVar("T")
 REST: Final = "rest of parent"
 Rest = Literal["rest of parent"]
 OrRest = Annotated[
-    Annotated[T, Tag("stated")] | Annotated[Rest, Tag("rest")], Discriminator(lambda value: "rest" if value == REST else "stated")
+    Annotated[T, Tag("stated")] | Annotated[Rest, Tag("rest")],
+    Discriminator(lambda value: "rest" if value == REST else "stated"),
 ]
-"""A value, or `rest of parent`: what the parent would have done from the point on where a stage starts."""
+"""A value, or `rest of parent`: what the parent would have done after the point where the stage starts."""
 
 ReferenceText = Annotated[str, AfterValidator(_is_reference)]
 """A reference kept as it is written, for keys and values of mappings."""

@@ -1,6 +1,7 @@
-"""For all tests: servers of storage, and what runs them ask for.
+"""For all tests: servers of storage, what transformers logs, and what runs them ask for.
 
-Hypothesis tries the same examples in every run, so that a red run is red again; HYPOTHESIS_PROFILE=random looks for new ones.
+Hypothesis tries the same examples in every run, so that a red run is red again; HYPOTHESIS_PROFILE=random
+looks for new ones.
 """
 
 import os
@@ -21,27 +22,41 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 
-for number in (signal.SIGINT, signal.SIGHUP):  # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
+# A shell or `nohup` starts the tests with these ignored, which programs would inherit;
+for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)  # a handler they do not.
 
 os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # servers of tests are here
 
-pytest.register_assert_rewrite("tests.infra.maker", "tests.specs.composing")  # they assert for several files
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's default check makes CUDA unusable after a fork
+if os.environ.get("TESTS_ON") != "gpu":  # `make gpu-check` sets it; all other tests compute on the CPU
+    os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
 
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("random")
+pytest.register_assert_rewrite(  # they assert for several files
+    "tests.infra.maker", "tests.specs.composing", "tests.recipes", "tests.apertus_model.data.sources"
+)
+
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_numerics(parser)
-    parser.addoption("--crashes", action="store_true", help="write the kills of test_crashes.py into docs/crashes.json and docs/crashes.md")
-    parser.addoption("--crash-seed", type=int, help="draw the moments and victims of test_crashes.py from this seed")
+    parser.addoption(
+        "--crashes",
+        action="store_true",
+        help="write the kills of test_crashes.py into docs/crashes.json and docs/crashes.md",
+    )
+    parser.addoption(
+        "--crash-seed", type=int, help="draw the moments and victims of test_crashes.py from this seed"
+    )
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. Of the rest, a file stays together."""
+    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. Of the
+    rest, a file stays together."""
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -72,3 +87,17 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def transformers_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    """What transformers logs at its usual level, that of warnings."""
+    from transformers.utils import logging
+
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+    before = logging.get_verbosity()
+    logging.set_verbosity_warning()
+    yield caplog
+    logging.set_verbosity(before)

@@ -1,7 +1,8 @@
 """The table of docs/numerics.md, written by the tests that stand behind its rows.
 
-`numerics(...)` in a test asserts that a difference is within what is allowed. With `--numerics` the largest differences of the run go
-into docs/numerics.json, from which the page's table is made; rows of tests that did not run stay.
+`numerics(...)` in a test asserts that a difference is within what is allowed. With `--numerics` the largest
+differences of the run go into docs/numerics.json, from which the page's table is made; rows of tests that did
+not run stay.
 
 Invariant: every number of the table was measured by the test that asserts it.
 """
@@ -26,26 +27,34 @@ SEPARATOR, DITTO = " | ", '"'
 
 
 def largest_difference(found: Any, expected: Any, *, relative_above: float | None = None) -> float:
-    """The largest difference of two tensors, in float64; absolute, or relative to the expected value where that is large enough.
+    """The largest difference of two tensors, in float64; absolute, or relative to the expected value where
+    that is large enough.
 
     Args:
-        found, expected: numbers, arrays, tensors or bytes of equal shape and dtype; or two mappings with the same keys, or two sequences of
+        found, expected: numbers, arrays, tensors or bytes of equal shape and dtype; or two mappings with the
+        same keys, or two sequences of
             the same length, of these. `expected` may be float64 whatever `found` is: a truth.
-        relative_above: divide each difference by the size of the expected value, or by this number where the size is smaller. With 0, a
+        relative_above: divide each difference by the size of the expected value, or by this number where the
+        size is smaller. With 0, a
             difference from an expected 0 is infinite.
     """
     if isinstance(expected, Mapping):
         assert found.keys() == expected.keys()
         found, expected = [found[name] for name in expected], list(expected.values())
     if isinstance(expected, list | tuple):
-        parts = [largest_difference(a, b, relative_above=relative_above) for a, b in zip(found, expected, strict=True)]
+        parts = [
+            largest_difference(a, b, relative_above=relative_above)
+            for a, b in zip(found, expected, strict=True)
+        ]
         return torch.tensor(parts, dtype=torch.float64).max().item()  # not a number, if one of them is not
     a, b = _tensor(found), _tensor(expected)
     assert a.shape == b.shape, (a.shape, b.shape)
     assert a.dtype == b.dtype or b.dtype == torch.float64, (a.dtype, b.dtype)
     differences = (a.double() - b.double()).abs().flatten()
     if relative_above is not None:
-        differences = torch.where(differences > 0, differences / b.double().abs().clamp(min=relative_above).flatten(), differences)
+        differences = torch.where(
+            differences > 0, differences / b.double().abs().clamp(min=relative_above).flatten(), differences
+        )
     return differences.max().item() if differences.numel() else 0.0
 
 
@@ -61,22 +70,27 @@ class Numerics:
 
     rows: dict[tuple[str, str, str], dict[str, str | float]] = field(default_factory=dict)
 
-    def __call__(self, section: str, quantity: str, *, source: str, against: str, difference: float, allowed: float) -> None:
-        """Asserts difference <= allowed, and notes it; of calls with the same section, quantity and truth, the largest of both.
+    def __call__(
+        self, section: str, quantity: str, *, source: str, against: str, difference: float, allowed: float
+    ) -> None:
+        """Asserts difference <= allowed, and notes it; of calls with the same section, quantity and truth,
+        the largest of both.
 
         Args:
-            section: one of SECTIONS.
-            quantity: what was computed, with its unit where it is not relative.
-            source: formula or place it was published.
-            against: the independent truth.
-            difference: the largest one of this test, absolute unless `quantity` says otherwise; 0 means the same bits.
-            allowed: the bound.
+            section: one of SECTIONS. quantity: what was computed, with its unit where it is not relative.
+            source: formula or place it was published. against: the independent truth. difference: the largest
+            one of this test, absolute unless `quantity` says otherwise; 0 means the same bits. allowed: the
+            bound.
         """
         assert section in SECTIONS
         assert not any("|" in text for text in (quantity, source, against)), "a | ends a cell of the table"
-        assert not math.isnan(difference) and difference <= allowed, f"{quantity}: {difference:.3g} from {against}; allowed is {allowed:g}"
+        assert not math.isnan(difference) and difference <= allowed, (
+            f"{quantity}: {difference:.3g} from {against}; allowed is {allowed:g}"
+        )
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        row = self.rows.setdefault((section, quantity, against), {"source": source, device: 0.0, "allowed": allowed})
+        row = self.rows.setdefault(
+            (section, quantity, against), {"source": source, device: 0.0, "allowed": allowed}
+        )
         assert row["source"] == source, f"{quantity} has two sources: {row['source']}; {source}"
         row[device] = max(float(row[device]), difference)
         row["allowed"] = max(float(row["allowed"]), allowed)
@@ -96,24 +110,38 @@ class Numerics:
 
 
 def _place(key: str) -> tuple[int, list[str | int], str]:
-    """Where a row stands: by section in their order, then by quantity and truth; 8b before 70b, whatever the case of letters."""
+    """Where a row stands: by section in their order, then by quantity and truth; 8b before 70b, whatever
+    the case of letters."""
     section, _, names = key.partition(SEPARATOR)
     parts = re.split("([0-9]+)", names.casefold())  # every other part is a number
-    return SECTIONS.index(section), [int(part) if index % 2 else part for index, part in enumerate(parts)], names
+    return (
+        SECTIONS.index(section),
+        [int(part) if index % 2 else part for index, part in enumerate(parts)],
+        names,
+    )
 
 
 def table(stored: dict[str, dict[str, str | float]]) -> str:
-    """The rows as Markdown, by section; a column for a GPU where a row has been measured on one. A source, or a
-    truth, that repeats the one above is a ditto mark."""
+    """The rows as Markdown, by section; a column for a GPU where a row has been measured on one. A source,
+    or a truth, that repeats the one above is a ditto mark."""
     devices = ["cpu", *(["cuda"] if any("cuda" in row for row in stored.values()) else [])]
     titles = {"cpu": "largest difference", "cuda": "on a GPU"}
     text = ""
     for section in SECTIONS:
-        rows = [(key.split(SEPARATOR), stored[key]) for key in sorted(stored, key=_place) if key.startswith(section + SEPARATOR)]
+        rows = [
+            (key.split(SEPARATOR), stored[key])
+            for key in sorted(stored, key=_place)
+            if key.startswith(section + SEPARATOR)
+        ]
         if not rows:
             continue
         text += f"\n### {section.capitalize()}\n\n| quantity | formula and source | checked against | "
-        text += " | ".join(titles[device] for device in devices) + " | allowed |\n|---|---|---|" + "---|" * (len(devices) + 1) + "\n"
+        text += (
+            " | ".join(titles[device] for device in devices)
+            + " | allowed |\n|---|---|---|"
+            + "---|" * (len(devices) + 1)
+            + "\n"
+        )
         above = ["", ""]
         for (_, quantity, against), row in rows:
             seen = [_number(row[device]) if device in row else "" for device in devices]
@@ -130,7 +158,11 @@ def _number(value: str | float) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--numerics", action="store_true", help="write the largest differences into docs/numerics.json and docs/numerics.md")
+    parser.addoption(
+        "--numerics",
+        action="store_true",
+        help="write the largest differences into docs/numerics.json and docs/numerics.md",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from specs.errors import SpecError
+from specs.recipe import load
+
 RECIPE = """\
 name: tiny
 sources:
@@ -41,8 +46,6 @@ stages:
     gates: [{{metric: perplexity, max: 1000}}]
   export: {{kind: export, from: cooldown, after: [evaluate]}}
 """
-
-
 CHAT = (
     RECIPE.replace(
         "sources:\n",
@@ -53,7 +56,8 @@ CHAT = (
     kind: long_context
     from: cooldown
     steps:
-      - {{sequence_length: 64, rope_theta: 1e6, global_batch_size: 4, budget: 4 steps, mixture: main, schedule: {{warmup: 2 steps}}}}
+      - {{sequence_length: 64, rope_theta: 1e6, global_batch_size: 4, budget: 4 steps, mixture: main,
+          schedule: {{warmup: 2 steps}}}}
       - {{sequence_length: 128, rope_theta: 2e6, global_batch_size: 2, budget: 3 steps, mixture: main}}
   chat: {{kind: conversations, tokenizer: tokenizer, sources: {{questions: {{holdout: 0.2}}}}}}
   sft:
@@ -71,17 +75,25 @@ CHAT = (
     prompts: [chat]
     completions: {{n: 4, max_new_tokens: 16}}
     reward: reference-overlap
-  qrpo: {{kind: qrpo, from: sft, preferences: preferences, global_batch_size: 4, budget: 4 steps, optimizer: {{lr: 1e-4}}}}
-  dpo: {{kind: dpo, from: sft, preferences: preferences, global_batch_size: 4, budget: 4 steps, optimizer: {{lr: 1e-4}}}}
+  qrpo: {{kind: qrpo, from: sft, preferences: preferences, global_batch_size: 4, budget: 4 steps,
+    optimizer: {{lr: 1e-4}}}}
+  dpo: {{kind: dpo, from: sft, preferences: preferences, global_batch_size: 4, budget: 4 steps,
+    optimizer: {{lr: 1e-4}}}}
   merged: {{kind: merge, checkpoints: [qrpo, dpo]}}
   evaluate-sft:
     kind: evaluate
     from: sft
     sources: [corpus/notes]
-    generation: &answers {{prompts: chat, limit: 8, sampling: {{n: 1, max_new_tokens: 16}}, reward: reference-overlap}}
-  evaluate-qrpo: {{kind: evaluate, from: qrpo, sources: [corpus/notes], against: evaluate-sft, generation: *answers}}
+    generation: &answers {{prompts: chat, limit: 8, sampling: {{n: 1, max_new_tokens: 16}},
+      reward: reference-overlap}}
+  evaluate-qrpo: {{kind: evaluate, from: qrpo, sources: [corpus/notes], against: evaluate-sft,
+    generation: *answers}}
   chat-model: {{kind: export, from: qrpo, evaluations: [evaluate-qrpo]}}
 """
+)
+CLUSTER = (
+    "cluster={gpu: H100, gpus_per_node: 2, mfu: 0.5, price_per_gpu_hour: 3, power_per_gpu: 500, pue: 1.2,"
+    " storage_price: 20}"
 )
 
 
@@ -89,7 +101,10 @@ def write_documents(folder: Path, count: int = 30) -> Path:
     """Text files with different content, enough for a few hundred training sequences."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
-        lines = [f"document {index} line {line}: {'abcdefghij'[line % 10] * 3} the {index * line} quick foxes" for line in range(40)]
+        lines = [
+            f"document {index} line {line}: {'abcdefghij'[line % 10] * 3} the {index * line} quick foxes"
+            for line in range(40)
+        ]
         (folder / f"note-{index:02d}.txt").write_text("\n".join(lines))
     talks = [
         {
@@ -112,3 +127,22 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(text.format(documents=documents))
     return path
+
+
+def problems(path: Path, *overrides: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+def edit(path: Path, *replacements: tuple[str, str]) -> Path:
+    text = path.read_text()
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def line_of(path: Path, text: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line)

@@ -15,7 +15,8 @@ K = H = 50
 
 
 def test_shares_are_those_of_products_of_whole_numbers() -> None:
-    labels = np.random.default_rng(0).integers(0, 32_768, size=(2, 300)) | 1  # odd: no window of the second row has a factor of two
+    # odd: no window of the second row has a factor of two
+    labels = np.random.default_rng(0).integers(0, 32_768, size=(2, 300)) | 1
     labels[0] *= 2  # one each, so 50 to a window
     labels[0, 150:] *= 2  # two each: up to 100
     windows = [row[at : at + H] for row in labels.tolist() for at in range(300 - H + 1)]
@@ -27,7 +28,12 @@ def test_shares_are_those_of_products_of_whole_numbers() -> None:
     assert zero == hashes.count(0) / len(hashes)
     often = [drop for value, drop in zip(hashes, dropped, strict=True) if value and value % 2**MANY == 0]
     seldom = [drop for value, drop in zip(hashes, dropped, strict=True) if value % 2**MANY]
-    assert (many, few) == (len(often) / len(hashes), len(seldom) / len(hashes)) and 0 < zero < 0.5 and many > 0 and few == 0.5
+    assert (
+        (many, few) == (len(often) / len(hashes), len(seldom) / len(hashes))
+        and 0 < zero < 0.5
+        and many > 0
+        and few == 0.5
+    )
     assert (of_many, of_few) == (pytest.approx(np.mean(often)), pytest.approx(np.mean(seldom)))
 
 

@@ -67,11 +67,17 @@ def test_rows_are_merged_and_stand_by_section_and_quantity(tmp_path: Path) -> No
     assert page.startswith(f"before\n{BEGIN}\n\n### Model\n") and page.endswith(f"{END}\nafter\n")
     assert "old" not in page
     assert [line.split(" | ")[:3] for line in page.splitlines() if re.match(r"\| (?!quantity)", line)] == [
-        ["| 8b", "s", "t"], ["| 70b", '"', '"'], ["| alpha", '"', '"'], ["| Zero", '"', '"'], ["| bytes", "s", "t"],
+        ["| 8b", "s", "t"], ["| 70b", '"', '"'], ["| alpha", '"', '"'], ["| Zero", '"', '"'],
+        ["| bytes", "s", "t"],
     ]  # fmt: skip
 
 
 def test_the_page_shows_what_was_measured() -> None:
     stored = json.loads((DOCS / "numerics.json").read_text())
     assert (DOCS / "numerics.md").read_text().partition(BEGIN + "\n")[2] == table(stored) + END + "\n"
-    assert all(row[device] <= row["allowed"] for row in stored.values() for device in ("cpu", "cuda") if device in row)
+    assert all(
+        row[device] <= row["allowed"]
+        for row in stored.values()
+        for device in ("cpu", "cuda")
+        if device in row
+    )

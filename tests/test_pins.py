@@ -1,4 +1,5 @@
-"""constraints.txt can be installed on every platform and Python that the README names, with either build of torch.
+"""constraints.txt can be installed on every platform and Python that the README names, with either build of
+torch.
 
 Needs a package index."""
 
@@ -29,7 +30,10 @@ def canonical(name: str) -> str:
 def pins() -> dict[str, str]:
     """Version by canonical name."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return {canonical(name): version for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))}
+    return {
+        canonical(name): version
+        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
+    }
 
 
 def pip(*arguments: str) -> None:
@@ -39,7 +43,8 @@ def pip(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels of what has none on the index, this project's requirements among it: pip resolves for other platforms from wheels alone."""
+    """Wheels of what has none on the index, this project's requirements among it: pip resolves for other
+    platforms from wheels alone."""
     folder, project = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("project")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
@@ -49,28 +54,46 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resolved(report: Path) -> dict[str, str]:
+def resolved(folder: Path, wheels: Path, *arguments: str) -> dict[str, str]:
     """What pip would install: version by canonical name."""
+    report = folder / "report.json"
+    options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
+    pip("install", *options, "--find-links", str(wheels), "-c", "constraints.txt", *arguments)
     install = (item["metadata"] for item in json.loads(report.read_text())["install"])
     return {canonical(item["name"]): item["version"] for item in install}
 
 
 def assert_everything_is_pinned(found: dict[str, str]) -> None:
     version = pins()
-    assert [name for name in found if name not in version and name != "apertus" and not NVIDIA.match(name)] == []
+    assert [
+        name for name in found if name not in version and name != "apertus" and not NVIDIA.match(name)
+    ] == []
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_pins_resolve_with_the_cuda_build_of_torch(python: str, machine: str, wheels: Path, tmp_path: Path) -> None:
-    tags = [f"manylinux_2_{minor}" for minor in range(5, GLIBC + 1)] + ["manylinux1", "manylinux2010", "manylinux2014", "linux"]
+def test_pins_resolve_with_the_cuda_build_of_torch(
+    python: str, machine: str, wheels: Path, tmp_path: Path
+) -> None:
+    tags = [f"manylinux_2_{minor}" for minor in range(5, GLIBC + 1)] + [
+        "manylinux1",
+        "manylinux2010",
+        "manylinux2014",
+        "linux",
+    ]
     platforms = [argument for tag in tags for argument in ("--platform", f"{tag}_{machine}")]
-    report = tmp_path / "report.json"
-    target = ["--target", str(tmp_path / "target"), "--only-binary", ":all:", "--python-version", python, *platforms]
-    requirements = ["apertus[dev,docs]", f"torch==={pins()['torch']}"]  # `===` leaves out builds with a local version, such as 2.13.0+cpu
-    options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "--find-links", str(wheels), "-c", "constraints.txt"]
-    pip("install", *options, *target, *requirements)
-    found = resolved(report)
+    target = [
+        "--target",
+        str(tmp_path / "target"),
+        "--only-binary",
+        ":all:",
+        "--python-version",
+        python,
+        *platforms,
+    ]
+    # `===` leaves out builds with a local version, such as 2.13.0+cpu
+    requirements = ["apertus[dev,docs]", f"torch==={pins()['torch']}"]
+    found = resolved(tmp_path, wheels, *target, *requirements)
     assert found["torch"] == pins()["torch"]
     assert found["triton"] == pins()["triton"]
     assert any(NVIDIA.match(name) for name in found)
@@ -78,7 +101,4 @@ def test_pins_resolve_with_the_cuda_build_of_torch(python: str, machine: str, wh
 
 
 def test_pins_resolve_with_the_build_of_torch_that_this_machine_finds(wheels: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "--find-links", str(wheels), "-c", "constraints.txt"]
-    pip("install", *options, "apertus[dev,docs]")
-    assert_everything_is_pinned(resolved(report))
+    assert_everything_is_pinned(resolved(tmp_path, wheels, "apertus[dev,docs]"))

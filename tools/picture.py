@@ -23,7 +23,8 @@ RECIPE, CHANGE = "specs/recipes/mini.yaml", "stages.align.optimizer.lr=1.5e-4"
 IMAGES = ROOT / "docs" / "images"
 BOX_WIDTH, BOX_HEIGHT, LAYER = 172, 38, 62  # pixels; LAYER: from the top of one layer to that of the next
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
-# Fill and border; the boxes carry their own background, so the picture reads alike on a light and a dark page.
+# Fill and border; the boxes carry their own background, so the picture reads alike on a light and a dark
+# page.
 COLOURS = {"reuse": ("#dcefdf", "#3f7d4b"), "run": ("#ffe3c2", "#c2660c")}
 LINE = "#8592a0"
 FOLDERS = {  # from left to right: what each is for, and what it does
@@ -43,7 +44,9 @@ def plan() -> str:
         before = make(load(ROOT / RECIPE), Store.open(folder))
         after = make(load(ROOT / RECIPE, [CHANGE]), Store.open(folder))
     boxes = {box.name: box for box in collect(after).boxes}
-    drawing = draw({name: box.reads for name, box in boxes.items()}, {name: box.after for name, box in boxes.items()})
+    drawing = draw(
+        {name: box.reads for name, box in boxes.items()}, {name: box.after for name, box in boxes.items()}
+    )
     again = changed(before, after)
     height = _y(drawing.height) + 26
     lines = [_arrow(_path(arrow.path), dashed=arrow.waits) for arrow in drawing.arrows]
@@ -54,7 +57,9 @@ def plan() -> str:
     for index, (action, text) in enumerate(said.items()):
         fill, border = COLOURS[action]
         x, y = 8 + 250 * index, height - 18
-        lines.append(f"<rect x='{x}' y='{y:.0f}' width='11' height='11' rx='2' fill='{fill}' stroke='{border}'/>")
+        lines.append(
+            f"<rect x='{x}' y='{y:.0f}' width='11' height='11' rx='2' fill='{fill}' stroke='{border}'/>"
+        )
         lines.append(_text(x + 17, y + 10, text))
     return _svg(_x(drawing.width) + 2, height, lines)
 
@@ -85,8 +90,10 @@ def changed(before: Plan, after: Plan) -> set[str]:
 def _svg(width: float, height: float, lines: list[str]) -> str:
     head = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' {FONT}>",
-        "<defs><marker id='tip' viewBox='0 0 8 8' refX='3' refY='4' markerWidth='6' markerHeight='6' "
-        f"orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{LINE}'/></marker></defs>",
+        (
+            "<defs><marker id='tip' viewBox='0 0 8 8' refX='3' refY='4' markerWidth='6' markerHeight='6' "
+            f"orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{LINE}'/></marker></defs>"
+        ),
     ]
     return "\n".join([*head, *lines, "</svg>"]) + "\n"
 
@@ -103,11 +110,14 @@ def _text(x: float, y: float, text: str) -> str:
 def _box(x: float, y: float, colour: str, name: str, *below: str) -> str:
     fill, border = COLOURS[colour]
     height = BOX_HEIGHT + 18 * (len(below) - 1)
-    rows = [f"<text x='9' y='{31 + 16 * row}' font-size='11' fill='#3e4c59'>{escape(text)}</text>" for row, text in enumerate(below)]
+    rows = [
+        f"<text x='9' y='{31 + 16 * row}' font-size='11' fill='#3e4c59'>{escape(text)}</text>"
+        for row, text in enumerate(below)
+    ]
     return (
-        f"<g transform='translate({x:.1f} {y:.1f})'>"
-        f"<rect width='{BOX_WIDTH}' height='{height}' rx='6' fill='{fill}' stroke='{border}' stroke-width='1.3'/>"
-        f"<text x='9' y='16' font-size='13' font-weight='600' fill='#1f2933'>{escape(name)}</text>" + "".join(rows) + "</g>"
+        f"<g transform='translate({x:.1f} {y:.1f})'><rect width='{BOX_WIDTH}' height='{height}' rx='6'"
+        f" fill='{fill}' stroke='{border}' stroke-width='1.3'/><text x='9' y='16' font-size='13'"
+        f" font-weight='600' fill='#1f2933'>{escape(name)}</text>" + "".join(rows) + "</g>"
     )
 
 
@@ -117,7 +127,8 @@ def _x(x: float) -> float:
 
 
 def _y(y: float) -> float:
-    """Along the layers: boxes and the room between them are shorter than in the report, each by its own factor."""
+    """Along the layers: boxes and the room between them are shorter than in the report, each by its own
+    factor."""
     layer, rest = divmod(y - MARGIN, HEIGHT + GAP_ALONG)
     inside = rest * BOX_HEIGHT / HEIGHT
     if rest > HEIGHT:

@@ -2,8 +2,9 @@
 
     python -m tools.published         # puts its tables into docs/recipes.md, between the marks there
 
-Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its source; neither is adjusted
-to the other, and each line says how its number is counted. Sources are named as in `specs/recipes/shared/apertus.yaml`.
+Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its
+source; neither is adjusted to the other, and each line says how its number is counted. Sources are named as
+in `specs/recipes/shared/apertus.yaml`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ from specs.trajectory import Trajectory
 
 RECIPES = Path(__file__).parents[1] / "specs" / "recipes"
 SIZES = ("8b", "70b")
-# Report, table H.8: first iteration of each data stage; tokens before it, in billions. The end is the last iteration.
+# Report, table H.8: first iteration of each data stage; tokens before it, in billions. The end is the last
+# iteration.
 BORDERS = {
     "8b": {"stage-3": (1_678_000, 7038), "stage-4": (2_269_525, 12_000), "stage-5": (2_429_920, 13_345)},
-    "70b": {"stage-2": (569_655, 5165), "stage-3": (789_001, 8845), "stage-4": (989_501, 12_209), "stage-5": (1_062_328, 13_431)},
+    "70b": {
+        "stage-2": (569_655, 5165),
+        "stage-3": (789_001, 8845),
+        "stage-4": (989_501, 12_209),
+        "stage-5": (1_062_328, 13_431),
+    },
 }
 END = {"8b": 2_627_139, "70b": 1_155_828}
 DOUBLING = {"8b": 1_718_272_000, "70b": 1_072_164_864}  # first sample of the doubled batch [8B], [70B]
@@ -40,7 +47,13 @@ SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
 LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # the same [LC]
 PAGE = RECIPES.parents[1] / "docs" / "recipes.md"
 OVERVIEW = (
-    *("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain", "wso", "optimizer-consistency", "goldfish"),
+    "apertus-8b",
+    "apertus-70b",
+    "apertus-1.5b-100b",
+    "continue-pretrain",
+    "wso",
+    "optimizer-consistency",
+    "goldfish",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
 )
 
@@ -67,54 +80,99 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
     run = plan.graph.trajectories["pretrain"]
     totals = [step.node for step in plan.steps.values() if step.node.stage == "pretrain"]
     tokens, flops = sum(node.tokens for node in totals), sum(node.flops for node in totals)
-    yield Line("parameters", f"{PARAMETERS[size]} [P]", f"{run.model.parameters:,}", "embeddings, norms and xIELU's scalars included")
-    yield Line("tokens of pretraining", "15T [P]", f"{tokens:,}", "whole steps of 3,662,109,375 samples; the last step is not begun")
+    yield Line(
+        "parameters",
+        f"{PARAMETERS[size]} [P]",
+        f"{run.model.parameters:,}",
+        "embeddings, norms and xIELU's scalars included",
+    )
+    yield Line(
+        "tokens of pretraining",
+        "15T [P]",
+        f"{tokens:,}",
+        "whole steps of 3,662,109,375 samples",
+    )
     yield Line("last iteration", f"{END[size]:,} [P] H.8", f"{run.steps:,}", "floor")
     yield Line(
-        "batch doubles, at sample", f"{DOUBLING[size]:,} [{size.upper()}]", f"{doubling(run)[0]:,}", f"whole steps: {doubling(run)[1]:,}"
+        "batch doubles, at sample",
+        f"{DOUBLING[size]:,} [{size.upper()}]",
+        f"{doubling(run)[0]:,}",
+        f"whole steps: {doubling(run)[1]:,}",
     )
     for stage, (iteration, billions) in BORDERS[size].items():
         done = border(run, stage)
         if done == iteration:
-            counted = "steps before it: the batch doubles here, and its sample is that of the script; so the first iteration is one more"
+            counted = (
+                "steps before it: the batch doubles here, and its sample is that of the script; so the first"
+                " iteration is one more"
+            )
         else:
-            counted = "first iteration, from 1; the border lies before it"
+            counted = "from 1"
         planned = done if done == iteration else done + 1
         yield Line(f"{stage} begins, iteration", f"{iteration:,} [P] H.8", f"{planned:,}", counted)
-        yield Line(f"{stage} begins, tokens", f"{billions:,}B [P] H.8", f"{run.tokens_at(done) / 1e9:,.3f}B", "floor of billions")
+        yield Line(
+            f"{stage} begins, tokens",
+            f"{billions:,}B [P] H.8",
+            f"{run.tokens_at(done) / 1e9:,.3f}B",
+            "floor of billions",
+        )
     decay = decay_start(run)
     exact = run.segments[-1].schedule.decay_start
     yield Line(
-        "decay begins, sample", "3,258,203,569 [8B], [70B], [D]", f"{exact // run.sequence_length:,}", "total less 403,905,806; exact"
+        "decay begins, sample",
+        "3,258,203,569 [8B], [70B], [D]",
+        f"{exact // run.sequence_length:,}",
+        "total less 403,905,806; exact",
     )
-    yield Line("decay begins, tokens", "13.346T [D]; 13.5T [P]", f"{exact / 1e12:.3f}T", "the report's text disagrees with the scripts")
+    yield Line(
+        "decay begins, tokens",
+        "13.346T [D]; 13.5T [P]",
+        f"{exact / 1e12:.3f}T",
+        "the report's text disagrees with the scripts",
+    )
     yield Line(
         "first iteration of the decay",
         f"{END[size] - DECAY_STEPS[size]:,} [D]",
         f"{decay + 1:,}",
         "the one with that sample; it still has the peak",
     )
-    yield Line("FLOPs of pretraining", FLOPS[size], f"{flops:.4g}", "3 x forward, 2 a multiply-add, whole attention scores ([P] E)")
+    yield Line(
+        "FLOPs of pretraining",
+        FLOPS[size],
+        f"{flops:.4g}",
+        "3 x forward, 2 a multiply-add, whole attention scores ([P] E)",
+    )
     yield from spent(size, plan)
     goldfish = run.goldfish
     assert goldfish is not None
     rate = masked_share(goldfish, run.sequence_length, run.model.vocab_size)
-    yield Line("left out by Goldfish, nominal", "0.3T [P]", f"{tokens / goldfish.k / 1e12:.3f}T", f"1/{goldfish.k} of all labels")
+    yield Line(
+        "left out by Goldfish, nominal",
+        "0.3T [P]",
+        f"{tokens / goldfish.k / 1e12:.3f}T",
+        f"1/{goldfish.k} of all labels",
+    )
     yield Line(
         "left out by Goldfish, by its hash",
         "about 1.8% [D]",
         f"{rate * tokens / 1e12:.3f}T, {rate:.2%}",
-        "for uniform ids; 1.8% allows for windows with hash 0 alone, not for others with many even ids. What text has: see below",
+        "for uniform ids; what text has: see below",
     )
     for length, published, speed in zip(LENGTHS, LONG_TOKENS[size], LONG_SPEED[size], strict=True):
         phase = plan.graph.trajectories[f"long-context-{length}/1"]
         taken = plan.estimates.stages[f"long-context-{length}"]
-        yield Line(f"long context {length}, tokens", f"{published}B [LC]", f"{phase.tokens / 1e9:.2f}B", f"{phase.steps:,} steps")
+        yield Line(
+            f"long context {length}, tokens",
+            f"{published}B [LC]",
+            f"{phase.tokens / 1e9:.2f}B",
+            f"{phase.steps:,} steps",
+        )
         yield Line(
             f"long context {length}, GPU-hours",
             f"{published * 1e9 / speed / 3600:,.0f} [LC], [D]",
             f"{taken.sum('gpu_hours') or 0:,.0f}",
-            f"{speed:,} tokens a second and GPU; {taken.parts[0].gpus:,} GPUs, {tables.duration(taken.sum('seconds'))}",
+            f"{speed:,} tokens a second and GPU; {taken.parts[0].gpus:,} GPUs,"
+            f" {tables.duration(taken.sum('seconds'))}",
         )
     yield Line(
         "final learning rate",
@@ -125,7 +183,8 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
 
 
 def spent(size: str, plan: Plan) -> Iterator[Line]:
-    """What the run took. The MFU of the recipe is made of the published speed, so that GPU-hours agree where FLOPs and tokens do."""
+    """What the run took. The MFU of the recipe is made of the published speed, so that GPU-hours agree
+    where FLOPs and tokens do."""
     stage, whole, cluster = plan.estimates.stages["pretrain"], plan.estimates.totals(), plan.pipeline.cluster
     assert cluster is not None
     hours, tokens = stage.sum("gpu_hours") or 0, 15e12
@@ -133,28 +192,36 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         "GPU-hours of pretraining",
         f"{tokens / SPEED[size] / 3600:,.0f} [D]",
         f"{hours:,.0f}",
-        f"published: 15T tokens at {SPEED[size]:,} a second and GPU [P]; planned: FLOPs at the MFU of that speed, {stage.parts[0].mfu:.1%}",
+        f"published: 15T tokens at {SPEED[size]:,} a second and GPU [P]; planned: FLOPs at the MFU of that"
+        f" speed, {stage.parts[0].mfu:.1%}",
     )
     report = size == "70b"
     yield Line(
         "GPU-hours in all",
         "about 6M [P]" if report else "not published",
         f"{amount(whole['gpu_hours'])}",
-        "planned: training alone, without evaluation, sampling, tests and what was lost to failures",
+        "planned: training alone",
     )
     yield Line(
         "wall-clock of pretraining",
         "about 90 days [P]" if report else "not published",
         tables.duration(stage.sum("seconds")),
-        f"planned: {stage.parts[0].gpus:,} GPUs from the first step on, which never stop; the run had half of them until the batch doubled",
+        f"planned: {stage.parts[0].gpus:,} GPUs from the first step on; the run had half of"
+        " them until the batch doubled",
     )
     yield Line(
         "energy in all",
         "about 5 GWh [P]" if report else "not published",
         tables.energy(whole["energy_kwh"]),
-        f"{cluster.watts:g} W a GPU [P]" + ("; 5 GWh is that over 90 days of 4,096 GPUs, 8.85M GPU-hours [D]" if report else ""),
+        f"{cluster.watts:g} W a GPU [P]"
+        + ("; 5 GWh is that over 90 days of 4,096 GPUs, 8.85M GPU-hours [D]" if report else ""),
     )
-    yield Line("cost in all", "not published", amount(whole["cost"]), f"{cluster.price_per_gpu_hour:g} a GPU-hour, an example")
+    yield Line(
+        "cost in all",
+        "not published",
+        amount(whole["cost"]),
+        f"{cluster.price_per_gpu_hour:g} a GPU-hour, an example",
+    )
     most = max(plan.estimates.stages.values(), key=lambda found: found.largest.memory.total)
     yield Line(
         "memory of a GPU",
@@ -185,16 +252,26 @@ def markdown() -> str:
     tables_of_sizes = []
     for size in SIZES:
         rows = [
-            f"| {line.quantity} | {line.published} | {line.planned} | {line.counted} |" for line in lines(size, plan_of(f"apertus-{size}"))
+            f"| {line.quantity} | {line.published} | {line.planned} | {line.counted} |"
+            for line in lines(size, plan_of(f"apertus-{size}"))
         ]
-        heading = [f"### Apertus {size.upper()}", "", "| | published | planned | counted |", "|---|---|---|---|"]
+        heading = [
+            f"### Apertus {size.upper()}",
+            "",
+            "| | published | planned | counted |",
+            "|---|---|---|---|",
+        ]
         tables_of_sizes.append("\n".join([*heading, *rows, ""]))
     return "\n".join(tables_of_sizes)
 
 
 def overview() -> str:
-    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of training."""
-    rows = ["| recipe | | parameters | tokens | FLOPs | GPU-hours | memory of a GPU |", "|---|---|---|---|---|---|---|"]
+    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of
+    training."""
+    rows = [
+        "| recipe | | parameters | tokens | FLOPs | GPU-hours | memory of a GPU |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name in OVERVIEW:
         plan = plan_of(name)
         totals, cluster = plan.estimates.totals(), plan.pipeline.cluster
@@ -206,7 +283,10 @@ def overview() -> str:
             hours,
             tables.size(totals["memory_bytes"]),
         ]
-        rows.append(f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} | {' | '.join(numbers)} |")
+        rows.append(
+            f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} |"
+            f" {' | '.join(numbers)} |"
+        )
     return "\n".join([*rows, ""])
 
 

@@ -25,6 +25,14 @@ def outcome_of(case: ElementTree.Element) -> str:
     return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
 
 
+def commit() -> str:
+    """Short hash of the checkout; `unknown` without git."""
+    if which("git") is None:
+        return "unknown"
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 def folder_of(module: str) -> str:
     """The folder of a module of tests below tests/."""
     parts = module.split(".")
@@ -46,27 +54,34 @@ def report(files: list[str]) -> str:
         for skip in case.findall("skipped"):
             reasons[skip.attrib.get("message", "").splitlines()[0]] += 1
     totals = {name: sum(row[name] for row in rows.values()) for name in (*OUTCOMES, "seconds")}
-    commit = "unknown"
-    if which("git"):
-        asked = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or commit
     longest = sorted(cases.items(), key=lambda item: -float(item[1].attrib["time"]))[:SHOWN]
     lines = [
         "# The last run of all tests",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, Python {platform.python_version()}, torch {metadata.version('torch')}, "
-        f"{os.cpu_count()} CPU cores. Written by `make test-all`.",
+        (
+            f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, Python {platform.python_version()}, torch"
+            f" {metadata.version('torch')}, {os.cpu_count()} CPU cores. Written by `make test-all`."
+        ),
         "",
-        "**" + ", ".join(f"{int(totals[name]):,} {name}" for name in OUTCOMES) + f"**, {totals['seconds'] / 60:.0f} minutes of tests.",
+        "**"
+        + ", ".join(f"{int(totals[name]):,} {name}" for name in OUTCOMES)
+        + f"**, {totals['seconds'] / 60:.0f} minutes of tests.",
         "",
         "| tests | passed | skipped | failed | seconds |",
         "|---|---|---|---|---|",
         *(
-            f"| {folder} | " + " | ".join(f"{int(row[name])}" for name in OUTCOMES) + f" | {row['seconds']:.0f} |"
+            f"| {folder} | "
+            + " | ".join(f"{int(row[name])}" for name in OUTCOMES)
+            + f" | {row['seconds']:.0f} |"
             for folder, row in sorted(rows.items())
         ),
         "",
-        "Failed: " + (", ".join(f"`{name}`" for (_, name), case in cases.items() if outcome_of(case) == "failed") or "none") + ".",
+        "Failed: "
+        + (
+            ", ".join(f"`{name}`" for (_, name), case in cases.items() if outcome_of(case) == "failed")
+            or "none"
+        )
+        + ".",
         "",
         "Skipped, and why:",
         "",

@@ -1,5 +1,5 @@
-"""The fields of a recipe for the documentation site: mkdocstrings shows a Pydantic model as its docstring, and
-this extension of griffe adds the table of its fields to that.
+"""The fields of a recipe for the documentation site: mkdocstrings shows a Pydantic model as its docstring,
+and this extension of griffe adds the table of its fields to that.
 
 Invariant: what the site says of a field is what the model says: type, default, role and description.
 """
@@ -44,7 +44,12 @@ def table(model: type[BaseModel]) -> str:
     lines = ["| field | type | default | role | description |", "|---|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if name not in common:
-            cells = [_type(field.annotation), _default(field), role_of(model, name), plain(field.description or "")]
+            cells = [
+                _type(field.annotation),
+                _default(field),
+                role_of(model, name),
+                plain(field.description or ""),
+            ]
             lines.append(f"| `{field.alias or name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -65,7 +70,9 @@ def models(model: type[BaseModel] = Pipeline) -> set[type[BaseModel]]:
         model = waiting.pop()
         if model not in found:
             found.add(model)
-            waiting += [inner for field in model.model_fields.values() for inner in _models_in(field.annotation)]
+            waiting += [
+                inner for field in model.model_fields.values() for inner in _models_in(field.annotation)
+            ]
     return found
 
 
@@ -85,7 +92,9 @@ def _spelled(annotation: Any) -> str:
     """An annotation as a reader writes it: unions with `|`, no metadata, and models as links."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return "a stage" if any(isinstance(mark, Discriminator) for mark in arguments[1:]) else _spelled(arguments[0])
+        if any(isinstance(mark, Discriminator) for mark in arguments[1:]):
+            return "a stage"
+        return _spelled(arguments[0])
     if origin in (Union, UnionType):
         return " | ".join(_spelled(argument) for argument in arguments)
     if origin is Literal:
@@ -110,5 +119,7 @@ def _default(field: FieldInfo) -> str:
 def plain(description: str) -> str:
     """A description for a cell: outside of code, signs that Markdown or HTML would read are escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(description.split()))
-    escaped = [re.sub(r"([<*_\[\]])", r"\\\1", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
+    escaped = [
+        re.sub(r"([<*_\[\]])", r"\\\1", part) if index % 2 == 0 else part for index, part in enumerate(parts)
+    ]
     return "".join(escaped).replace("|", "\\|")

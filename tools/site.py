@@ -1,5 +1,5 @@
-"""What the documentation site has beside the pages in docs/: its first page, which is the README, the files of
-the repository that a page links to, and what is made from the code."""
+"""What the documentation site has beside the pages in docs/: its first page, which is the README, the
+files of the repository that a page links to, and what is made from the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The chat format of Apertus: messages in normal form, the template that renders them, tokens and loss masks."""
+"""The chat format of Apertus: messages in normal form, the template that renders them, tokens and loss
+masks."""
 
 from apertus_model.chat.encoder import ChatEncoder, ChatError, Encoded
 from apertus_model.chat.messages import ConversationError, normalise

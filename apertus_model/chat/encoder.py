@@ -6,10 +6,10 @@ Invariants:
 - The text of the assistant is trained: all after `<|assistant_start|>` up to and including
   `<|assistant_end|>`, except outputs of tools. A token with characters of both is not trained.
 
-How: before rendering, the texts of a conversation are marked by two characters that occur nowhere in it: one
-splits every spelling of a control token, the other precedes responses. They are found in the rendered text,
-and removed. Two texts cannot spell a control token together: there is always something between them
-(`normalise` joins adjacent responses).
+How: before rendering, the texts of a conversation are marked with two characters that occur nowhere in it.
+One splits every spelling of a control token, the other precedes responses. Both are found in the rendered
+text, and removed. Two texts cannot spell a control token together, since there is always something between
+them (`normalise` joins adjacent responses).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class _Run(NamedTuple):
     """A control token, or text between two of them."""
 
     text: str
-    control: bool
-    kind: int  # of the tokens from `border` on
-    border: int = 0  # character
+    control: bool  # whether it is a control token
+    kind: int  # kind of the tokens from `border` on
+    border: int = 0  # index of a character of the text
     before: int = PROMPT  # kind of the tokens before `border`
 
 
@@ -69,7 +69,7 @@ class ChatEncoder:
         end_of_turn_id: id of `<|assistant_end|>`.
 
     Raises:
-        ChatError: when the tokenizer lacks a control token of the chat format, or would find it in plain text.
+        ChatError: the tokenizer lacks a control token of the chat format, or would find one in plain text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -79,24 +79,36 @@ class ChatEncoder:
         self._tokenizer.encode_special_tokens = True
         found = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
         if missing := [token for token, index in found.items() if index is None]:
-            raise ChatError(f"the tokenizer has no {', '.join(missing)}. Fix: one with the special tokens of the Apertus chat format")
+            raise ChatError(
+                f"the tokenizer has no {', '.join(missing)}. Fix: one with the special tokens of the Apertus"
+                " chat format"
+            )
         self._ids: dict[str, int] = {token: index for token, index in found.items() if index is not None}
         for token, index in self._ids.items():
             if index in self._tokenizer.encode(token, add_special_tokens=False).ids:
-                raise ChatError(f"the tokenizer finds {token} in plain text. Fix: mark it as special in its tokenizer.json")
+                raise ChatError(
+                    f"the tokenizer finds {token} in plain text. Fix: mark it as special in its"
+                    " tokenizer.json"
+                )
         self.end_of_turn_id = self._ids[END_OF_TURN]
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Encoded:
         """A whole conversation, in any form that `normalise` accepts. ConversationError for anything else."""
         return self._encode(_runs(normalise(messages), normal_tools(tools), False))
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> NDArray[np.int64]:
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> NDArray[np.int64]:
         """(n,), int64: the messages and the opening of an assistant's turn."""
         return self._encode(_runs(normalise(messages), normal_tools(tools), True)).tokens
 
     def completion(self, text: str) -> NDArray[np.int64]:
         """(n,), int64: a plain-text answer of the assistant after a prompt, with the end of its turn."""
-        return np.array([*self._tokenizer.encode(text, add_special_tokens=False).ids, self.end_of_turn_id], dtype=np.int64)
+        return np.array(
+            [*self._tokenizer.encode(text, add_special_tokens=False).ids, self.end_of_turn_id], dtype=np.int64
+        )
 
     def decode(self, tokens: NDArray[np.integer] | Sequence[int]) -> str:
         """The text of a completion; special tokens are left out."""
@@ -119,7 +131,9 @@ class ChatEncoder:
         return Encoded(np.array(tokens, dtype=np.int64), np.array(mask, dtype=np.uint8))
 
 
-def _runs(messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> Iterator[_Run]:
+def _runs(
+    messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+) -> Iterator[_Run]:
     """Control tokens and texts of the rendered conversation, in order. ConversationError where the template
     cannot render it: an invalid schema of a tool, endless nesting."""
     try:
@@ -144,7 +158,9 @@ class _Marks:
 
     def __init__(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> None:
         used = set(json.dumps([messages, tools], ensure_ascii=False))
-        self.seam, self.answer = itertools.islice((mark for mark in map(chr, _PRIVATE_USE) if mark not in used), 2)
+        self.seam, self.answer = itertools.islice(
+            (mark for mark in map(chr, _PRIVATE_USE) if mark not in used), 2
+        )
 
     def removed(self, text: str) -> str:
         return text.replace(self.seam, "").replace(self.answer, "")
@@ -152,7 +168,9 @@ class _Marks:
     def split(self, value: Any) -> Any:
         """The value with a seam in every spelling of a control token, at any depth."""
         if isinstance(value, str):
-            return _CONTROL.sub(lambda match: f"{match[0][0]}{self.seam}{match[0][1:]}", value) if "<" in value else value
+            if "<" in value:
+                return _CONTROL.sub(lambda match: f"{match[0][0]}{self.seam}{match[0][1:]}", value)
+            return value
         if isinstance(value, Mapping):
             return {self.split(key): self.split(item) for key, item in value.items()}
         return [self.split(item) for item in value] if isinstance(value, list) else value

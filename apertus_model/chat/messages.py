@@ -1,4 +1,4 @@
-"""Messages of any usual form in normal form.
+"""Converts messages of any usual form to the normal form.
 
 Invariant: `normalise` returns `[system] [developer] (user assistant)* [user]`, where a message is one of
 
@@ -33,15 +33,22 @@ class ConversationError(ValueError):
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages in normal form.
 
-    Accepted beside the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's `tool_calls`
-    (`{"function": {"name", "arguments"}}` or the inner mapping, arguments as a mapping or as JSON text) and `reasoning_content`; messages
-    of role `tool` after them, which become tool outputs of the assistant's turn.
+    Accepted beside the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's
+    `tool_calls` (`{"function": {"name", "arguments"}}` or the inner mapping, arguments as a mapping or as
+    JSON text) and `reasoning_content`; messages of role `tool` after them, which become tool outputs of the
+    assistant's turn.
 
     Raises:
         ConversationError: for anything else.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
-        raise ConversationError("not_messages", f"messages are a list of mappings with role and content, not {_shown(messages)}")
+    if (
+        not isinstance(messages, Sequence)
+        or isinstance(messages, str)
+        or not all(isinstance(message, Mapping) for message in messages)
+    ):
+        raise ConversationError(
+            "not_messages", f"messages are a list of mappings with role and content, not {_shown(messages)}"
+        )
     head, turns = _head(list(messages))
     normal: list[Message] = []
     blocks: list[Block] = []
@@ -91,7 +98,9 @@ def blocks_of(message: Message) -> list[Block]:
 
 def response_of(message: Message) -> str | None:
     """The text of an assistant's message in normal form that is plain text, else None."""
-    return message["content"] if message["role"] == "assistant" and isinstance(message["content"], str) else None
+    return (
+        message["content"] if message["role"] == "assistant" and isinstance(message["content"], str) else None
+    )
 
 
 def _head(messages: list[Mapping[str, Any]]) -> tuple[list[Message], list[Mapping[str, Any]]]:
@@ -114,7 +123,8 @@ def _head(messages: list[Mapping[str, Any]]) -> tuple[list[Message], list[Mappin
 
 
 def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Tools as a list of mappings with a function's `name`, or None when there are none. ConversationError for anything else."""
+    """Tools as a list of mappings with a function's `name`, or None when there are none. ConversationError
+    for anything else."""
     if isinstance(tools, str):
         tools = _json(tools, "bad_tools") if tools.strip() else None
     if not tools:
@@ -125,8 +135,12 @@ def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
         function = tool.get("function") or tool
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ConversationError("bad_tools", f"a tool has a name, not {_shown(tool)}")
-        if not isinstance(function.get("description") or "", str) or not isinstance(function.get("parameters") or {}, Mapping):
-            raise ConversationError("bad_tools", f"a tool has a description and a schema of its parameters, not {_shown(tool)}")
+        if not isinstance(function.get("description") or "", str) or not isinstance(
+            function.get("parameters") or {}, Mapping
+        ):
+            raise ConversationError(
+                "bad_tools", f"a tool has a description and a schema of its parameters, not {_shown(tool)}"
+            )
     return [dict(tool) for tool in tools]
 
 
@@ -151,10 +165,19 @@ def _block(block: Any) -> Block:
         return {"type": "response" if kind == "text" else kind, "text": _text(block.get("text"))}
     if kind == "tool_calls":
         return {"type": "tool_calls", "calls": _calls(block.get("calls"))}
-    if kind == "tool_outputs" and isinstance(block.get("outputs"), Sequence) and not isinstance(block["outputs"], str):
-        outputs = [output if isinstance(output, str) else json.dumps(output, ensure_ascii=False) for output in block["outputs"]]
+    if (
+        kind == "tool_outputs"
+        and isinstance(block.get("outputs"), Sequence)
+        and not isinstance(block["outputs"], str)
+    ):
+        outputs = [
+            output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+            for output in block["outputs"]
+        ]
         return {"type": "tool_outputs", "outputs": outputs}
-    raise ConversationError("bad_block", f"blocks are thoughts, tool_calls, tool_outputs and response, not {_shown(block)}")
+    raise ConversationError(
+        "bad_block", f"blocks are thoughts, tool_calls, tool_outputs and response, not {_shown(block)}"
+    )
 
 
 def _calls(calls: Any) -> list[dict[str, Any]]:
@@ -164,12 +187,16 @@ def _calls(calls: Any) -> list[dict[str, Any]]:
     for call in calls:
         function = (call.get("function") or call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ConversationError("bad_tool_call", f"a tool call has a name and arguments, not {_shown(call)}")
+            raise ConversationError(
+                "bad_tool_call", f"a tool call has a name and arguments, not {_shown(call)}"
+            )
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             arguments = _json(arguments, "bad_tool_call") if arguments.strip() else {}
         if not isinstance(arguments, Mapping):
-            raise ConversationError("bad_tool_call", f"the arguments of a tool call are a mapping, not {_shown(arguments)}")
+            raise ConversationError(
+                "bad_tool_call", f"the arguments of a tool call are a mapping, not {_shown(arguments)}"
+            )
         normal.append({"name": function["name"], "arguments": dict(arguments)})
     return normal
 
@@ -194,7 +221,9 @@ def _text(content: Any) -> str:
     """Text as it is, or the joined texts of `{"type": "text", "text"}` parts; None is the empty text."""
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, Sequence) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+    if isinstance(content, Sequence) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
         return "".join(_text(part.get("text")) for part in content)
     raise ConversationError("not_text", f"a content is text, not {_shown(content)}")
 

@@ -40,7 +40,10 @@ def render(
 ) -> str:
     """The text of a conversation. jinja2.TemplateError for messages that the template refuses."""
     return _template().render(
-        messages=messages, tools=tools or None, enable_thinking=enable_thinking, add_generation_prompt=add_generation_prompt
+        messages=messages,
+        tools=tools or None,
+        enable_thinking=enable_thinking,
+        add_generation_prompt=add_generation_prompt,
     )
 
 

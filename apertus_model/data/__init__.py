@@ -1,1 +1,2 @@
-"""From text on any file system to training samples: reading documents, token files, sample order, Goldfish masks."""
+"""From text on any file system to training samples: reading documents, token files, sample order, Goldfish
+masks."""

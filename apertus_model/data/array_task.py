@@ -1,4 +1,5 @@
-"""One task of a stage, on a node: `python -m apertus_model.data.array_task ARRAY.json FIRST`, as element of a Slurm job array.
+"""One task of a stage, on a node: `python -m apertus_model.data.array_task ARRAY.json FIRST`, as element of a
+Slurm job array.
 
 It writes `<rank>.json` beside the given file: its files and counts, or its error.
 
@@ -33,11 +34,11 @@ class ArrayTasks(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: str  # name of the stage's tasks
-    work: dict[str, Any]  # their fields
-    ranks: list[int]  # one per element
-    cpus: int
-    lost_seconds: float
+    kind: str  # name of the class of the stage's tasks
+    work: dict[str, Any]  # fields of that class
+    ranks: list[int]  # the task of each element of the array
+    cpus: int  # per task
+    lost_seconds: float  # a task ends when `alive` has not changed for this long
 
 
 def result_file(folder: Path, rank: int) -> Path:
@@ -49,14 +50,20 @@ def main(specification: Path, first: int) -> int:
     """Runs the task that the environment names; returns 0, or 1 after an error."""
     array = ArrayTasks.model_validate_json(specification.read_text())
     folder, rank = specification.parent, array.ranks[first + int(os.environ["SLURM_ARRAY_TASK_ID"])]
-    os.environ |= {"TOKENIZERS_PARALLELISM": "true" if array.cpus > 1 else "false", "RAYON_NUM_THREADS": str(array.cpus)}
+    os.environ |= {
+        "TOKENIZERS_PARALLELISM": "true" if array.cpus > 1 else "false",
+        "RAYON_NUM_THREADS": str(array.cpus),
+    }
     threading.Thread(target=_leave_with_stage, args=(folder / ALIVE, array.lost_seconds), daemon=True).start()
     own = folder / f"{rank:05d}-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     own.mkdir()
     result: dict[str, Any]
     try:
         done = _tasks(array.kind, array.work)._replace(folder=own).run(rank)
-        files = {name: {"path": str(path.relative_to(folder)), "size": path.stat().st_size} for name, path in done.files.items()}
+        files = {
+            name: {"path": str(path.relative_to(folder)), "size": path.stat().st_size}
+            for name, path in done.files.items()
+        }
         result = {"files": files, "counts": done.counts}
     except Exception as error:
         traceback.print_exc()

@@ -1,9 +1,9 @@
 """Training and held-out samples of conversations: packed sequences, as a function of the sample index.
 
 Invariants:
-- Sample i of (shards, repeats, sequence length, seed, prompt weight, how long ones are treated) is the same
-  bytes in every process and after every restart. Which conversations share a row is a function of the lengths
-  and the sequence length alone; the seed decides in which order the rows are seen.
+- Sample i of (shards, repeats, sequence length, seed, prompt weight, treatment of long conversations) is the
+  same bytes in every process and after every restart. Which conversations share a row is a function of the
+  lengths and the sequence length alone; the seed decides in which order the rows are seen.
 - Every conversation that is not dropped is in exactly as many rows of an epoch as it is repeated.
 - Conversations of a row do not see each other: positions restart at each, and a label is always the next
   token of the same one.
@@ -36,15 +36,15 @@ class PackedSample(NamedTuple):
     input: NDArray[np.int64]  # (L,)
     labels: NDArray[np.int64]  # (L,), IGNORE_INDEX where nothing is trained
     positions: NDArray[np.int64]  # (L,), from 0 in each conversation and in the padding
-    weights: NDArray[np.float32] | None  # (L,), of labels; None: all but IGNORE_INDEX count alike
+    weights: NDArray[np.float32] | None  # (L,), one per label; None: 1 for all but IGNORE_INDEX
 
 
 class _Layout(NamedTuple):
     """How a row is filled."""
 
-    sequence_length: int
-    prompt_weight: float
-    pad_id: int
+    sequence_length: int  # tokens of the row
+    prompt_weight: float  # weight of labels that the assistant did not write
+    pad_id: int  # fills the end of the row
 
 
 class ConversationSamples:
@@ -104,7 +104,9 @@ class ConversationSamples:
             SourceError: when nothing is left.
         """
         if len(shards) != len(repeats) or not shards:
-            raise ValueError(f"a number of repeats per source is needed, not {len(repeats)} for {len(shards)} sources")
+            raise ValueError(
+                f"a number of repeats per source is needed, not {len(repeats)} for {len(shards)} sources"
+            )
         kept = [_kept(source, sequence_length, longer) for source in shards]
         items = np.concatenate(
             [
@@ -115,15 +117,25 @@ class ConversationSamples:
         dropped = sum(len(source) - chosen.size for source, chosen in zip(shards, kept, strict=True))
         if not len(items):
             raise SourceError(
-                f"none of the {dropped} conversations fits into a sequence of {sequence_length} tokens. Fix: a larger sequence_length"
+                f"none of the {dropped} conversations fits into a sequence of {sequence_length} tokens. Fix:"
+                " a larger sequence_length"
             )
-        lengths = np.concatenate([np.repeat(source.lengths[chosen], n) for source, chosen, n in zip(shards, kept, repeats, strict=True)])
+        lengths = np.concatenate(
+            [
+                np.repeat(source.lengths[chosen], n)
+                for source, chosen, n in zip(shards, kept, repeats, strict=True)
+            ]
+        )
         rows = pack(np.minimum(lengths, sequence_length), sequence_length)
-        return cls(shards, rows, items, repeats, dropped, seed, _Layout(sequence_length, prompt_weight, pad_id))
+        return cls(
+            shards, rows, items, repeats, dropped, seed, _Layout(sequence_length, prompt_weight, pad_id)
+        )
 
     def __getitem__(self, i: int) -> PackedSample:
         """Sample i, i >= 0. Raises IndexError for a negative index."""
-        return _sample([(self._shards[source], index) for source, index in self.conversations(i)], self._layout)
+        return _sample(
+            [(self._shards[source], index) for source, index in self.conversations(i)], self._layout
+        )
 
     def conversations(self, i: int) -> list[tuple[int, int]]:
         """(source, number in its split) of the conversations of sample i, in order. Raises IndexError like
@@ -132,7 +144,10 @@ class ConversationSamples:
             raise IndexError(f"sample {i}: samples are counted from 0")
         epoch, place = divmod(i, self.rows)
         row = _permutation(self.rows, self._seed, "conversations", epoch)(place)
-        return [(source, index) for source, index in self._items[self._starts[row] : self._starts[row + 1]].tolist()]
+        return [
+            (source, index)
+            for source, index in self._items[self._starts[row] : self._starts[row + 1]].tolist()
+        ]
 
     def epochs(self, n: int) -> list[float]:
         """Passes over each source after n samples (exact after whole epochs of the rows)."""
@@ -140,7 +155,12 @@ class ConversationSamples:
 
 
 def heldout(
-    shards: Sequence[ConversationShards], *, sequence_length: int, prompt_weight: float = 0.0, longer: Longer, pad_id: int
+    shards: Sequence[ConversationShards],
+    *,
+    sequence_length: int,
+    prompt_weight: float = 0.0,
+    longer: Longer,
+    pad_id: int,
 ) -> list[PackedSample]:
     """Rows of the conversations of the given (held-out) splits, in stored order, source after source, each
     once.
@@ -176,7 +196,9 @@ def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _La
     pieces, weights = [], []
     for shards, index in conversations:
         tokens, mask = shards.tokens(index)[:length], shards.mask(index)[:length]
-        weight = np.where(mask == TRAINED, 1.0, np.where(mask == TOOL_OUTPUT, 0.0, layout.prompt_weight)).astype(np.float32)
+        weight = np.where(
+            mask == TRAINED, 1.0, np.where(mask == TOOL_OUTPUT, 0.0, layout.prompt_weight)
+        ).astype(np.float32)
         pieces.append((tokens, weight > 0))
         weights.append(weight)
     row = fill_row(pieces, length, layout.pad_id)

@@ -1,7 +1,8 @@
 """The choice of two completions of a prompt as a pair.
 
-The rule is that of the Apertus report (section 4.1.4 and the published recipe): rewards become quantiles among the rewards of the
-completions that the model itself sampled, the reference; one of the best completions is paired with one of the worst.
+The rule is that of the Apertus report (section 4.1.4 and the published recipe): rewards become quantiles
+among the rewards of the completions that the model itself sampled, the reference; one of the best completions
+is paired with one of the worst.
 
 Invariant: the chosen completion of a pair has a higher reward than the rejected one, and other tokens.
 """
@@ -41,7 +42,9 @@ def quantiles(rewards: Sequence[float], reference: Sequence[float]) -> list[floa
 
     Example: rewards [3, 1, 2], reference [1, 2] -> [1, 0.5, 1].
     """
-    places = np.searchsorted(np.sort(np.asarray(reference, np.float64)), np.asarray(rewards, np.float64), side="right")
+    places = np.searchsorted(
+        np.sort(np.asarray(reference, np.float64)), np.asarray(rewards, np.float64), side="right"
+    )
     return (places / len(reference)).tolist()
 
 

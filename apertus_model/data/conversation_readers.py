@@ -20,12 +20,19 @@ import pyarrow
 import pyarrow.parquet
 from fsspec import AbstractFileSystem
 
-from apertus_model.chat.messages import ConversationError, Message, normal_tools, normalise, response_of, with_deliberation
+from apertus_model.chat.messages import (
+    ConversationError,
+    Message,
+    normal_tools,
+    normalise,
+    response_of,
+    with_deliberation,
+)
 from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection
 from apertus_model.data.installed import read_installed
-from apertus_model.data.tables import read_lines
+from apertus_model.data.tables import json_rows
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
@@ -37,7 +44,7 @@ COLUMNS = (
     ("prompt", "completions"),
     ("prompt", "completion"),
 )
-"""Alternatives, of which a row must have one; the first that it has is read."""
+"""Alternative sets of columns. A row must have one of them; the first that it has is read."""
 SHARE_GPT_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "bot"), "assistant"),
@@ -49,7 +56,8 @@ Row = dict[str, Any]
 
 
 def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> Parsed:
-    """Conversations and rejections of one file; `path` is relative to `root`, "" when the source is a single file.
+    """Conversations and rejections of one file; `path` is relative to `root`, "" when the source is a single
+    file.
 
     Raises SourceError when the file cannot be read or has neither a known format nor its columns.
     """
@@ -67,14 +75,19 @@ def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, pa
 def _from_rows(fs: AbstractFileSystem, full: str) -> Parsed:
     reader = _reader(full)
     with fs.open(full, "rb") as raw:
-        for number, row in enumerate(reader(raw if reader is _parquet_rows else decompressed(raw, full)), start=1):
+        for number, row in enumerate(
+            reader(raw if reader is _parquet_rows else decompressed(raw, full)), start=1
+        ):
             if isinstance(row, Rejection):
                 yield row
                 continue
             if not any(all(row.get(column) is not None for column in columns) for columns in COLUMNS):
                 known = "; ".join(" and ".join(columns) for columns in reversed(COLUMNS))
                 found = ", ".join(sorted(map(str, row))) or "none"
-                raise SourceError(f"'{full}', row {number}: none of the columns {known}; there are {found}. Fix: rename the columns")
+                raise SourceError(
+                    f"'{full}', row {number}: none of the columns {known}; there are {found}. Fix: rename the"
+                    " columns"
+                )
             try:
                 yield conversation_of(row)
             except ConversationError as error:
@@ -91,25 +104,15 @@ def _reader(full: str) -> Callable[[BinaryIO], Iterator[Row | Rejection]]:
         return _parquet_rows
     if ".jsonl" in suffixes[-2:]:
         return _json_rows
-    raise SourceError(f"'{full}' is neither .parquet nor .jsonl (.jsonl.gz, .jsonl.zst). Fix: the include globs of the source")
+    raise SourceError(
+        f"'{full}' is neither .parquet nor .jsonl (.jsonl.gz, .jsonl.zst). Fix: the include globs of the"
+        " source"
+    )
 
 
 def _json_rows(file: BinaryIO) -> Iterator[Row | Rejection]:
-    for line in read_lines(file):
-        if isinstance(line, Rejection):
-            yield line
-            continue
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, parse_constant=lambda name: None)  # NaN and the infinities are no JSON
-        except UnicodeDecodeError:
-            yield Rejection("not_utf8")
-            continue
-        except (ValueError, RecursionError):
-            yield Rejection("not_json")
-            continue
-        yield row if isinstance(row, dict) else Rejection("not_json")
+    for _, row in json_rows(file, parse_constant=lambda name: None):  # NaN and the infinities are no JSON
+        yield row
 
 
 def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
@@ -178,7 +181,9 @@ def _preference(row: Row) -> tuple[list[Message], list[str]]:
         chosen, rejected = chosen[len(begin) :], rejected[len(begin) :]
     if not begin:
         if prompt is None:
-            raise ConversationError("no_prompt", "chosen and rejected begin differently, and there is no prompt")
+            raise ConversationError(
+                "no_prompt", "chosen and rejected begin differently, and there is no prompt"
+            )
         begin = _messages(prompt, "user")
     better, worse = (normalise(begin + _messages(answer, "assistant")) for answer in (chosen, rejected))
     texts = [response_of(messages[-1]) if messages else None for messages in (better, worse)]
@@ -189,7 +194,13 @@ def _preference(row: Row) -> tuple[list[Message], list[str]]:
 
 
 def _messages(value: Any, role: str) -> list[Any]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else list(value) if isinstance(value, list) else [value]
+    return (
+        [{"role": role, "content": value}]
+        if isinstance(value, str)
+        else list(value)
+        if isinstance(value, list)
+        else [value]
+    )
 
 
 def _texts(value: Any) -> list[str]:

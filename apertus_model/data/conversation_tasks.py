@@ -38,7 +38,7 @@ _INDEX = np.dtype([("content", "<u8", 2), ("line", "<u8"), ("group", "<u8"), ("b
 class ConversationTaskResult(NamedTuple):
     """The result of a task."""
 
-    files: dict[str, Path]  # `TASK_FILES`
+    files: dict[str, Path]  # by name in `TASK_FILES`
     counts: dict[str, int]  # conversations by outcome
 
 
@@ -60,11 +60,15 @@ class ConversationTasks(NamedTuple):
         rejected: Counter[str] = Counter()
         index: list[tuple[tuple[int, int], int, int, int]] = []
         with (
-            TokenFileWriter(str(files["tokens.bin"]).removesuffix(".bin"), token_dtype(self.vocab_size)) as tokens,
+            TokenFileWriter(
+                str(files["tokens.bin"]).removesuffix(".bin"), token_dtype(self.vocab_size)
+            ) as tokens,
             files["masks.bin"].open("wb") as masks,
             files["lines.jsonl"].open("wb") as lines,
         ):
-            found = (item for path in self.tasks[rank] for item in read_conversations(self.source, fs, root, path))
+            found = (
+                item for path in self.tasks[rank] for item in read_conversations(self.source, fs, root, path)
+            )
             for conversation in found:
                 if isinstance(conversation, Rejection):
                     rejected[conversation.reason] += 1
@@ -84,7 +88,9 @@ class ConversationTasks(NamedTuple):
                 if len(index) == self.source.limit:
                     break
         np.save(files["index.npy"], np.array(index, dtype=_INDEX))
-        return ConversationTaskResult(files, {"kept": len(index), **{f"rejected/{name}": count for name, count in rejected.items()}})
+        return ConversationTaskResult(
+            files, {"kept": len(index), **{f"rejected/{name}": count for name, count in rejected.items()}}
+        )
 
 
 def _hash(data: bytes, person: bytes = b"") -> int:
@@ -98,7 +104,9 @@ class _Task:
         self.tokens = TokenFile(files["tokens.bin"], files["tokens.idx"], vocab_size=vocab_size)
         self.index = np.load(files["index.npy"], allow_pickle=False)
         if len(self.index) != len(self.tokens):
-            raise ValueError(f"{files['tokens.bin']} has {len(self.tokens)} conversations, its index {len(self.index)}")
+            raise ValueError(
+                f"{files['tokens.bin']} has {len(self.tokens)} conversations, its index {len(self.index)}"
+            )
         self.mask = _mapped(files["masks.bin"])
         self.lines = _mapped(files["lines.jsonl"])
         self.token_starts = np.concatenate([[0], np.cumsum(self.tokens.sizes, dtype=np.int64)])
@@ -148,7 +156,8 @@ class AllConversations:
         return len(self._group)
 
     def held_out(self, share: float) -> NDArray[np.bool_]:
-        """(conversations,): whether each is held out. SourceError when one of the two splits would be empty."""
+        """(conversations,): whether each is held out. SourceError when one of the two splits would be
+        empty."""
         mask = self._group < np.uint64(min(int(share * 2**64), 2**64 - 1))
         count, groups = int(mask.sum()), len(np.unique(self._group))
         if 0 < count < len(self):
@@ -157,13 +166,18 @@ class AllConversations:
             left = f"{len(self)} conversations are left, of {groups} groups"
             raise SourceError(f"{left}; training and held-out split need one group each")
         if count:
-            raise SourceError(f"holdout {share} holds out all {groups} groups. Fix: a smaller share or more conversations")
+            raise SourceError(
+                f"holdout {share} holds out all {groups} groups. Fix: a smaller share or more conversations"
+            )
         least = (int(self._group.min()) + 1) / 2**64
         raise SourceError(
-            f"holdout {share} of {groups} groups of conversations holds out none. Fix: more of them, or a share of {least:.4f} or more"
+            f"holdout {share} of {groups} groups of conversations holds out none. Fix: more of them, or a"
+            f" share of {least:.4f} or more"
         )
 
-    def write(self, name: str, chosen: NDArray[np.int64], folder: Path, shard_tokens: int = SHARD_TOKENS) -> WrittenSplit:
+    def write(
+        self, name: str, chosen: NDArray[np.int64], folder: Path, shard_tokens: int = SHARD_TOKENS
+    ) -> WrittenSplit:
         """Writes the `chosen` conversations in shards of about `shard_tokens` tokens."""
         shards: list[str] = []
         tokens = trained = position = 0
@@ -175,7 +189,10 @@ class AllConversations:
             text = prefix.with_name(f"{prefix.name}.jsonl")
             with TokenFileWriter(prefix, token_dtype(self._vocab_size)) as writer, text.open("wb") as lines:
                 while position < len(chosen) and size < shard_tokens:
-                    task, place = self._tasks[self._task[chosen[position]]], int(self._place[chosen[position]])
+                    task, place = (
+                        self._tasks[self._task[chosen[position]]],
+                        int(self._place[chosen[position]]),
+                    )
                     writer.write(task.tokens[place])
                     lines.write(task.lines[task.line_starts[place] : task.line_starts[place + 1]].tobytes())
                     masks.append(task.mask[task.token_starts[place] : task.token_starts[place + 1]])

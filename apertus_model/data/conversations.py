@@ -70,7 +70,9 @@ class ConversationShards:
     def __init__(self, artifact: Artifact, split: Split) -> None:
         facts = artifact.manifest.facts
         names = [[f"{shard}{suffix}" for suffix in SHARD_SUFFIXES] for shard in facts[split]]
-        self._shards = [_Shard([artifact.local(name) for name in shard], facts["vocab_size"]) for shard in names]
+        self._shards = [
+            _Shard([artifact.local(name) for name in shard], facts["vocab_size"]) for shard in names
+        ]
         sizes = [np.asarray(shard.tokens.sizes, dtype=np.int64) for shard in self._shards]
         self.lengths: NDArray[np.int64] = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int64)
         self._starts = np.cumsum([0, *(len(size) for size in sizes)])
@@ -126,7 +128,9 @@ class _Shard:
     def mask(self) -> NDArray[np.uint8]:
         mask = np.load(self._paths[2], mmap_mode="r", allow_pickle=False)
         if mask.shape != (self.starts[-1],) or mask.dtype != np.uint8:
-            raise ConversationFileError(f"{self._paths[2]} has {mask.shape} values of {mask.dtype} for {self.starts[-1]} tokens")
+            raise ConversationFileError(
+                f"{self._paths[2]} has {mask.shape} values of {mask.dtype} for {self.starts[-1]} tokens"
+            )
         return np.asarray(mask)
 
     @cached_property
@@ -136,7 +140,9 @@ class _Shard:
             text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")) + 1
         if len(ends) != len(self.tokens):
-            raise ConversationFileError(f"{self._paths[3]} has {len(ends)} lines for {len(self.tokens)} conversations")
+            raise ConversationFileError(
+                f"{self._paths[3]} has {len(ends)} lines for {len(self.tokens)} conversations"
+            )
         return text, np.concatenate([[0], ends])
 
     def line(self, place: int) -> bytes:

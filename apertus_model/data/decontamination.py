@@ -52,9 +52,17 @@ class Contamination:
         return _load(spec.model_dump_json())
 
     def worst(self, text: str) -> Overlap | None:
-        """The question that a document covers most, among those that share an n-gram with it; None when none does."""
+        """The question that a document covers most, among those that share an n-gram with it; None when
+        none does."""
         split = words(text)
-        hits = sorted({hit for size, grams in self._index.items() for gram in set(_ngrams(split, size)) for hit in grams.get(gram, ())})
+        hits = sorted(
+            {
+                hit
+                for size, grams in self._index.items()
+                for gram in set(_ngrams(split, size))
+                for hit in grams.get(gram, ())
+            }
+        )
         if not hits:
             return None
         matcher: SequenceMatcher[str] = SequenceMatcher(None, autojunk=False)
@@ -80,11 +88,18 @@ def _load(spec: str) -> Contamination:
     parsed = DecontaminateFilter.model_validate_json(spec)
     questions = [question for source in parsed.against for question in _questions(source)]
     if not questions:
-        raise SourceError(f"there is no question in {', '.join(source.url for source in parsed.against)}. Fix: the files of `against`")
+        raise SourceError(
+            f"there is no question in {', '.join(source.url for source in parsed.against)}. Fix: the files of"
+            " `against`"
+        )
     return Contamination(questions, parsed.ngram, parsed.min_match)
 
 
 def _questions(source: SourceSpec) -> Iterator[str]:
     fs, root = open_source(source)
     for file in list_source(source).files:
-        yield from (found.text for found in read_documents(source, fs, root, file.path) if not isinstance(found, Rejection))
+        yield from (
+            found.text
+            for found in read_documents(source, fs, root, file.path)
+            if not isinstance(found, Rejection)
+        )

@@ -22,7 +22,15 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from apertus_model.data.compressed import decompressed
-from apertus_model.data.found import UNREADABLE, FoundDocuments, NotAsStated, Parsed, Rejection, SourceDocument, whole
+from apertus_model.data.found import (
+    UNREADABLE,
+    FoundDocuments,
+    NotAsStated,
+    Parsed,
+    Rejection,
+    SourceDocument,
+    whole,
+)
 from apertus_model.data.installed import read_installed
 from apertus_model.data.tables import arrow, json_lines, parquet
 from apertus_model.data.web import warc
@@ -37,7 +45,8 @@ def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
 
 
 def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:
-    """Documents and rejections of one file; `path` is relative to `root`, "" when the source is a single file.
+    """Documents and rejections of one file; `path` is relative to `root`, "" when the source is a single
+    file.
 
     A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
     read to its end, or lacks columns that the spec names.
@@ -48,7 +57,11 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
         with fs.open(full, "rb") as raw:
             try:
                 content = raw if source.format in COMPRESSED_INSIDE else decompressed(raw, full)
-                for found in _PARSERS[source.format](content, source) if source.reader is None else read_installed(source, content, name):
+                for found in (
+                    _PARSERS[source.format](content, source)
+                    if source.reader is None
+                    else read_installed(source, content, name)
+                ):
                     yield SourceDocument(found, None, {}) if isinstance(found, str) else found
                     count += 1
             except UNREADABLE:

@@ -40,18 +40,23 @@ class MinHash:
         self.buckets = spec.buckets
 
     def hashes(self, text: str) -> NDArray[np.uint64] | None:
-        """(buckets, hashes_per_bucket): the least value of each hash function over the document's n-grams. Two documents agree in one with
-        a probability of their Jaccard similarity. None for a document of fewer words than an n-gram."""
+        """(buckets, hashes_per_bucket): the least value of each hash function over the document's n-grams.
+        Two documents agree in one with a probability of their Jaccard similarity. None for a document of
+        fewer words than an n-gram."""
         shingles = self._steps.get_shingles(text)
         if not shingles.size:
             return None
-        parts = [self._steps.get_signature(shingles[start : start + SHINGLES]) for start in range(0, len(shingles), SHINGLES)]
+        parts = [
+            self._steps.get_signature(shingles[start : start + SHINGLES])
+            for start in range(0, len(shingles), SHINGLES)
+        ]
         least: NDArray[np.uint64] = np.array(parts, dtype=np.uint64).min(axis=0)
         return least
 
     def signature(self, text: str) -> NDArray[np.uint64]:
-        """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9 documents without any pair that is
-        alike, fewer than one pair (0.03 per bucket) is expected to agree by accident."""
+        """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9
+        documents without any pair that is alike, fewer than one pair (0.03 per bucket) is expected to
+        agree by accident."""
         hashes = self.hashes(text)
         if hashes is None:
             return np.full(self.buckets, text_hash(text), np.uint64)
@@ -65,8 +70,9 @@ def _fold(row: NDArray[np.uint64]) -> int:
 def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
     """(count,): for each document the smallest index in its group.
 
-    Two documents are alike when they have the same value in one of the `buckets`, each of shape (count,). Memory: 8 bytes per document for
-    the result and 32 for a bucket (its values, their order, and the pairs of equal neighbours in it).
+    Two documents are alike when they have the same value in one of the `buckets`, each of shape (count,).
+    Memory: 8 bytes per document for the result and 32 for a bucket (its values, their order, and the pairs of
+    equal neighbours in it).
     """
     parent = np.arange(count, dtype=np.int64)
     for values in buckets:
@@ -77,7 +83,8 @@ def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np
 
 
 def _join(parent: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
-    """Connects pairs. A root is hooked to smaller ones only, so there are no cycles and the root of a tree is its smallest member."""
+    """Connects pairs. A root is hooked to smaller ones only, so there are no cycles and the root of a tree
+    is its smallest member."""
     while left.size:
         left, right = _roots(parent, left), _roots(parent, right)
         apart = left != right

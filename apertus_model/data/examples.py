@@ -4,10 +4,15 @@ Invariant: only their hashes decide which documents are shown. Each task offers 
 each reason, so the smallest of all tasks are among them, for any split; where deduplication drops some of
 them, fewer are shown.
 
-A row: `reason` (the label of a step, `kept`, or `replaced` for kept ones in which personal data was
-replaced), `hash`, `text`; and for dropped ones `value` and `rule`, for duplicates `like` (the text that was
-kept), where personal data was replaced `before`. Texts are cut to `CHARACTERS`. Dropped text and replaced
-personal data appear here unchanged.
+A row has these fields:
+
+    reason          the label of a step; `kept`; or `replaced`, for kept documents with replaced personal data
+    hash, text      of the document
+    value, rule     for dropped documents: what was measured, and what is required
+    like            for duplicates: the text that was kept
+    before          for `replaced`: the text before the replacement
+
+Texts are cut to `CHARACTERS`. Dropped text and replaced personal data appear here unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ Key = tuple[int, int]  # hash of the text, hash of the columns
 
 
 def mixed(hash_: int) -> int:
-    """A content hash with reversed bytes, since small values of the hash itself choose held-out documents."""
+    """A content hash with reversed bytes. Documents with small values of the hash itself are held out."""
     return int.from_bytes(hash_.to_bytes(8, "little"), "big")
 
 
@@ -56,16 +61,22 @@ class Examples:
 
     def rows(self) -> list[Row]:
         """All candidates, by reason, smallest first."""
-        return [entry[2] for reason in sorted(self._heaps) for entry in sorted(self._heaps[reason], reverse=True, key=lambda e: e[:2])]
+        return [
+            entry[2]
+            for reason in sorted(self._heaps)
+            for entry in sorted(self._heaps[reason], reverse=True, key=lambda e: e[:2])
+        ]
 
 
 def choose(tasks: Iterable[list[Row]], reasons: list[str], gone: Callable[[str, Key], bool]) -> list[Row]:
-    """The examples of all tasks together: of each of the `reasons`, in their order, at most `SHOWN` of the candidates that are not `gone`
-    (called with the reason and the key of a document)."""
+    """The examples of all tasks together: for each of the `reasons`, in their order, at most `SHOWN`
+    candidates. `gone(reason, key)` says whether a candidate is left out."""
     joined = Examples()
     for rows in tasks:
         for row in rows:
-            content = {name: value for name, value in row.items() if name not in ("reason", "hash", "columns")}
+            content = {
+                name: value for name, value in row.items() if name not in ("reason", "hash", "columns")
+            }
             joined.offer(row["reason"], _key(row), content.copy)
     candidates = joined.rows()
     chosen: list[Row] = []

@@ -50,8 +50,8 @@ Check = Callable[[Document], Drop | None]
 
 
 def make_check(spec: FilterSpec, scratch: Path) -> Check:
-    """The step of a filter's spec: a function of a document that returns the reason for dropping it, or None, and raises SourceError
-    for one that lacks a column. `scratch` holds local copies of remote models.
+    """The step of a filter's spec: a function of a document that returns the reason for dropping it, or None,
+    and raises SourceError for one that lacks a column. `scratch` holds local copies of remote models.
 
     Raises:
         SourceError: when a file that the spec names cannot be read.
@@ -96,7 +96,9 @@ def _length(spec: LengthFilter, document: Document) -> Drop | None:
 def _alphabetic(spec: AlphabeticFilter, document: Document) -> Drop | None:
     """Letters of any script, and white space, are at least `min_share` of the characters."""
     # Combining marks belong to the letters of many scripts, but `isalpha` does not count them.
-    plain = sum(character.isalpha() or character.isspace() or _is_mark(character) for character in document.text)
+    plain = sum(
+        character.isalpha() or character.isspace() or _is_mark(character) for character in document.text
+    )
     if plain >= spec.min_share * len(document.text):
         return None
     return Drop(f"letters are {plain / len(document.text):.3f}", f"at least {spec.min_share}")
@@ -107,7 +109,8 @@ def _is_mark(character: str) -> bool:
 
 
 def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | None:
-    """Lines that occurred before hold at most `max_share` of the characters (Gopher, arXiv 2112.11446, table A1)."""
+    """Lines that occurred before hold at most `max_share` of the characters (Gopher, arXiv 2112.11446,
+    table A1)."""
     _, repeated = find_duplicates([line for line in document.text.splitlines() if line.strip()])
     if repeated <= spec.max_share * len(document.text):
         return None
@@ -131,7 +134,9 @@ def _sample(spec: SampleFilter, document: Document) -> Drop | None:
     """A hash of the text, as a number in [0, 1), is below the rate. Keyed, so independent of the hash that
     chooses held-out documents."""
     rate = spec.rate if spec.by is None else spec.rates.get(str(document.metadata.get(spec.by)), spec.rate)
-    digest = hashlib.blake2b(document.text.encode(), digest_size=8, key=f"sample {spec.seed}".encode()).digest()
+    digest = hashlib.blake2b(
+        document.text.encode(), digest_size=8, key=f"sample {spec.seed}".encode()
+    ).digest()
     place = int.from_bytes(digest, "little") / 2**64
     return None if place < rate else Drop(f"drew {place:.4f}", f"below {rate:g}")
 
@@ -157,7 +162,9 @@ def _toxicity(spec: ToxicityFilter, document: Document) -> Drop | None:
     value = _number(document, spec.column, spec.missing)
     if value is None:
         return _absent(spec.column, spec.missing)
-    return None if value < threshold else Drop(f"{value:g} by {spec.classifier}", f"below {threshold:g} for {name}")
+    if value < threshold:
+        return None
+    return Drop(f"{value:g} by {spec.classifier}", f"below {threshold:g} for {name}")
 
 
 def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | None:
@@ -167,7 +174,10 @@ def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | No
     name = host(str(address)) if address is not None else None
     if name is None:
         if address is not None and spec.missing == "error":
-            raise SourceError(f"document {document.id}: '{address}' in column '{spec.column}' has no host. Fix: missing: keep or drop")
+            raise SourceError(
+                f"document {document.id}: '{address}' in column '{spec.column}' has no host. Fix: missing:"
+                " keep or drop"
+            )
         return _absent(spec.column, spec.missing)
     listed = robots.listed(name)
     return None if listed is None else Drop(name, f"not below {listed}, which excludes crawlers")
@@ -182,7 +192,9 @@ def _language(spec: LanguageFilter, language: Language, document: Document) -> D
     return Drop(f"{label} {score:.3f}", f"{' or '.join(spec.languages)}, at least {spec.min_score:g}")
 
 
-def _contamination(spec: DecontaminateFilter, contamination: Contamination, document: Document) -> Drop | None:
+def _contamination(
+    spec: DecontaminateFilter, contamination: Contamination, document: Document
+) -> Drop | None:
     """No question is covered by more than `max_share`."""
     found = contamination.worst(document.text)
     if found is None or found.share <= spec.max_share:
@@ -195,10 +207,13 @@ def _column(document: Document, column: str, missing: Missing) -> Any:
     value = document.metadata.get(column)
     if value is None or value == "":
         if missing == "error":
-            there = ", ".join(sorted(name for name, other in document.metadata.items() if other is not None)) or "none"
+            there = (
+                ", ".join(sorted(name for name, other in document.metadata.items() if other is not None))
+                or "none"
+            )
             raise SourceError(
-                f"document {document.id} has nothing in column '{column}', which a filter needs; it has {there}. "
-                "Fix: the name of the column, or missing: keep or drop"
+                f"document {document.id} has nothing in column '{column}', which a filter needs; it has"
+                f" {there}. Fix: the name of the column, or missing: keep or drop"
             )
         return None
     return value

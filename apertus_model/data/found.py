@@ -48,7 +48,16 @@ class Damaged(Exception):
     """A damaged or truncated file; the message says where."""
 
 
-UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, UnicodeDecodeError, MemoryError, Damaged)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    pyarrow.ArrowException,
+    UnicodeDecodeError,
+    MemoryError,
+    Damaged,
+)
 """Errors of parsers for damaged bytes, also in names of columns and in sizes."""
 
 

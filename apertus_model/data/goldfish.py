@@ -1,12 +1,13 @@
 """The labels that the Goldfish loss leaves out (arXiv 2406.10209, in the form the Apertus runs used).
 
-Invariant: the decision is a function of the label ids alone, so the same text is masked in the same places whenever it is seen. It is
-the published one bit for bit:
+Invariant: the decision is a function of the label ids alone, so the same text is masked in the same places
+whenever it is seen. It is the published one bit for bit:
 
-    drop label i  <=>  u[(l[i-h+1] * ... * l[i]  mod 2^64, as a signed integer)  floor-mod  TABLE_SIZE]  <  1/k
+    drop label i  <=>  u[(l[i-h+1] * ... * l[i] mod 2^64, as a signed integer) floor-mod TABLE_SIZE] < 1/k
 
-with u the first TABLE_SIZE floats of torch's CPU generator at `TABLE_SEED`. torch is not needed for them: such a float is the low 24
-bits of a Mersenne Twister draw divided by 2^24, and numpy's legacy generator is seeded and stepped the same way.
+with u the first TABLE_SIZE floats of torch's CPU generator at `TABLE_SEED`. torch is not needed for them:
+such a float is the low 24 bits of a Mersenne Twister draw divided by 2^24, and numpy's legacy generator is
+seeded and stepped the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def hash_table() -> NDArray[np.uint32]:
 
 @functools.cache
 def _dropping(k: int) -> NDArray[np.bool_]:
-    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label. `u < 1/k` in exact integers."""
+    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label. `u < 1/k` in exact
+    integers."""
     return hash_table().astype(np.int64) * k < 2**24
 
 
@@ -47,8 +49,8 @@ def _dropping_on(k: int, device: Any) -> Tensor:
 
 
 def window_products(values: Any, h: int) -> Any:
-    """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n - h + 1), int64, both arrays or
-    both tensors.
+    """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n -
+    h + 1), int64; an array for an array, a tensor for a tensor.
 
     Uses products of 1, 2, 4, ... values, so that h = 50 = 32 + 16 + 2 costs 7 multiplications instead of 49.
     """
@@ -74,24 +76,27 @@ def goldfish_mask(labels: Tensor, k: int, h: int, positions: Tensor | None = Non
 
 
 @overload
-def goldfish_mask(labels: ArrayLike, k: int, h: int, positions: NDArray[np.int64] | None = None) -> NDArray[np.bool_]: ...
+def goldfish_mask(
+    labels: ArrayLike, k: int, h: int, positions: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]: ...
 
 
 def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
     """True where the loss leaves a label out.
 
     Args:
-        labels: token ids, integers of shape (seq_len,) or (batch, seq_len), as array or tensor on any device; the mask is of the same kind.
-            The true ids everywhere: the mask is computed before any label is replaced by -100.
-        k: one label in k is dropped (about).
-        h: how many labels, the dropped one included, decide. The first h - 1 labels of each row are never
-            dropped.
-        positions: of the input before each label in its document, from 0; same shape and kind. With them,
-            only windows whose h inputs are in one document count: the first h - 1 labels of each document are
+        labels: token ids, integers of shape (seq_len,) or (batch, seq_len), as array or tensor on any device;
+            the mask is of the same kind. They must be the true ids: compute the mask before any label is
+            replaced by -100.
+        k: about one label in k is dropped.
+        h: number of labels that decide, the dropped one included. The first h - 1 labels of each row are
             never dropped.
+        positions: position in its document of the input before each label, from 0; same shape and kind. With
+            them, only windows whose h inputs are in one document count: the first h - 1 labels of each
+            document are never dropped.
 
     Raises:
-        ValueError: for k or h below 1, or a shape that is neither of the two.
+        ValueError: k or h is below 1, or the labels have another shape.
     """
     if k < 1 or h < 1:
         raise ValueError(f"goldfish needs k >= 1 and h >= 1, not k = {k} and h = {h}")
@@ -103,11 +108,18 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
         values = np.asarray(labels).astype(np.int64, copy=False)
         mask, dropping = np.zeros(values.shape, dtype=np.bool_), _dropping(k)
     if values.ndim not in (1, 2):
-        raise ValueError(f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {tuple(values.shape)}")
+        raise ValueError(
+            f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {tuple(values.shape)}"
+        )
     if values.shape[-1] >= h:
         products = window_products(values, h)
-        floored = products // TABLE_SIZE if isinstance(products, np.ndarray) else products.div(TABLE_SIZE, rounding_mode="floor")
-        mask[..., h - 1 :] = dropping[products - floored * TABLE_SIZE]  # the floor-mod; in numpy faster this way than by `%`
+        floored = (
+            products // TABLE_SIZE
+            if isinstance(products, np.ndarray)
+            else products.div(TABLE_SIZE, rounding_mode="floor")
+        )
+        # the floor-mod; in numpy faster this way than by `%`
+        mask[..., h - 1 :] = dropping[products - floored * TABLE_SIZE]
     if positions is not None:
         mask &= positions >= h - 1
     return mask

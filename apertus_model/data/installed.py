@@ -1,8 +1,9 @@
 """Readers of installed packages: a user's format, named by a recipe as `reader: package.module:name`.
 
-A reader is a function of an open binary file (decompressed), the source, and the path of the file below its url. It
-yields what a parser of `apertus_model.data.found` does or, for a source of conversations, `Conversation` or
-`Rejection`. Its results depend on nothing else; the recipe states its version, which is raised when they change.
+A reader is a function of an open binary file (decompressed), the source, and the path of the file below its
+url. It yields what a parser of `apertus_model.data.found` does or, for a source of conversations,
+`Conversation` or `Rejection`. Its results depend on nothing else; the recipe states its version, which is
+raised when they change.
 
 Invariant: a reader is imported when its first file is read, by the stage, and nowhere else.
 """
@@ -26,11 +27,14 @@ def read_installed(source: SourceSpec, file: BinaryIO, path: str) -> Iterator[An
         reader = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise SourceError(
-            f"the reader {source.reader} cannot be imported: {error}. Fix: install its package, or correct the name"
+            f"the reader {source.reader} cannot be imported: {error}. Fix: install its package, or correct"
+            " the name"
         ) from error
     try:
         yield from reader(file, source, path)
     except (*UNREADABLE, NotAsStated):
         raise
     except Exception as error:  # a user's function can raise anything
-        raise SourceError(f"the reader {source.reader} failed at '{path}' of {source.url}: {type(error).__name__}: {error}") from error
+        raise SourceError(
+            f"the reader {source.reader} failed at '{path}' of {source.url}: {type(error).__name__}: {error}"
+        ) from error

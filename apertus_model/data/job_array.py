@@ -13,8 +13,8 @@ that merges statistics. Each task still is datatrove's pipeline, run as on one m
 Invariants:
 - No array outlives its stage: it is cancelled when the stage stops or fails; a running task whose stage was
   killed ends.
-- A result counts when all its files are seen with their sizes; a task that ends without one is an error at
-  once.
+- A result counts when all its files are seen with their sizes. A task that ends without a result is an error
+  at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from infra.liveness import LOST_SECONDS, beats_in_file
 from infra.slurm import ENDED, SlurmError
 from specs.errors import StageError
 from specs.launch import SlurmTask
-from specs.profile import SlurmProfile
+from specs.profiles import SlurmProfile
 
 if TYPE_CHECKING:
     from apertus_model.data.conversation_tasks import ConversationTasks
@@ -67,7 +67,8 @@ def run_array(
     stop: StopSignal,
     progress: TaskProgress,
 ) -> Generator[tuple[int, ArrayResult], None, None]:
-    """Runs tasks on Slurm and yields each with its rank when its result is seen. All jobs are cancelled when the generator ends early.
+    """Runs tasks on Slurm and yields each with its rank when its result is seen. All jobs are cancelled when
+    the generator ends early.
 
     Raises:
         StageError: of a task, or SlurmMissing.
@@ -83,10 +84,14 @@ def run_array(
         try:
             array.submit(task, cluster)
             while array.waiting:
-                states = array.jobs.states()  # asked before the folder is looked at: what has ended by now had its chance to be seen
+                # read before the folder, so that the results of jobs that have ended are looked for below
+                states = array.jobs.states()
                 for name, rank in list(array.waiting.items()):
                     if stop.requested:
-                        raise Stopped(f"stopped ({stop.reason}): the Slurm jobs {', '.join(array.jobs.numbers)} were cancelled")
+                        raise Stopped(
+                            f"stopped ({stop.reason}): the Slurm jobs {', '.join(array.jobs.numbers)} were"
+                            " cancelled"
+                        )
                     try:
                         result = _result(work.folder, rank)
                     except (StageError, SlurmError) as error:
@@ -99,13 +104,19 @@ def run_array(
                         state = states.get(name, "gone")
                         if array.jobs.over_for_long(name, state in ENDED):
                             failure = failure or SlurmError(array.story(name, rank, state))
-                if failure is not None:  # behind the others: what is finished is kept
+                if failure is not None:  # raised after the loop, which keeps the results of finished tasks
                     raise failure
                 if not array.waiting:
                     break
                 if states is not None:
-                    alive = [state for name, state in states.items() if name in array.waiting and state not in ENDED]
-                    progress.waiting(running=alive.count("RUNNING"), queued=len(alive) - alive.count("RUNNING"))
+                    alive = [
+                        state
+                        for name, state in states.items()
+                        if name in array.waiting and state not in ENDED
+                    ]
+                    progress.waiting(
+                        running=alive.count("RUNNING"), queued=len(alive) - alive.count("RUNNING")
+                    )
                 stop.wait(slurm.POLL_SECONDS)
         finally:
             if array.waiting:
@@ -124,19 +135,27 @@ class _Array:
         self.waiting: dict[str, int] = {}
 
     def write(self, work: CorpusTasks | ConversationTasks, cpus: int) -> None:
-        """What the nodes read."""
+        """Writes the files that the nodes read."""
         (self.folder / "logs").mkdir(exist_ok=True)
         tokenizer = self.folder / "tokenizer.json"
         shutil.copyfile(work.tokenizer, tokenizer)
         fields = to_jsonable_python(work._replace(tokenizer=tokenizer)._asdict())
-        tasks = ArrayTasks(kind=type(work).__name__, work=fields, ranks=self.ranks, cpus=cpus, lost_seconds=LOST_SECONDS)
+        tasks = ArrayTasks(
+            kind=type(work).__name__, work=fields, ranks=self.ranks, cpus=cpus, lost_seconds=LOST_SECONDS
+        )
         (self.folder / SPECIFICATION).write_text(tasks.model_dump_json())
 
     def submit(self, task: SlurmTask, cluster: SlurmProfile) -> None:
         for first in range(0, len(self.ranks), ARRAY_SIZE):
             ranks = self.ranks[first : first + ARRAY_SIZE]
             script = self.folder / f"array-{first}.sh"
-            program = [sys.executable, "-m", "apertus_model.data.array_task", str(self.folder / SPECIFICATION), str(first)]
+            program = [
+                sys.executable,
+                "-m",
+                "apertus_model.data.array_task",
+                str(self.folder / SPECIFICATION),
+                str(first),
+            ]
             script.write_text(f"#!/bin/sh\nexec {' '.join(map(shlex.quote, program))}\n")
             logs = self.folder / "logs" / "%A_%a.txt"
             options = slurm.options(cluster, "apertus-tasks", logs, task.cpus, task.memory, task.time_limit)
@@ -144,13 +163,13 @@ class _Array:
             self.waiting.update({f"{job}_{element}": rank for element, rank in enumerate(ranks)})
 
     def story(self, name: str, rank: int, state: str) -> str:
-        """What is known of a task that ended without a result."""
+        """Why a task ended without a result, as far as its log tells."""
         log = self.folder / "logs" / f"{name}.txt"
         task = f"task {rank} (Slurm job {name}, {state})"
         if not log.exists():
             return (
-                f"{task} left neither a result nor a log in {self.folder}. Fix: a scratch folder that the nodes see at the same path "
-                "(APERTUS_SCRATCH), if it was not cancelled"
+                f"{task} left neither a result nor a log in {self.folder}. Fix: a scratch folder that the"
+                " nodes see at the same path (APERTUS_SCRATCH), if it was not cancelled"
             )
         with log.open(encoding="utf-8", errors="replace") as file:
             lines = deque(file, LOG_LINES)
@@ -162,7 +181,8 @@ class _Array:
 
 
 def _result(folder: Path, rank: int) -> ArrayResult | None:
-    """The result of a task, once it and all its files are seen. StageError or SlurmError for a task that ended with an error."""
+    """The result of a task, once it and all its files are seen. StageError or SlurmError for a task that
+    ended with an error."""
     try:
         result = json.loads(result_file(folder, rank).read_text())
     except FileNotFoundError:
@@ -170,5 +190,7 @@ def _result(folder: Path, rank: int) -> ArrayResult | None:
     if "error" in result:
         raise (SlurmError if result["again"] else StageError)(result["error"])
     files = {name: folder / record["path"] for name, record in result["files"].items()}
-    seen = all(path.exists() and path.stat().st_size == result["files"][name]["size"] for name, path in files.items())
+    seen = all(
+        path.exists() and path.stat().st_size == result["files"][name]["size"] for name, path in files.items()
+    )
     return ArrayResult(files, result["counts"]) if seen else None

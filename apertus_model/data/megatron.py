@@ -32,7 +32,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
 # Megatron's dtype codes; writing uses 4 and 8 only.
 _DTYPES: dict[int, np.dtype] = {
-    1: np.dtype("u1"), 2: np.dtype("i1"), 3: np.dtype("<i2"), 4: np.dtype("<i4"), 5: np.dtype("<i8"), 8: np.dtype("<u2"),
+    1: np.dtype("u1"), 2: np.dtype("i1"), 3: np.dtype("<i2"), 4: np.dtype("<i4"), 5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 BLOCK = 2**22
@@ -80,11 +81,16 @@ def read_header(header: bytes, index: Path | str) -> IndexHeader:
     if magic != MAGIC:
         raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is not a Megatron index")
     if version != VERSION or code not in _DTYPES:
-        raise TokenFileError(f"{index} has version {version} and dtype code {code}; known are version 1 and codes {sorted(_DTYPES)}")
+        raise TokenFileError(
+            f"{index} has version {version} and dtype code {code}; known are version 1 and codes"
+            f" {sorted(_DTYPES)}"
+        )
     return IndexHeader(_DTYPES[code], sequences, borders)
 
 
-def check_index(read: Callable[[int, int], bytes], index_bytes: int, data_bytes: int, index: Path | str, data: Path | str) -> IndexHeader:
+def check_index(
+    read: Callable[[int, int], bytes], index_bytes: int, data_bytes: int, index: Path | str, data: Path | str
+) -> IndexHeader:
     """Compares the header and the first and last entries of an `.idx` with the lengths of both files.
 
     Args:
@@ -97,18 +103,31 @@ def check_index(read: Callable[[int, int], bytes], index_bytes: int, data_bytes:
     header = read_header(read(0, min(HEADER_BYTES, index_bytes)), index)
     count, borders = header.sequences, header.borders
     if index_bytes != header.end:
-        raise TokenFileError(f"{index} has {index_bytes} bytes; {count} sequences and {borders} document borders take {header.end}")
+        raise TokenFileError(
+            f"{index} has {index_bytes} bytes; {count} sequences and {borders} document borders take"
+            f" {header.end}"
+        )
 
     def entry(width: int, start: int) -> int:
         return int.from_bytes(read(start, start + width), "little", signed=True)
 
-    end = entry(8, header.documents_at - 8) + entry(4, header.pointers_at - 4) * header.dtype.itemsize if count else 0
+    end = (
+        entry(8, header.documents_at - 8) + entry(4, header.pointers_at - 4) * header.dtype.itemsize
+        if count
+        else 0
+    )
     if end != data_bytes or (count and entry(8, header.pointers_at) != 0):
-        raise TokenFileError(f"{data} has {data_bytes} bytes; by {Path(index).name} its {count} sequences end at byte {end}")
+        raise TokenFileError(
+            f"{data} has {data_bytes} bytes; by {Path(index).name} its {count} sequences end at byte {end}"
+        )
     if not borders or entry(8, header.documents_at) != 0 or entry(8, header.end - 8) != count:
-        raise TokenFileError(f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}")
+        raise TokenFileError(
+            f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}"
+        )
     if borders > count + 1:
-        raise TokenFileError(f"{index} has {borders - 1} documents and only {count} sequences; every document has one at least")
+        raise TokenFileError(
+            f"{index} has {borders - 1} documents and only {count} sequences; every document has one at least"
+        )
     return header
 
 
@@ -130,14 +149,18 @@ class TokenFile:
         FileNotFoundError: when one of the two files is missing.
     """
 
-    def __init__(self, path: Path | str, index: Path | str | None = None, *, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, path: Path | str, index: Path | str | None = None, *, vocab_size: int | None = None
+    ) -> None:
         prefix = Path(str(path).removesuffix(".bin"))
         self.path = data = _with_suffix(prefix, ".bin")
         self.index = index = Path(index) if index else _with_suffix(prefix, ".idx")
         self.vocab_size = vocab_size
         index_bytes, data_bytes = index.stat().st_size, data.stat().st_size
         with index.open("rb") as file:
-            header = check_index(lambda start, stop: _read_at(file, start, stop), index_bytes, data_bytes, index, data)
+            header = check_index(
+                lambda start, stop: _read_at(file, start, stop), index_bytes, data_bytes, index, data
+            )
         self.dtype = header.dtype
         self.sizes: NDArray[np.int32] = _map(index, "<i4", HEADER_BYTES, header.sequences)
         self._pointers: NDArray[np.int64] = _map(index, "<i8", header.pointers_at, header.sequences)
@@ -161,18 +184,21 @@ class TokenFile:
         return len(self.document_indices) - 1
 
     def document(self, index: int) -> NDArray[np.integer]:
-        """Tokens of one document, all its sequences: (size,), `dtype`. Right for a file that `verify` has accepted."""
+        """Tokens of one document, all its sequences: (size,), `dtype`. Right for a file that `verify` has
+        accepted."""
         first, end = int(self.document_indices[index]), int(self.document_indices[index + 1])
         start = int(self._pointers[first]) // self.dtype.itemsize
         stop = int(self._pointers[end]) // self.dtype.itemsize if end < len(self) else self.tokens.size
         return self.read(start, stop)
 
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
-        """Tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id outside of the vocabulary."""
+        """Tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id
+        outside of the vocabulary."""
         tokens = self.tokens[start:stop]
         if self.vocab_size is not None and (worst := id_outside(tokens, self.vocab_size)) is not None:
             raise TokenFileError(
-                f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {self.vocab_size}"
+                f"{self.path} holds token id {worst} between tokens {start} and {stop}; the vocabulary has"
+                f" {self.vocab_size}"
             )
         return tokens
 
@@ -192,7 +218,8 @@ class TokenFile:
                 first = int(wrong[0])
                 before = int(ends[first] - sizes[first] * self.dtype.itemsize)
                 raise TokenFileError(
-                    f"{self.index}: sequence {start + first} begins at byte {pointers[first]}, the one before ends at {before}"
+                    f"{self.index}: sequence {start + first} begins at byte {pointers[first]}, the one before"
+                    f" ends at {before}"
                 )
             end = int(ends[-1])
         for start in range(0, self.documents, BLOCK):
@@ -205,13 +232,17 @@ class TokenFile:
         for start in range(0, self.tokens.size, BLOCK):
             block = self.read(start, min(start + BLOCK, self.tokens.size))
             if self.vocab_size is None and block.min() < 0:
-                raise TokenFileError(f"{self.path} holds token id {block.min()} between tokens {start} and {start + block.size}")
+                raise TokenFileError(
+                    f"{self.path} holds token id {block.min()} between tokens {start} and"
+                    f" {start + block.size}"
+                )
 
 
 class TokenFileWriter:
     """Writes `<prefix>.bin` document by document and `<prefix>.idx` at the end; a context manager.
 
-    Raises ValueError for a token id that the dtype cannot hold, and for a document of more than 2**31 - 1 tokens.
+    Raises ValueError for a token id that the dtype cannot hold, and for a document of more than 2**31 - 1
+    tokens.
     """
 
     def __init__(self, prefix: Path | str, dtype: DTypeLike) -> None:
@@ -227,10 +258,16 @@ class TokenFileWriter:
         if ids.dtype != self.dtype:
             limits = np.iinfo(self.dtype)
             if ids.size and not (limits.min <= ids.min() and ids.max() <= limits.max):
-                raise ValueError(f"token ids from {ids.min()} to {ids.max()} do not fit into {self.dtype} ({self.prefix}.bin)")
+                raise ValueError(
+                    f"token ids from {ids.min()} to {ids.max()} do not fit into {self.dtype}"
+                    f" ({self.prefix}.bin)"
+                )
             ids = ids.astype(self.dtype)
         if ids.size > np.iinfo(np.int32).max:
-            raise ValueError(f"a document of {ids.size} tokens; the format counts to {np.iinfo(np.int32).max} ({self.prefix}.bin)")
+            raise ValueError(
+                f"a document of {ids.size} tokens; the format counts to {np.iinfo(np.int32).max}"
+                f" ({self.prefix}.bin)"
+            )
         self._file.write(ids.tobytes())
         self.sizes.append(int(ids.size))
 
@@ -248,7 +285,9 @@ class TokenFileWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:

@@ -34,25 +34,35 @@ SHARD_TOKENS = 2**31
 
 @dataclass(frozen=True)
 class Documents:
-    """All documents of a corpus, sorted by content hash. `files[file[i]][index[i]]` are the tokens of
-    document i."""
+    """All documents of a corpus, sorted by content hash."""
 
-    files: list[TokenFile]
-    file: NDArray[np.int32]
-    index: NDArray[np.int64]
-    hashes: NDArray[np.uint64]
-    sizes: NDArray[np.int32]
+    files: list[TokenFile]  # one per task
+    file: NDArray[np.int32]  # (documents,): index in `files` of the file that has the document
+    index: NDArray[np.int64]  # (documents,): index of the document in that file
+    hashes: NDArray[np.uint64]  # (documents,): content hashes
+    sizes: NDArray[np.int32]  # (documents,): lengths in tokens
 
     @classmethod
     def open(cls, tasks: Sequence[tuple[TokenFile, NDArray[np.uint64], NDArray[np.bool_]]]) -> Documents:
-        """From the token file of each task, the hashes of its documents, and which of them are wanted. One task at least. ValueError when
-        lengths differ."""
+        """Opens the documents of the tasks.
+
+        Args:
+            tasks: at least one; for each its token file, the hashes of its documents, and whether each of
+                them is wanted.
+
+        Raises:
+            ValueError: a file and its hashes differ in length.
+        """
         for tokens, hashes, wanted in tasks:
             if not len(tokens) == len(hashes) == len(wanted):
-                raise ValueError(f"{tokens.path} has {len(tokens)} documents, but there are {len(hashes)} hashes of them")
+                raise ValueError(
+                    f"{tokens.path} has {len(tokens)} documents, but there are {len(hashes)} hashes of them"
+                )
         hashes = np.concatenate([hashes[wanted] for _, hashes, wanted in tasks])
         order = np.argsort(hashes, kind="stable")
-        file = np.concatenate([np.full(wanted.sum(), number, np.int32) for number, (_, _, wanted) in enumerate(tasks)])
+        file = np.concatenate(
+            [np.full(wanted.sum(), number, np.int32) for number, (_, _, wanted) in enumerate(tasks)]
+        )
         index = np.concatenate([np.flatnonzero(wanted) for _, _, wanted in tasks])
         sizes = np.concatenate([tokens.sizes[wanted] for tokens, _, wanted in tasks])
         return cls([tokens for tokens, _, _ in tasks], file[order], index[order], hashes[order], sizes[order])
@@ -65,18 +75,24 @@ class Documents:
         return self.files[self.file[document]][int(self.index[document])]
 
     def held_out(self, share: float) -> NDArray[np.bool_]:
-        """(documents,): whether a document is held out. SourceError when one of the two splits would be empty."""
+        """(documents,): whether a document is held out. SourceError when one of the two splits would be
+        empty."""
         mask = self.hashes < np.uint64(min(int(share * 2**64), 2**64 - 1))
         count = int(mask.sum())
         if 0 < count < len(self):
             return mask
         if len(self) < 2:
-            raise SourceError(f"{len(self)} documents are left after filtering; training and held-out split need one each")
+            raise SourceError(
+                f"{len(self)} documents are left after filtering; training and held-out split need one each"
+            )
         if count:
-            raise SourceError(f"holdout {share} holds out all {len(self)} documents. Fix: a smaller share or more documents")
+            raise SourceError(
+                f"holdout {share} holds out all {len(self)} documents. Fix: a smaller share or more documents"
+            )
         least = (int(self.hashes[0]) + 1) / 2**64
         raise SourceError(
-            f"holdout {share} of {len(self)} documents holds out none of them. Fix: more documents, or a share of {least:.4f} or more"
+            f"holdout {share} of {len(self)} documents holds out none of them. Fix: more documents, or a"
+            f" share of {least:.4f} or more"
         )
 
 
@@ -84,7 +100,7 @@ class Documents:
 class Probe:
     """A sequence that the training split repeats."""
 
-    document: int  # that it is cut from
+    document: int  # index of the document that it is cut from
     bucket: int  # number of repetitions
     token_ids: NDArray[np.integer]  # (length,)
 
@@ -92,11 +108,14 @@ class Probe:
 def choose_probes(documents: Documents, train: NDArray[np.int64], repeats: Repeats, seed: int) -> list[Probe]:
     """Chooses `per_bucket` training documents for each bucket and cuts their first `length` tokens.
 
-    Documents that begin like another one (in the first half of those tokens: licence headers, templates) are no candidates, since their
-    continuation is seen more often than stated.
+    Documents that share the first half of those tokens with another one (licence headers, templates) are not
+    candidates, since training sees their continuation more often than stated.
 
     Args:
+        documents: all documents of the corpus.
         train: indices of the documents of the training split.
+        repeats: buckets, number of probes in each, and their length.
+        seed: of the choice.
 
     Raises:
         SourceError: when there are too few long documents.
@@ -111,17 +130,23 @@ def choose_probes(documents: Documents, train: NDArray[np.int64], repeats: Repea
     candidates = [
         int(document)
         for document in train
-        if documents.sizes[document] > repeats.length and openings[documents.tokens(document)[:half].tobytes()] == 1
+        if documents.sizes[document] > repeats.length
+        and openings[documents.tokens(document)[:half].tobytes()] == 1
     ]
     if len(candidates) < needed:
         raise SourceError(
-            f"{len(repeats.buckets)} buckets of {repeats.per_bucket} probes need {needed} training documents of more than "
-            f"{repeats.length} tokens that begin differently; there are {len(candidates)}. Fix: fewer or shorter probes, or more documents"
+            f"{len(repeats.buckets)} buckets of {repeats.per_bucket} probes need {needed} training documents"
+            f" of more than {repeats.length} tokens that begin differently; there are {len(candidates)}. Fix:"
+            " fewer or shorter probes, or more documents"
         )
     order = KeyedPermutation(len(candidates), seed, "probes")
     chosen = [candidates[order(position)] for position in range(needed)]
     return [
-        Probe(document, repeats.buckets[position // repeats.per_bucket], documents.tokens(document)[: repeats.length])
+        Probe(
+            document,
+            repeats.buckets[position // repeats.per_bucket],
+            documents.tokens(document)[: repeats.length],
+        )
         for position, document in enumerate(chosen)
     ]
 
@@ -144,7 +169,14 @@ class SplitWriter:
         self._seed = seed
         self._shard_tokens = shard_tokens
 
-    def write(self, name: str, documents: Documents, chosen: NDArray[np.int64], probes: Sequence[Probe] = (), eos_id: int = 0) -> Split:
+    def write(
+        self,
+        name: str,
+        documents: Documents,
+        chosen: NDArray[np.int64],
+        probes: Sequence[Probe] = (),
+        eos_id: int = 0,
+    ) -> Split:
         """Writes the `chosen` documents, and each probe `bucket` times, followed by an end-of-document
         token."""
         copies = [probe for probe in probes for _ in range(probe.bucket)]
@@ -171,4 +203,7 @@ class SplitWriter:
 
 def probes_json(probes: Sequence[Probe], length: int) -> dict[str, Any]:
     """The content of probes.json: `{"length", "probes": [{"bucket", "token_ids"}]}`."""
-    return {"length": length, "probes": [{"bucket": probe.bucket, "token_ids": probe.token_ids.tolist()} for probe in probes]}
+    return {
+        "length": length,
+        "probes": [{"bucket": probe.bucket, "token_ids": probe.token_ids.tolist()} for probe in probes],
+    }

@@ -1,17 +1,20 @@
 """The source and window of sample i of a mixture.
 
 Invariants:
-- The answer is a pure function of (weights, windows, seed, keys of the sources, i). Its cost grows with the number of sources of a mixture,
-  and not with i, the number of windows, shards or samples; nothing is built at the start. Weights are exact: no float takes part.
-- Samples are apportioned by halving: of n samples, a group of sources gets the rounded n * (share of its first half), the second half gets
-  the rest, and so on inside each. So a count never falls as n grows, and is within `border_error(j)` of n * w_j, at most half a sample
-  for each halving.
-- Sample order is cut into blocks of BLOCK samples, whose borders have exactly those counts; inside a block a keyed order spreads the
-  sources. At any n the count of a source is within `discrepancy(j)` = BLOCK * w_j * (1 - w_j) + border_error(j) * (1 + 2 max(w_j, 1 - w_j))
-  of n * w_j: about 32 samples at most, for ever. Over any 100,000 consecutive samples a share is thus within 0.1% of what was asked.
+- The answer is a pure function of (weights, windows, seed, keys of the sources, i). Its cost grows with the
+  number of sources of a mixture, and not with i, the number of windows, shards or samples; nothing is built
+  at the start. Weights are exact: no float takes part.
+- Samples are apportioned by halving: of n samples, a group of sources gets the rounded n * (share of its
+  first half), the second half gets the rest, and so on inside each. So a count never falls as n grows, and is
+  within `border_error(j)` of n * w_j, at most half a sample for each halving.
+- Sample order is cut into blocks of BLOCK samples, whose borders have exactly those counts; inside a block a
+  keyed order spreads the sources. At any n the count of a source is within `discrepancy(j)` = BLOCK * w_j *
+  (1 - w_j) + border_error(j) * (1 + 2 max(w_j, 1 - w_j)) of n * w_j: about 32 samples at most, for ever. Over
+  any 100,000 consecutive samples a share is thus within 0.1% of what was asked.
 - The first n samples draw the first drawn(n)[j] samples of source j, for every n: no gaps.
-- Draw k of a source is window `permutation_{seed, key, epoch}((start + k) mod windows)`, epoch = (start + k) // windows: no window is seen
-  an (e+1)-th time before all have been seen e times. `start` counts what was drawn elsewhere, in the same order, and is left out here.
+- Draw k of a source is window `permutation_{seed, key, epoch}((start + k) mod windows)`, epoch = (start + k)
+  // windows: no window is seen an (e+1)-th time before all have been seen e times. `start` counts what was
+  drawn elsewhere, in the same order, and is left out here.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from apertus_model.data.permutation import KeyedPermutation, mix_array
 
 BLOCK = 128
 
-# Samples are read more or less in order, from one block and one epoch of each source at a time: few keys are in use at once.
+# Samples are read more or less in order, from one block and one epoch of each source at a time: few keys are
+# in use at once.
 _permutation = functools.lru_cache(maxsize=1024)(KeyedPermutation)
 
 
@@ -52,12 +56,14 @@ class MixtureOrder:
         weights: one positive exact number per source; only their ratios matter.
         windows: number of windows of each source.
         seed: any integer.
-        keys: what the order of a source's windows depends on beside the seed; its position by default. Mixtures of one seed that read a
-            source of the same key see its windows in the same order.
+        keys: one per source; the order of its windows depends on seed and key alone. Mixtures with the same
+            seed see the windows of sources with the same key in the same order. By default the position of
+            the source.
         starts: number of draws that each source skips; none by default.
 
     Raises:
-        ValueError: for no sources, lists of different lengths, or a weight, number of windows or start that is not possible.
+        ValueError: there are no sources, the lists differ in length, or a weight, a number of windows or a
+            start is out of range.
     """
 
     def __init__(
@@ -70,10 +76,15 @@ class MixtureOrder:
         starts: Sequence[int] | None = None,
     ) -> None:
         if not weights or len(weights) != len(windows):
-            raise ValueError(f"a mixture needs one weight and one number of windows per source, not {len(weights)} and {len(windows)}")
+            raise ValueError(
+                f"a mixture needs one weight and one number of windows per source, not {len(weights)} and"
+                f" {len(windows)}"
+            )
         for source, (weight, count) in enumerate(zip(weights, windows, strict=True)):
             if weight <= 0:
-                raise ValueError(f"source {source} has weight {weight}; leave a source out instead of weighting it 0")
+                raise ValueError(
+                    f"source {source} has weight {weight}; leave a source out instead of weighting it 0"
+                )
             if count < 1:
                 raise ValueError(f"source {source} has {count} windows; it needs one at least")
         exact = [Fraction(weight) for weight in weights]
@@ -84,7 +95,9 @@ class MixtureOrder:
         self.keys = tuple(range(len(whole)) if keys is None else keys)
         self.starts = tuple([0] * len(whole) if starts is None else starts)
         if not len(self.keys) == len(self.starts) == len(whole) or min(self.starts) < 0:
-            raise ValueError(f"{len(whole)} sources need as many keys and starts from 0, not {self.keys} and {self.starts}")
+            raise ValueError(
+                f"{len(whole)} sources need as many keys and starts from 0, not {self.keys} and {self.starts}"
+            )
         self._cumulative = tuple(accumulate(whole, initial=0))
         self.shares = tuple(Fraction(weight, self._cumulative[-1]) for weight in whole)
         self._arguments = (tuple(whole), self.windows, seed, self.keys, self.starts)
@@ -102,7 +115,9 @@ class MixtureOrder:
         source, draw = sources[offset], draws[offset]
         windows = self.windows[source]
         epoch, index = divmod(self.starts[source] + draw, windows)
-        return Draw(source, draw, epoch, _permutation(windows, self.seed, "windows", self.keys[source], epoch)(index))
+        return Draw(
+            source, draw, epoch, _permutation(windows, self.seed, "windows", self.keys[source], epoch)(index)
+        )
 
     def drawn(self, n: int) -> list[int]:
         """How many of the first n samples come from each source."""
@@ -124,7 +139,8 @@ class MixtureOrder:
         return error
 
     def discrepancy(self, source: int) -> Fraction:
-        """Upper bound on |drawn(n)[source] - n * shares[source]| over all n. Over samples a to b it is at most twice that."""
+        """Upper bound on |drawn(n)[source] - n * shares[source]| over all n. Over samples a to b it is at
+        most twice that."""
         share, error = self.shares[source], self.border_error(source)
         return BLOCK * share * (1 - share) + error * (1 + 2 * max(share, 1 - share))
 
@@ -158,13 +174,21 @@ class MixtureOrder:
 
 
 def _order(
-    weights: tuple[int, ...], windows: tuple[int, ...], seed: int, keys: tuple[str | int, ...], starts: tuple[int, ...]
+    weights: tuple[int, ...],
+    windows: tuple[int, ...],
+    seed: int,
+    keys: tuple[str | int, ...],
+    starts: tuple[int, ...],
 ) -> MixtureOrder:
     return MixtureOrder(weights, windows, seed, keys=keys, starts=starts)
 
 
 def _shuffled(seed: int, block: int) -> NDArray[np.int64]:
     """The numbers below BLOCK in the keyed order of a block: (BLOCK,), int64."""
-    digest = hashlib.blake2b(json.dumps([seed, block]).encode(), digest_size=8, person=b"apertus-mixture").digest()
-    keys = np.arange(1, BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little"))
+    digest = hashlib.blake2b(
+        json.dumps([seed, block]).encode(), digest_size=8, person=b"apertus-mixture"
+    ).digest()
+    keys = np.arange(1, BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        int.from_bytes(digest, "little")
+    )
     return np.argsort(mix_array(keys), kind="stable")

@@ -1,16 +1,21 @@
-"""Best-fit packing of a corpus (arXiv 2404.10830): whole documents in rows of one length, computed once and read by index.
+"""Best-fit packing of a corpus (arXiv 2404.10830): whole documents in rows of one length, computed once and
+read by index.
 
 A folder of rows holds, as .npy files (little endian, memory-mapped when read):
 
     rows.npy      (rows + 1,), int64: the first piece of each row, and the end
-    begins.npy    (pieces,), int64: the first token of each piece in the stream of the split, its shards one after the other
+    begins.npy    (pieces,), int64: the first token of each piece in the stream of the split, its shards one
+                  after the other
     lengths.npy   (pieces,), int32: its tokens, at most L
 
 Invariants:
-- A document of up to L tokens is one piece. A longer one is cut into pieces of L tokens (the last one shorter), each of which begins with
-  the last token of the one before it, so that every token of a document but its first is a label exactly once. No token is dropped.
-- Every piece is in one row. Pieces of a row lie in stored order, positions restart at each, and none sees another.
-- Rows are packed shard by shard, so that memory is bounded by the documents of one shard (about 100 bytes for each), and no row spans two.
+- A document of up to L tokens is one piece. A longer one is cut into pieces of L tokens (the last one
+  shorter), each of which begins with the last token of the one before it, so that every token of a document
+  but its first is a label exactly once. No token is dropped.
+- Every piece is in one row. Pieces of a row lie in stored order, positions restart at each, and none sees
+  another.
+- Rows are packed shard by shard, so that memory is bounded by the documents of one shard (about 100 bytes for
+  each), and no row spans two.
 """
 
 from __future__ import annotations
@@ -28,7 +33,11 @@ from apertus_model.data.stream import IGNORE_INDEX, Sample, TokenStream
 from infra.store import Artifact, StoreError
 from specs.stages.training import Goldfish
 
-TABLES: dict[str, np.dtype[Any]] = {"rows": np.dtype("<i8"), "begins": np.dtype("<i8"), "lengths": np.dtype("<i4")}
+TABLES: dict[str, np.dtype[Any]] = {
+    "rows": np.dtype("<i8"),
+    "begins": np.dtype("<i8"),
+    "lengths": np.dtype("<i4"),
+}
 
 
 class Packed(NamedTuple):
@@ -45,7 +54,9 @@ class Packed(NamedTuple):
     cropped_by_windows: int  # tokens of these documents
 
 
-def pack_shard(sizes: NDArray[np.int32], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+def pack_shard(
+    sizes: NDArray[np.int32], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
     """Packs the documents of one shard.
 
     Args:
@@ -53,7 +64,8 @@ def pack_shard(sizes: NDArray[np.int32], length: int) -> tuple[NDArray[np.int64]
         length: L >= 2, tokens of a row.
 
     Returns:
-        The first piece of each row, (rows,), then first token and tokens of each piece, row by row, (pieces,).
+        The first piece of each row, (rows,), then first token and tokens of each piece, row by row,
+        (pieces,).
     """
     sizes64 = sizes.astype(np.int64)
     starts = np.cumsum(sizes64) - sizes64
@@ -76,7 +88,9 @@ class RowsWriter:
         self._length = length
         self._parts: dict[str, IO[bytes]] = {name: (folder / f"{name}.part").open("wb") for name in TABLES}
         self._counts = dict.fromkeys(TABLES, 0)
-        self._documents = self._tokens = self._used = self._cut = self._cropped = self._cut_by_windows = self._cropped_by_windows = 0
+        self._documents = self._tokens = self._used = self._cut = self._cropped = self._cut_by_windows = (
+            self._cropped_by_windows
+        ) = 0
 
     def add(self, sizes: NDArray[np.int32]) -> None:
         """The next shard, by the sizes of its documents: (documents,), int32."""
@@ -100,9 +114,12 @@ class RowsWriter:
         self._write("rows", np.array([pieces]))
         for name, part in self._parts.items():
             part.close()
-            _complete(self._folder / f"{name}.part", self._folder / f"{name}.npy", TABLES[name], self._counts[name])
+            _complete(
+                self._folder / f"{name}.part", self._folder / f"{name}.npy", TABLES[name], self._counts[name]
+            )
         return Packed(
-            self._documents, self._tokens, rows, pieces, self._cut, self._cropped, rows * self._length - self._used,
+            self._documents, self._tokens, rows, pieces, self._cut, self._cropped,
+            rows * self._length - self._used,
             self._cut_by_windows, self._cropped_by_windows,
         )  # fmt: skip
 
@@ -114,7 +131,9 @@ class RowsWriter:
 def _complete(part: Path, target: Path, dtype: np.dtype, count: int) -> None:
     """Turns raw values into an .npy file without holding them in memory."""
     with target.open("wb") as file, part.open("rb") as values:
-        np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+        )
         while chunk := values.read(2**24):
             file.write(chunk)
     part.unlink()
@@ -131,7 +150,14 @@ class PackedRows:
     Raises StoreError for tables that do not belong to the stream.
     """
 
-    def __init__(self, stream: TokenStream, tables: Mapping[str, Path], length: int, eos_id: int, goldfish: Goldfish | None) -> None:
+    def __init__(
+        self,
+        stream: TokenStream,
+        tables: Mapping[str, Path],
+        length: int,
+        eos_id: int,
+        goldfish: Goldfish | None,
+    ) -> None:
         self._stream = stream
         self._tables = dict(tables)
         self._length = length
@@ -139,8 +165,15 @@ class PackedRows:
         self._goldfish = goldfish
         self._rows, self._begins, self._lengths = (_table(tables[name]) for name in TABLES)
         pieces = self._begins.size
-        if self._lengths.size != pieces or self._rows[-1] != pieces or (pieces and self._begins[-1] >= len(stream)):
-            raise StoreError(f"{tables['rows']} is not of a stream of {len(stream)} tokens; delete its artifact to have it made again")
+        if (
+            self._lengths.size != pieces
+            or self._rows[-1] != pieces
+            or (pieces and self._begins[-1] >= len(stream))
+        ):
+            raise StoreError(
+                f"{tables['rows']} is not of a stream of {len(stream)} tokens; delete its artifact to have it"
+                " made again"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedRows, (self._stream, self._tables, self._length, self._eos_id, self._goldfish)
@@ -154,9 +187,12 @@ class PackedRows:
         return zip(self._begins[span].tolist(), self._lengths[span].tolist(), strict=True)
 
     def sample(self, index: int, source: int) -> Sample:
-        """Row `index`, filled up with end-of-document tokens. The Goldfish hash sees the ids of the whole row, as it does in a window."""
+        """Row `index`, filled up with end-of-document tokens. The Goldfish hash sees the ids of the whole
+        row, as it does in a window."""
         tokens = [self._stream.read(begin, begin + size) for begin, size in self.pieces(index)]
-        row = fill_row([(piece, np.ones(piece.size, dtype=np.bool_)) for piece in tokens], self._length, self._eos_id)
+        row = fill_row(
+            [(piece, np.ones(piece.size, dtype=np.bool_)) for piece in tokens], self._length, self._eos_id
+        )
         if self._goldfish is not None:
             following = np.append(row.input[1:], self._eos_id)
             row.labels[goldfish_mask(following, self._goldfish.k, self._goldfish.h)] = IGNORE_INDEX

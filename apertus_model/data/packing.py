@@ -4,9 +4,9 @@ row.
 Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row;
 no row exceeds its capacity. Sequences of a row do not see each other.
 
-Best-fit decreasing (Johnson 1973): the longest item first, into the fullest row that has room for it. Items of one length are placed
-together and rows with equal room are interchangeable, so the work grows with the number of different lengths and rooms, not of items:
-about a second for a million.
+Best-fit decreasing (Johnson 1973): the longest item first, into the fullest row that has room for it. Items
+of one length are placed together and rows with equal room are interchangeable, so the work grows with the
+number of different lengths and rooms, not of items: about a second for a million.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from apertus_model.data.stream import IGNORE_INDEX
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
-    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`. Arguments and errors as of `assign_rows`."""
+    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`. Arguments and errors
+    as for `assign_rows`."""
     if not len(lengths):
         return []
     by_row, starts = by_rows(assign_rows(lengths, capacity))
@@ -30,13 +31,14 @@ def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
 
 
 def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """The row of each item: (items,), int64, rows counted from 0 without gaps. Memory: about 50 bytes per item.
+    """The row of each item: (items,), int64, rows counted from 0 without gaps. Memory: about 50 bytes per
+    item.
 
     Args:
         lengths: (items,), int64, each from 1 to `capacity`.
 
     Raises:
-        ValueError: for a length out of that range; the caller drops or cuts such items before.
+        ValueError: a length is out of that range; the caller must drop or cut such items first.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     if not lengths.size:
@@ -97,7 +99,7 @@ class _Rows:
             self._counts[room] += rows.size
 
     def _take(self, room: int, most: int) -> NDArray[np.int64]:
-        """Up to `most` rows that have this room, the last that got it first."""
+        """Up to `most` rows with this room, those that got it last first."""
         chosen: list[NDArray[np.int64]] = []
         stack = self._with_room[room]
         while stack and most:
@@ -118,16 +120,20 @@ class PackedRow(NamedTuple):
     input: NDArray[np.int64]  # (length,)
     labels: NDArray[np.int64]  # (length,), IGNORE_INDEX where nothing is trained
     positions: NDArray[np.int64]  # (length,)
-    starts: list[int]  # of its sequences
+    starts: list[int]  # first position of each of its sequences
 
 
-def fill_row(sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int) -> PackedRow:
-    """Lays sequences one after the other; none sees another: positions restart at each, and in the padding at the end of the row.
+def fill_row(
+    sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int
+) -> PackedRow:
+    """Lays sequences one after the other; none sees another: positions restart at each, and in the padding at
+    the end of the row.
 
     Args:
-        sequences: (tokens, trained) each, both (n,); a label is the next token of the same sequence where that one is trained.
+        sequences: (tokens, trained) each, both (n,); a label is the next token of the same sequence where
+            that one is trained.
         length: tokens of the row, at least those of all sequences.
-        pad_id: fills the row up.
+        pad_id: token that fills the end of the row.
     """
     inputs = np.full(length, pad_id, dtype=np.int64)
     labels = np.full(length, IGNORE_INDEX, dtype=np.int64)

@@ -1,12 +1,15 @@
 """A keyed permutation of `range(n)` that needs no memory.
 
 Invariants:
-- `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process; `inverse` undoes it.
-- Nothing that grows with `n` is ever built: a value costs `ROUNDS` mixings and a little over one pass on average.
+- `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process;
+  `inverse` undoes it.
+- Nothing that grows with `n` is ever built: a value costs `ROUNDS` mixings and a little over one pass on
+  average.
 
-The domain is arranged as a rectangle of `rows x columns >= n` cells with both sides near the square root of n. A round adds to one
-coordinate a hash of the other (a Feistel network with modular addition, Black & Rogaway 2002, "Ciphers with arbitrary finite domains");
-a value that lands in one of the fewer than `rows` surplus cells is sent through again (cycle walking).
+The domain is arranged as a rectangle of `rows x columns >= n` cells with both sides near the square root of
+n. A round adds to one coordinate a hash of the other (a Feistel network with modular addition, Black &
+Rogaway 2002, "Ciphers with arbitrary finite domains"); a value that lands in one of the fewer than `rows`
+surplus cells is sent through again (cycle walking).
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ _MASK = 2**64 - 1
 
 
 def _mix(value: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea & Flood 2014): a bijection of 64-bit integers that spreads every bit."""
+    """The finaliser of splitmix64 (Steele, Lea & Flood 2014): a bijection of 64-bit integers that spreads
+    every bit."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
@@ -38,7 +42,8 @@ def mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class KeyedPermutation:
-    """The permutation of `range(n)` that belongs to `key`, a tuple of integers and strings (`(seed, "documents")`).
+    """The permutation of `range(n)` that belongs to `key`, a tuple of integers and strings (`(seed,
+    "documents")`).
 
     Raises ValueError unless 1 <= n <= 2**48.
     """
@@ -50,7 +55,9 @@ class KeyedPermutation:
         self._rows = math.isqrt(n - 1) + 1
         self._columns = -(-n // self._rows)
         # JSON keeps (1, "2") and ("1", 2) and ("12",) apart.
-        digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8 * ROUNDS, person=b"apertus-permute").digest()
+        digest = hashlib.blake2b(
+            json.dumps(key).encode(), digest_size=8 * ROUNDS, person=b"apertus-permute"
+        ).digest()
         self._keys: tuple[int, ...] = struct.unpack(f"<{ROUNDS}Q", digest)
 
     def __len__(self) -> int:
@@ -88,16 +95,21 @@ class KeyedPermutation:
                 return value
 
     def array(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of many indices at once: any shape, int64 -> the same shape, int64. Raises IndexError like a call."""
+        """The images of many indices at once: any shape, int64 -> the same shape, int64. Raises IndexError
+        like a call."""
         if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < self.n):
-            raise IndexError(f"indices from {indices.min()} to {indices.max()} are outside of a permutation of {self.n} items")
+            raise IndexError(
+                f"indices from {indices.min()} to {indices.max()} are outside of a permutation of {self.n}"
+                " items"
+            )
         values = indices.astype(np.uint64).ravel()
         rows, columns = np.uint64(self._rows), np.uint64(self._columns)
         pending = np.arange(values.size)
         while pending.size:
             column, row = np.divmod(values[pending], rows)
             for number, key in enumerate(np.array(self._keys, dtype=np.uint64)):
-                # Reduced before the addition: an unsigned sum of 64 bits would wrap around, a Python integer does not.
+                # Reduced before the addition: an unsigned sum of 64 bits would wrap around, a Python integer
+                # does not.
                 if number % 2:
                     column = (column + mix_array(row ^ key) % columns) % columns
                 else:

@@ -1,8 +1,9 @@
 """Personal data in text: found and replaced by one fixed placeholder per kind.
 
-Invariant: the result depends on the text alone. (datatrove's formatter cycles through several replacements, so what it writes depends on
-what it has seen before.) The expressions for e-mail and IP addresses are datatrove's, as in Apertus; an IP address counts when it is a
-public one of version 4. The placeholders are those of Apertus (swiss-ai/pretrain-data, pii_formatter.py).
+Invariant: the result depends on the text alone. (datatrove's formatter cycles through several replacements,
+so what it writes depends on what it has seen before.) The expressions for e-mail and IP addresses are
+datatrove's, as in Apertus; an IP address counts when it is a public one of version 4. The placeholders are
+those of Apertus (swiss-ai/pretrain-data, pii_formatter.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from datatrove.pipeline.formatters.pii import PIIFormatter, public_ip_validator
 
 from specs.stages.corpus import Pii
 
-PLACEHOLDERS: dict[Pii, str] = {"email": "<email-pii>", "ip": "<ip-pii>", "iban": "<iban-pii>", "phone": "<phone-pii>"}
+PLACEHOLDERS: dict[Pii, str] = {
+    "email": "<email-pii>",
+    "ip": "<ip-pii>",
+    "iban": "<iban-pii>",
+    "phone": "<phone-pii>",
+}
 
 # Characters of an IBAN, and the countries that have as many (ISO 13616, the IBAN Registry).
 IBAN_LENGTHS = {
@@ -41,14 +47,18 @@ IBAN_LENGTHS = {
 
 
 def _iban_expression() -> re.Pattern[str]:
-    """Country and check digits, then as many characters as the country has, each with a space before it at most."""
-    forms = [rf"(?:{'|'.join(codes.split())})\d\d(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}" for length, codes in IBAN_LENGTHS.items()]
+    """Country code and check digits, then as many characters as the country's numbers have, with at most one
+    space before each."""
+    forms = [
+        rf"(?:{'|'.join(codes.split())})\d\d(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}"
+        for length, codes in IBAN_LENGTHS.items()
+    ]
     return re.compile(rf"\b(?:{'|'.join(forms)})(?![A-Za-z0-9])")
 
 
 def is_iban(text: str) -> bool:
-    """Whether the check digits are right: the number with letters as 10 to 35, the first four characters at its end, is 1 modulo 97
-    (ISO 7064, MOD 97-10)."""
+    """Whether the check digits are right: the number with letters as 10 to 35, the first four characters
+    at its end, is 1 modulo 97 (ISO 7064, MOD 97-10)."""
     plain = "".join(text.split())
     return int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4])) % 97 == 1
 
@@ -58,9 +68,9 @@ def _always(text: str) -> bool:
 
 
 class _Kind(NamedTuple):
-    expression: re.Pattern[str]
-    valid: Callable[[str], bool]
-    sign: str  # a character without which there is nothing to find
+    expression: re.Pattern[str]  # finds candidates
+    valid: Callable[[str], bool]  # whether a candidate is replaced
+    sign: str  # a character that every match contains; "" where there is none
 
 
 _DATATROVE = PIIFormatter()
@@ -68,9 +78,11 @@ _KINDS: dict[Pii, _Kind] = {
     "email": _Kind(_DATATROVE.emails_replacer.regex, _always, "@"),
     "ip": _Kind(_DATATROVE.ip_replacer.regex, public_ip_validator, "."),
     "iban": _Kind(_iban_expression(), is_iban, ""),
-    # International form only (ITU-T E.164): a plus sign and 8 to 15 digits, with the usual signs between them. National forms look like
-    # any other number.
-    "phone": _Kind(re.compile(r"(?<![\w+)])\+[1-9](?:[ \u00a0.\-()/]{0,2}[0-9]){7,14}(?![0-9])"), _always, "+"),
+    # International form only (ITU-T E.164): a plus sign and 8 to 15 digits, with the usual signs between
+    # them. National forms look like any other number.
+    "phone": _Kind(
+        re.compile(r"(?<![\w+)])\+[1-9](?:[ \u00a0.\-()/]{0,2}[0-9]){7,14}(?![0-9])"), _always, "+"
+    ),
 }
 _RUN = re.compile(r"\S+")
 
@@ -82,7 +94,7 @@ class Replacer:
         self.kinds = tuple(kinds)
 
     def __call__(self, text: str) -> tuple[str, tuple[int, ...]]:
-        """The text with placeholders, and how many of each kind were put in."""
+        """The text with placeholders, and their number by kind."""
         counts = []
         for kind in self.kinds:
             count = 0
@@ -104,7 +116,8 @@ def _replace(kind: Pii, text: str) -> tuple[str, int]:
         return PLACEHOLDERS[kind]
 
     if kind == "email":
-        # The expression takes time that grows with the square of a run of characters without an @, such as encoded data.
+        # The expression takes time that grows with the square of a run of characters without an @, such as
+        # encoded data.
         text = _RUN.sub(lambda run: expression.sub(put, run[0]) if sign in run[0] else run[0], text)
     else:
         text = expression.sub(put, text)

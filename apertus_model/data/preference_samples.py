@@ -4,8 +4,8 @@ Invariants:
 - A pair is never divided: its two sequences are in the same row, each a separate document that begins with
   the prompt.
 - The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on
-  the seed. So reference log-probabilities, computed per row in stored order, are of the same rows as
-  training.
+  the seed. So reference log-probabilities, which are computed row by row in stored order, are computed over
+  the rows that training sees.
 - Loading executes nothing: arrays are opened with `allow_pickle=False`.
 """
 
@@ -44,7 +44,8 @@ class PreferenceSample:
 
 
 class PreferenceSamples:
-    """`samples[i]` is training sample i, for ever: row permutation(i mod rows), with another permutation per epoch (i // rows).
+    """`samples[i]` is training sample i, for ever: row permutation(i mod rows), with another permutation per
+    epoch (i // rows).
 
     Attributes:
         rows: number of packed sequences.
@@ -61,7 +62,11 @@ class PreferenceSamples:
         seed: int,
         pad_id: int,
     ) -> None:
-        self._tokens, self._lengths, self._prompt_lengths = arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"]
+        self._tokens, self._lengths, self._prompt_lengths = (
+            arrays["tokens"],
+            arrays["lengths"],
+            arrays["prompt_lengths"],
+        )
         self._rewards = arrays["rewards"]
         self._reference = np.zeros_like(self._rewards) if reference is None else reference
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
@@ -69,8 +74,8 @@ class PreferenceSamples:
         pair_lengths = self._lengths.reshape(-1, 2).sum(axis=1)
         if pair_lengths.max(initial=0) > sequence_length:
             raise PreferenceDataError(
-                f"a pair has {pair_lengths.max()} tokens, which does not fit into a sequence of {sequence_length}. Fix: sequence_length, "
-                "as in the stage that made the preference data"
+                f"a pair has {pair_lengths.max()} tokens, which does not fit into a sequence of"
+                f" {sequence_length}. Fix: sequence_length, as in the stage that made the preference data"
             )
         self._packed = pack(pair_lengths, sequence_length)
         self.rows = len(self._packed)
@@ -79,7 +84,13 @@ class PreferenceSamples:
 
     @classmethod
     def open(
-        cls, pairs: Artifact, log_probabilities: Artifact | None, *, sequence_length: int, seed: int, pad_id: int
+        cls,
+        pairs: Artifact,
+        log_probabilities: Artifact | None,
+        *,
+        sequence_length: int,
+        seed: int,
+        pad_id: int,
     ) -> PreferenceSamples:
         """Opens stored pairs.
 
@@ -98,13 +109,16 @@ class PreferenceSamples:
         arrays = {name: load_array(pairs.local(f"{name}.npy")) for name in names}
         sizes = {arrays[name].size for name in names[1:]}
         if len(sizes) != 1 or arrays["lengths"].size % 2 or arrays["tokens"].size != arrays["lengths"].sum():
-            raise StoreError(f"the arrays of {pairs.path} do not belong together; remove its folder to have it made again")
+            raise StoreError(
+                f"the arrays of {pairs.path} do not belong together; remove its folder to have it made again"
+            )
         reference = None
         if log_probabilities is not None:
             reference = load_array(log_probabilities.local("log_probabilities.npy"))
             if reference.shape != arrays["lengths"].shape:
                 raise StoreError(
-                    f"{log_probabilities.path} has {reference.size} log-probabilities, {pairs.path} has {arrays['lengths'].size} sequences"
+                    f"{log_probabilities.path} has {reference.size} log-probabilities, {pairs.path} has"
+                    f" {arrays['lengths'].size} sequences"
                 )
         return cls(arrays, reference, sequence_length=sequence_length, seed=seed, pad_id=pad_id)
 
@@ -130,7 +144,9 @@ class PreferenceSamples:
             segments[inside] = np.where(filled.labels[inside] != IGNORE_INDEX, segment, -1)
         rewards, reference = self._padded(self._rewards[ids]), self._padded(self._reference[ids])
         present = np.arange(self.width) < ids.size
-        return PreferenceSample(filled.input, filled.labels, filled.positions, segments, rewards, reference, present)
+        return PreferenceSample(
+            filled.input, filled.labels, filled.positions, segments, rewards, reference, present
+        )
 
     def __getitem__(self, i: int) -> PreferenceSample:
         """Sample i, i >= 0, in training order. IndexError for a negative index."""

@@ -16,10 +16,11 @@ from specs.sources import SourceSpec
 
 
 class SourceReader(BaseDiskReader):
-    """Reads any format of text of `SourceSpec` from any fsspec URL. Stats: `bytes`, `rejected_<reason>`, and datatrove's own.
+    """Reads any format of text of `SourceSpec` from any fsspec URL. Stats: `bytes`, `rejected_<reason>`, and
+    datatrove's own.
 
-    A document has the columns that `source.metadata` names as metadata of those names (of a web archive: `url` and `date`), and the
-    identifier of its source, or `<file>/<position in it>`.
+    A document has the columns that `source.metadata` names as metadata of those names (of a web archive:
+    `url` and `date`), and the identifier of its source, or `<file>/<position in it>`.
 
     `source.limit` bounds the documents of each task, so a source with a limit has to be a single task.
     """
@@ -47,4 +48,6 @@ class SourceReader(BaseDiskReader):
                 self.stat_update(f"rejected_{found.reason}")
                 continue
             identifier = {} if found.id is None else {"id": found.id}
-            yield self.get_document_from_dict({"text": found.text, "metadata": found.metadata, **identifier}, name, index)
+            yield self.get_document_from_dict(
+                {"text": found.text, "metadata": found.metadata, **identifier}, name, index
+            )

@@ -31,13 +31,17 @@ class Robots:
 
     @staticmethod
     def load(spec: RobotsFilter) -> Robots:
-        """Read once per process. SourceError when the file cannot be read, has no such columns, or lists nothing."""
+        """Read once per process. SourceError when the file cannot be read, has no such columns, or lists
+        nothing."""
         return _load(spec.domains, tuple(spec.agents))
 
     def listed(self, name: str) -> str | None:
         """The listed domain of a host (from `host`), or None."""
         labels = name.split(".")
-        return next((domain for start in range(len(labels)) if (domain := ".".join(labels[start:])) in self.domains), None)
+        return next(
+            (domain for start in range(len(labels)) if (domain := ".".join(labels[start:])) in self.domains),
+            None,
+        )
 
 
 def host(address: str) -> str | None:
@@ -53,7 +57,8 @@ def _normal(name: str) -> str:
     name = name.strip().strip(".").lower()
     try:
         return name if name.isascii() else name.encode("idna").decode()
-    except UnicodeError:  # labels that are too long or empty: such a host does not exist, but it can stand in a list and in a document
+    # labels that are too long or empty: such a host does not exist, but a list or a document may name it
+    except UnicodeError:
         return name
 
 
@@ -63,14 +68,19 @@ def _load(url: str, agents: tuple[str, ...]) -> Robots:
     try:
         with fsspec.open(resolve_url(url), "rb", compression="infer") as file:
             text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-            listed = (domain for domain, agent in _rows(url, text) if agent is None or _product(agent) in wanted)
+            listed = (
+                domain for domain, agent in _rows(url, text) if agent is None or _product(agent) in wanted
+            )
             domains = frozenset(found for domain in listed if (found := host(domain.removeprefix("*."))))
     except SourceError:
         raise
-    except Exception as error:  # filesystems and decompressors of third parties raise errors of their own kinds
+    # filesystems and decompressors of third parties raise errors of their own kinds
+    except Exception as error:
         raise SourceError(f"cannot read the domains in '{url}': {type(error).__name__}: {error}") from error
     if not domains:
-        raise SourceError(f"'{url}' lists no domain for the agents {', '.join(agents)}. Fix: the file, or agents")
+        raise SourceError(
+            f"'{url}' lists no domain for the agents {', '.join(agents)}. Fix: the file, or agents"
+        )
     return Robots(domains)
 
 
@@ -86,7 +96,9 @@ def _rows(url: str, text: io.TextIOWrapper) -> Iterator[tuple[str, str | None]]:
     if suffix == ".csv":
         rows = csv.DictReader(text)
         if not {"domain", "agent"} <= set(rows.fieldnames or ()):
-            raise SourceError(f"'{url}' has the columns {', '.join(rows.fieldnames or ())}; domain and agent are needed")
+            raise SourceError(
+                f"'{url}' has the columns {', '.join(rows.fieldnames or ())}; domain and agent are needed"
+            )
         yield from ((row["domain"] or "", row["agent"] or "") for row in rows)
     elif suffix == ".jsonl":
         for number, line in enumerate(filter(str.strip, text), start=1):

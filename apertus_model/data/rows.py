@@ -23,7 +23,8 @@ Span = tuple[int, int]
 
 
 class Rows(Sequence[Row]):
-    """The rows of an artifact written by `write_rows`, read in order or by range; one file at a time is held in memory."""
+    """The rows of an artifact written by `write_rows`, read in order or by range; one file at a time is
+    held in memory."""
 
     def __init__(self, artifact: Artifact) -> None:
         facts = artifact.manifest.facts
@@ -52,15 +53,19 @@ class Rows(Sequence[Row]):
 
 
 def same_rows(first: Rows, *others: Rows) -> int:
-    """Number of rows of artifacts that belong together. StoreError when they differ, which a planner does not let happen."""
+    """Number of rows of artifacts that belong together. StoreError when they differ, which a planner does
+    not let happen."""
     for other in others:
         if len(other) != len(first):
-            raise StoreError(f"{other.artifact.path} has {len(other)} rows, {first.artifact.path} has {len(first)}")
+            raise StoreError(
+                f"{other.artifact.path} has {len(other)} rows, {first.artifact.path} has {len(first)}"
+            )
     return len(first)
 
 
 def write_rows(attempt: Attempt, name: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """Puts `<name>-00000.jsonl`, ... into the artifact; the facts that `Rows` reads: `{"shards": [...], "rows": n}`."""
+    """Puts `<name>-00000.jsonl`, ... into the artifact. Returns the facts that `Rows` reads: `{"shards":
+    [...], "rows": n}`."""
     shards: list[str] = []
     lines: list[str] = []
     count = 0
@@ -89,15 +94,24 @@ def spans(total: int, size: int) -> list[Span]:
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 
 
+def unit_key(name: str, span: Span) -> str:
+    """Key of the unit of a range, so that units of other sizes have other keys."""
+    return f"{name}-{span[0]:08d}-{span[1]:08d}"
+
+
 class Units:
-    """Ranges of items, each a unit of the store named `<name>-<start>-<stop>` that holds the rows computed for it."""
+    """Ranges of items, each a unit of the store named `<name>-<start>-<stop>` that holds the rows computed
+    for it."""
 
     def __init__(self, attempt: Attempt, name: str, ranges: Sequence[Span]) -> None:
         self._attempt = attempt
-        self._keys = {span: f"{name}-{span[0]:08d}-{span[1]:08d}" for span in ranges}
+        self._keys = {span: unit_key(name, span) for span in ranges}
 
-    def compute(self, rows_of: Callable[[int, int], Iterable[Row]], progress: Progress, *, items: str = "prompts") -> None:
-        """Calls `rows_of(start, stop)`, which yields a row per item, for every range that was not committed yet."""
+    def compute(
+        self, rows_of: Callable[[int, int], Iterable[Row]], progress: Progress, *, items: str = "prompts"
+    ) -> None:
+        """Calls `rows_of(start, stop)`, which yields a row per item, for every range that was not
+        committed yet."""
         total = sum(stop - start for start, stop in self._keys)
         done = 0
         for (start, stop), key in self._keys.items():
@@ -123,7 +137,4 @@ class Units:
     def files(self) -> Iterator[Path]:
         """A local file of each range, content checked. StoreError for one that is damaged or gone."""
         for key in self._keys.values():
-            unit = self._attempt.unit(key)
-            if unit is None:
-                raise StoreError(f"unit {key} of {self._attempt.job.path} was committed and is gone; run the stage again")
-            yield self._attempt.unit_files(key, unit)["rows.jsonl"]
+            yield self._attempt.unit_files(key, self._attempt.committed_unit(key))["rows.jsonl"]

@@ -35,13 +35,15 @@ from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
 
 MANY_DOCUMENTS = 16
-"""Least number of documents in a window for which handling all at once is faster than one at a time."""
+"""Up to this number of documents in a window, handling them one by one is faster than all at once."""
 
 
 class Windows:
     """Documents one after the other, cut into windows: concatenate and split."""
 
-    def __init__(self, stream: TokenStream, sequence_length: int, eos_id: int, goldfish: Goldfish | None) -> None:
+    def __init__(
+        self, stream: TokenStream, sequence_length: int, eos_id: int, goldfish: Goldfish | None
+    ) -> None:
         self._stream = stream
         self._sequence_length = sequence_length
         self._eos_id = eos_id
@@ -52,7 +54,9 @@ class Windows:
 
     def sample(self, index: int, source: int) -> Sample:
         start = index * self._sequence_length
-        return _sample(self._stream.read(start, start + self._sequence_length + 1), source, self._eos_id, self._goldfish)
+        return _sample(
+            self._stream.read(start, start + self._sequence_length + 1), source, self._eos_id, self._goldfish
+        )
 
 
 class MixtureSamples:
@@ -90,18 +94,20 @@ class MixtureSamples:
             goldfish: parameters of the Goldfish loss; None masks nothing.
             packed: with best-fit packing, the tables of each source
                 (`apertus_model.data.packed.packed_tables`).
-            excluded: recipes of the same seed, and the numbers of their samples already drawn: their windows
-                come last.
+            excluded: recipes with the same seed, each with its number of samples already drawn; the windows
+                that they have drawn come last.
 
         Raises:
-            ValueError: when the numbers of sources, or the seeds, differ.
-            SourceError: when a source is too short for a single window.
-            TokenFileError: when a token file is damaged.
+            ValueError: the numbers of sources, or the seeds, differ.
+            SourceError: a source is too short for a single window.
+            TokenFileError: a token file is damaged.
         """
         sources = recipe["sources"]
         for what, given in (("token files", bins), ("packed rows", packed)):
             if given is not None and len(given) != len(sources):
-                raise ValueError(f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given")
+                raise ValueError(
+                    f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given"
+                )
         streams = [TokenStream(paths, recipe["vocab_size"]) for paths in bins]
         eos_id, sequences = recipe["eos_id"], list[Sequences]()
         for index, stream in enumerate(streams):
@@ -111,8 +117,9 @@ class MixtureSamples:
                 sequences.append(Windows(stream, sequence_length, eos_id, goldfish))
             if not len(sequences[-1]):
                 raise SourceError(
-                    f"source {index} (corpus {sources[index]['fingerprint']}) has {len(stream)} training tokens; a sample of sequence "
-                    f"length {sequence_length} takes {sequence_length + 1}. Fix: add documents to it, leave it out or shorten the sequences"
+                    f"source {index} (corpus {sources[index]['fingerprint']}) has {len(stream)} training"
+                    f" tokens; a sample of sequence length {sequence_length} takes {sequence_length + 1}."
+                    " Fix: add documents to it, leave it out or shorten the sequences"
                 )
         seed = recipe["seed"] if seed is None else seed
         before = drawn_before(excluded, seed)
@@ -142,14 +149,16 @@ class MixtureSamples:
 
     def epochs(self, n: int) -> list[float]:
         """Passes over each source in the first n samples."""
-        return [drawn / windows for drawn, windows in zip(self.order.drawn(n), self.order.windows, strict=True)]
+        return [
+            drawn / windows for drawn, windows in zip(self.order.drawn(n), self.order.windows, strict=True)
+        ]
 
 
 def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -> dict[str, int]:
-    """Draws of each corpus, by fingerprint, in the first samples of some recipes; an upper bound of its draws
-    where they overlap.
+    """How many windows of each corpus, by fingerprint, the excluded samples have drawn; an upper bound where
+    the excluded recipes draw the same ones.
 
-    Raises ValueError for a recipe of another seed, whose windows come in another order."""
+    Raises ValueError for a recipe with another seed, whose windows come in another order."""
     drawn: dict[str, int] = {}
     for recipe, samples in excluded:
         if recipe["seed"] != seed:
@@ -193,7 +202,9 @@ class ValidationSamples(Sequence[Sample]):
         start = (index - int(self._starts[source])) * length
         tokens = stream.read(start, min(start + length + 1, len(stream)))
         known = tokens.size - 1
-        sample = _sample(np.pad(tokens, (0, length - known), constant_values=self._eos_id), source, self._eos_id, None)
+        sample = _sample(
+            np.pad(tokens, (0, length - known), constant_values=self._eos_id), source, self._eos_id, None
+        )
         sample.labels[known:] = IGNORE_INDEX
         return sample
 
@@ -202,11 +213,17 @@ class ValidationSamples(Sequence[Sample]):
         return range(int(self._starts[source]), int(self._starts[source + 1]))
 
 
-def validation_samples(recipe: dict[str, Any], bins: Sequence[TokenPaths], *, sequence_length: int) -> ValidationSamples:
+def validation_samples(
+    recipe: dict[str, Any], bins: Sequence[TokenPaths], *, sequence_length: int
+) -> ValidationSamples:
     """Opens the held-out split of a mixture; arguments and errors as in `MixtureSamples.open`."""
     if len(bins) != len(recipe["sources"]):
-        raise ValueError(f"the recipe has {len(recipe['sources'])} sources, but token files of {len(bins)} were given")
-    return ValidationSamples([TokenStream(paths, recipe["vocab_size"]) for paths in bins], sequence_length, recipe["eos_id"])
+        raise ValueError(
+            f"the recipe has {len(recipe['sources'])} sources, but token files of {len(bins)} were given"
+        )
+    return ValidationSamples(
+        [TokenStream(paths, recipe["vocab_size"]) for paths in bins], sequence_length, recipe["eos_id"]
+    )
 
 
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
@@ -215,15 +232,17 @@ def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldf
     ends = np.flatnonzero(inputs == eos_id)
     positions = positions_within_documents(ends, inputs.size)
     if goldfish is not None:
-        masked = goldfish_mask(labels, goldfish.k, goldfish.h, positions if goldfish.within_documents else None)
+        masked = goldfish_mask(
+            labels, goldfish.k, goldfish.h, positions if goldfish.within_documents else None
+        )
         np.copyto(labels, IGNORE_INDEX, where=masked)
     labels[ends] = IGNORE_INDEX
     return Sample(inputs, labels, positions, source)
 
 
 def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Distance of each token from the start of its document, int64 of shape (length,), by the places of the
-    end-of-document tokens.
+    """Distance of each token from the start of its document, int64 of shape (length,), from the positions of
+    the end-of-document tokens.
 
     Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0].
     """

@@ -7,8 +7,8 @@ these steps for all tasks together, and counts later steps only for documents th
 Invariants:
 - The outcome equals that of applying each step to the whole source in turn; it is a function of the set of
   documents.
-- Of a group of similar documents the one with the smallest hash of its text stays (of equal texts, the one
-  whose columns that filters read have the smallest hash), independent of names, positions and tasks.
+- Of a group of similar documents, the one whose text has the smallest hash stays. Among equal texts it is the
+  one with the smallest hash of the columns that filters read. Names, positions and tasks do not matter.
 - Every document is counted once: tokenised and kept, or dropped under the label of one step.
 
 Memory: 47 bytes per document that reaches the first step over the whole source (or is kept, without such a
@@ -43,16 +43,23 @@ CHARACTERS = "dropped_characters"
 
 
 def record_type(kinds: int) -> np.dtype[Any]:
-    """A document that came to the first step over the whole source, or to the end: hashes of its text as read, of its columns and of its
-    text as tokenised, its characters as read, the step that dropped it in its task (or the number of steps), and replacements by kind."""
-    fields = [("text", "<u8"), ("columns", "<u8"), ("final", "<u8"), ("characters", "<i8"), ("step", "<i2"), ("replaced", "<u4", (kinds,))]
+    """The record of a document that reached the first step over the whole source, or the end. `kinds`: number
+    of kinds of personal data."""
+    fields = [
+        ("text", "<u8"),  # hash of the text as read
+        ("columns", "<u8"),  # hash of the columns that filters read
+        ("final", "<u8"),  # hash of the text as tokenised
+        ("characters", "<i8"),  # characters of the text as read
+        ("step", "<i2"),  # the step that dropped it in its task, or the number of steps
+        ("replaced", "<u4", (kinds,)),  # replacements by kind
+    ]
     return np.dtype(fields)
 
 
 class Selection(PipelineStep):
-    """Passes on the documents that no step of single documents drops, with personal data replaced. Writes at the end, in `folder`:
-    `<rank>_documents.npy`, `<rank>_signatures-<step>.npy` (buckets, records) and `<rank>_examples.jsonl`; `counts` are drops before the
-    first step over the whole source."""
+    """Passes on the documents that no step of single documents drops, with personal data replaced. Writes
+    at the end, in `folder`: `<rank>_documents.npy`, `<rank>_signatures-<step>.npy` (buckets, records) and
+    `<rank>_examples.jsonl`; `counts` are drops before the first step over the whole source."""
 
     type = "FILTER"
     name = "selection"
@@ -66,11 +73,19 @@ class Selection(PipelineStep):
         self._folder = folder
         self._replacer = Replacer(process.replaced)
         self._checks: dict[int, Check] = {
-            index: make_check(step, folder) for index, step in enumerate(self._steps) if not isinstance(step, GLOBAL_FILTERS)
+            index: make_check(step, folder)
+            for index, step in enumerate(self._steps)
+            if not isinstance(step, GLOBAL_FILTERS)
         }
-        self._signers = {index: MinHash(step) for index, step in enumerate(self._steps) if isinstance(step, NearDuplicatesFilter)}
+        self._signers = {
+            index: MinHash(step)
+            for index, step in enumerate(self._steps)
+            if isinstance(step, NearDuplicatesFilter)
+        }
         self._first = first_global(self._steps)
-        self.counts: dict[str, dict[str, int]] = {name: dict.fromkeys(self._labels, 0) for name in (DROPPED, CHARACTERS)}
+        self.counts: dict[str, dict[str, int]] = {
+            name: dict.fromkeys(self._labels, 0) for name in (DROPPED, CHARACTERS)
+        }
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         records: list[tuple[Any, ...]] = []
@@ -95,17 +110,23 @@ class Selection(PipelineStep):
                     examples.offer("replaced", key, partial(cut_at_change, text, document.text))
             records.append((*key, 0 if drop else text_hash(document.text), len(text), passed, replaced))
             for index, rows in signatures.items():
-                rows.append(signed[index] if index in signed else np.zeros(self._signers[index].buckets, np.uint64))
+                rows.append(
+                    signed[index] if index in signed else np.zeros(self._signers[index].buckets, np.uint64)
+                )
             if drop is None:
                 yield document
-        np.save(self._folder / f"{rank:05d}_documents.npy", np.array(records, dtype=record_type(len(self._replacer.kinds))))
+        np.save(
+            self._folder / f"{rank:05d}_documents.npy",
+            np.array(records, dtype=record_type(len(self._replacer.kinds))),
+        )
         for index, rows in signatures.items():
             by_bucket = np.array(rows, np.uint64).reshape(len(rows), self._signers[index].buckets).T
             np.save(self._folder / f"{rank:05d}_signatures-{index}.npy", np.ascontiguousarray(by_bucket))
         (self._folder / f"{rank:05d}_examples.jsonl").write_bytes(to_jsonl(examples.rows()))
 
     def _judge(self, document: Document) -> tuple[int, Drop | None, dict[int, NDArray[np.uint64]]]:
-        """The step that drops the document, or the number of steps; why; and its signatures for the steps before."""
+        """Returns the step that drops the document, or the number of steps; the reason; and the document's
+        signatures, by step of near-duplicates before that."""
         signed: dict[int, NDArray[np.uint64]] = {}
         for index in range(len(self._steps)):
             if index in self._signers:
@@ -136,14 +157,14 @@ def first_global(steps: Sequence[FilterSpec]) -> int:
 class Selected:
     """The records of all tasks, in order."""
 
-    records: NDArray[Any]  # (records,), of `record_type`
+    records: NDArray[Any]  # (records,), each a `record_type`
     starts: NDArray[np.int64]  # records of task t begin at `starts[t]` and end at `starts[t + 1]`
     tokenised: NDArray[np.bool_]  # (records,): which were tokenised
     signatures: dict[int, list[Path]]  # files of the tasks, for each step of near-duplicates
 
     @classmethod
     def open(cls, tasks: Sequence[dict[str, Path]], steps: Sequence[FilterSpec]) -> Selected:
-        """From the files of `Selection`, named without their rank. One task at least."""
+        """Opens the files of `Selection`, named without their rank. There must be at least one task."""
         parts = [np.load(files["documents.npy"], allow_pickle=False) for files in tasks]
         records = np.concatenate(parts)
         near = [index for index, step in enumerate(steps) if isinstance(step, NearDuplicatesFilter)]
@@ -155,22 +176,24 @@ class Selected:
         return slice(int(self.starts[number]), int(self.starts[number + 1]))
 
     def buckets(self, step: int) -> Iterator[NDArray[np.uint64]]:
-        """The values by which documents are compared, each (records,): the hash of their text, or the buckets
-        of their signatures in turn."""
+        """The arrays of values, each (records,), by which a step compares documents: the hashes of their
+        texts, or one array per bucket of their signatures."""
         if step not in self.signatures:
             yield self.records["text"]
             return
         files = self.signatures[step]
         for bucket in range(len(np.load(files[0], mmap_mode="r", allow_pickle=False))):
             # Opened one by one: there can be more tasks than a process may have files open.
-            yield np.concatenate([np.array(np.load(file, mmap_mode="r", allow_pickle=False)[bucket]) for file in files])
+            yield np.concatenate(
+                [np.array(np.load(file, mmap_mode="r", allow_pickle=False)[bucket]) for file in files]
+            )
 
 
 class Duplicate(NamedTuple):
-    """A document that was dropped for another one."""
+    """A document that was dropped because a similar one is kept."""
 
     document: int  # index in the records of all tasks
-    kept: int  # index of the other one
+    kept: int  # index of the document that is kept
     group: int  # size of their group
     text: int  # hash of the document's text
 
@@ -181,14 +204,14 @@ class Resolution:
 
     kept: NDArray[np.bool_]  # (records,): which records become part of the corpus
     gone: NDArray[np.int16]  # (records,): the step over the whole source that dropped a record, or -1
-    counts: dict[str, dict[str, int]]  # drops from the first such step on
+    counts: dict[str, dict[str, int]]  # drops by the first such step and the steps after it
     replaced: list[int]  # replacements in kept documents, by kind
-    duplicates: dict[str, list[Duplicate]] = field(default_factory=dict)
+    duplicates: dict[str, list[Duplicate]] = field(default_factory=dict)  # to show, by label of the step
 
 
 def resolve(steps: Sequence[FilterSpec], selected: Selected, shown: int = 3) -> Resolution:
-    """Decides the steps over the whole source, and counts the later ones. `shown`: duplicates to name for
-    each such step."""
+    """Decides the steps over the whole source, and counts the later ones. `shown`: number of duplicates to
+    name for each such step."""
     records = selected.records
     names = labels(list(steps))
     counts: dict[str, dict[str, int]] = {DROPPED: {}, CHARACTERS: {}}
@@ -225,8 +248,10 @@ def missing(resolution: Resolution, selected: Selected) -> Callable[[str, Key], 
     return gone
 
 
-def _shown(selected: Selected, members: NDArray[np.int64], found: NDArray[np.int64], shown: int) -> list[Duplicate]:
-    """The first duplicates by hash, of those whose tokens were written: their text can be shown."""
+def _shown(
+    selected: Selected, members: NDArray[np.int64], found: NDArray[np.int64], shown: int
+) -> list[Duplicate]:
+    """The first duplicates by hash among those whose tokens were written, so that their text can be shown."""
     candidates = np.flatnonzero((found != np.arange(len(found))) & selected.tokenised[members])
     hashes = selected.records["text"][members[candidates]]
     _, places = np.unique(hashes.byteswap(), return_index=True)

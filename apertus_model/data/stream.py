@@ -1,8 +1,8 @@
 """The tokens of one split of one source: token files (`.bin` and `.idx`), read by position as one stream.
 
 Invariants:
-- Opening reads no token, nothing that grows with their number, and keeps no file open: it costs the same for a
-  kilobyte and a terabyte, in one shard or thousands.
+- Opening reads no token, nothing that grows with their number, and keeps no file open: it costs the same for
+  a kilobyte and a terabyte, in one shard or thousands.
 - A pair of files is checked when it is first read (`check_index`), and each block of a stored file when it is
   read, by its digest. Blocks that are copied from a remote store are bounded in number.
 """
@@ -17,7 +17,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.megatron import HEADER_BYTES, TokenFileError, check_index, id_outside, read_header, token_dtype
+from apertus_model.data.megatron import (
+    HEADER_BYTES,
+    TokenFileError,
+    check_index,
+    id_outside,
+    read_header,
+    token_dtype,
+)
 from infra.store import Artifact
 from infra.store.files.reader import RangeFile
 from infra.store.reading.ranges import BlockCache, LocalFile, StoredFile
@@ -28,8 +35,8 @@ TokenPath = Path | str | tuple[Path, Path]
 Split = Literal["train", "validation"]
 
 WHOLE_SPLIT_BYTES = 256 * 2**20
-"""Up to this size, a split in a remote store is copied whole, and compared with its digests; a larger one is read
-in blocks."""
+"""Up to this size, a split in a remote store is copied whole, and compared with its digests; a larger one
+is read in blocks."""
 
 
 class Sample(NamedTuple):
@@ -46,18 +53,21 @@ class TokenShard:
 
     Args:
         data, index: the two files.
-        dtype: type of a token, where it is known; else the header of the index is read for it.
+        dtype: type of a token; None reads it from the header of the index.
         vocab_size: when given, ids that are read are checked against it.
 
     Attributes:
-        tokens: how many there are.
+        tokens: their number.
         remote: whether reading may wait for a network.
 
     Raises:
-        TokenFileError: when header, lengths and counts do not fit together (at the first reading), or an id is outside of the vocabulary.
+        TokenFileError: when it reads: header, lengths and counts do not fit together, or an id is outside the
+            vocabulary.
     """
 
-    def __init__(self, data: RangeFile, index: RangeFile, dtype: np.dtype | None = None, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, data: RangeFile, index: RangeFile, dtype: np.dtype | None = None, vocab_size: int | None = None
+    ) -> None:
         self._data, self._index = data, index
         self._vocab_size = vocab_size
         self._checked = False
@@ -73,14 +83,19 @@ class TokenShard:
         tokens: NDArray[Any] = np.frombuffer(self._data.read(start * width, stop * width), self.dtype)
         if self._vocab_size is not None and (worst := id_outside(tokens, self._vocab_size)) is not None:
             raise TokenFileError(
-                f"{self._data.name} holds token id {worst} between tokens {start} and {stop}; the vocabulary has {self._vocab_size}"
+                f"{self._data.name} holds token id {worst} between tokens {start} and {stop}; the vocabulary"
+                f" has {self._vocab_size}"
             )
         return tokens
 
     def _check(self) -> None:
-        header = check_index(self._index.read, self._index.size, self._data.size, self._index.name, self._data.name)
+        header = check_index(
+            self._index.read, self._index.size, self._data.size, self._index.name, self._data.name
+        )
         if header.dtype != self.dtype:
-            raise TokenFileError(f"{self._index.name} has tokens of {header.dtype}; {self.dtype} was expected")
+            raise TokenFileError(
+                f"{self._index.name} has tokens of {header.dtype}; {self.dtype} was expected"
+            )
         self._checked = True
 
 
@@ -88,7 +103,8 @@ TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath] 
 
 
 class TokenStream:
-    """The token files of one split of one source, one after the other; each is opened and checked when it is first read.
+    """The token files of one split of one source, one after the other; each is opened and checked when it is
+    first read.
 
     Raises ValueError without files, FileNotFoundError for one that is missing, and what TokenShard raises.
     """
@@ -98,7 +114,9 @@ class TokenStream:
         for path in paths if isinstance(paths, list) else [paths]:
             # The shards of a split have tokens of one type: the header of the first tells it.
             dtype = self._shards[0].dtype if self._shards else None
-            self._shards.append(path if isinstance(path, TokenShard) else TokenShard(*_files(path), dtype, vocab_size))
+            self._shards.append(
+                path if isinstance(path, TokenShard) else TokenShard(*_files(path), dtype, vocab_size)
+            )
         if not self._shards:
             raise ValueError("a token stream needs at least one token file")
         self._starts = list(accumulate((shard.tokens for shard in self._shards), initial=0))
@@ -151,8 +169,8 @@ def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
 
 
 def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None) -> list[TokenShard]:
-    """The shards of a split, as `MixtureSamples.open` takes them for one source. Nothing is read or copied before a
-    shard is used, however large the split is.
+    """The shards of a split, as `MixtureSamples.open` takes them for one source. Nothing is read or copied
+    before a shard is used, however large the split is.
 
     Args:
         cache: of the blocks of a large split in a remote store; None copies the split whole.
@@ -163,6 +181,11 @@ def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None
     blocks = None if small else cache
     vocab_size = facts["vocab_size"]
     return [
-        TokenShard(StoredFile(corpus, data, blocks), StoredFile(corpus, index, blocks), token_dtype(vocab_size), vocab_size)
+        TokenShard(
+            StoredFile(corpus, data, blocks),
+            StoredFile(corpus, index, blocks),
+            token_dtype(vocab_size),
+            vocab_size,
+        )
         for data, index in pairs
     ]

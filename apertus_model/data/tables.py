@@ -1,17 +1,18 @@
-"""Documents in rows: lines of JSON, Parquet, Arrow (files, streams, and the shards that `datasets.save_to_disk` writes).
+"""Documents in rows: lines of JSON, Parquet, Arrow (files, streams, and the shards that
+`datasets.save_to_disk` writes).
 
 Invariants:
-- The same rows give the same documents and the same rejections in every container: text is bytes that must be UTF-8, whatever type the
-  container declares; only the columns that the spec names are read.
-- Memory is bounded by one line of JSON of DOCUMENT_BYTES at most, by BATCH_BYTES of Parquet (or one row) and a page as its
-  writer made it, by one record batch of Arrow as its writer made it.
+- The same rows give the same documents and the same rejections in every container: text is bytes that must be
+  UTF-8, whatever type the container declares; only the columns that the spec names are read.
+- Memory is bounded by one line of JSON of DOCUMENT_BYTES at most, by BATCH_BYTES of Parquet (or one row) and
+  a page as its writer made it, by one record batch of Arrow as its writer made it.
 - No code of a file is run: types that need it (extensions) are refused, dataset scripts are ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow
@@ -20,7 +21,15 @@ import pyarrow.parquet
 from pyarrow import types
 
 from apertus_model.data import found
-from apertus_model.data.found import Damaged, FoundDocuments, NotAsStated, Rejection, Scalar, SourceDocument, encodable
+from apertus_model.data.found import (
+    Damaged,
+    FoundDocuments,
+    NotAsStated,
+    Rejection,
+    Scalar,
+    SourceDocument,
+    encodable,
+)
 from specs.sources import SourceSpec
 
 ROWS_PER_BATCH = 4096
@@ -29,39 +38,52 @@ READ_BYTES = 2**20
 
 
 def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
-    """A line is a row. datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only logs broken lines; here each one
-    is counted."""
-    for number, line in enumerate(read_lines(file), start=1):
-        if isinstance(line, Rejection):
-            yield line
-            continue
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except UnicodeDecodeError:
-            yield Rejection("not_utf8")
-            continue
-        except (ValueError, RecursionError):
-            yield Rejection("not_json")
-            continue
-        if not isinstance(row, dict):
-            yield Rejection("not_json")
+    """A line is a row. datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only
+    logs broken lines; here each one is counted."""
+    for number, row in json_rows(file):
+        if isinstance(row, Rejection):
+            yield row
             continue
         place = f"line {number}"
         _require(list(row), source, place)
         for name in source.metadata:
             if isinstance(row[name], (dict, list)):
                 kind = "an object" if isinstance(row[name], dict) else "a list"
-                raise NotAsStated(f"column '{name}' holds {kind}; metadata are single values", "metadata", place)
+                raise NotAsStated(
+                    f"column '{name}' holds {kind}; metadata are single values", "metadata", place
+                )
         text = row[source.text_column]
         identifier = None if source.id_column is None else row[source.id_column]
-        yield _document(text if isinstance(text, str) else None, identifier, {name: row[name] for name in source.metadata})
+        yield _document(
+            text if isinstance(text, str) else None, identifier, {name: row[name] for name in source.metadata}
+        )
+
+
+def json_rows(
+    file: BinaryIO, parse_constant: Callable[[str], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any] | Rejection]]:
+    """Rows, each with the number of its line; an empty line is none. `parse_constant`: of `json.loads`, for
+    NaN and the infinities."""
+    for number, line in enumerate(read_lines(file), start=1):
+        if isinstance(line, Rejection):
+            yield number, line
+        elif line.strip():
+            yield number, _json_row(line, parse_constant)
+
+
+def _json_row(line: bytes, parse_constant: Callable[[str], None] | None) -> dict[str, Any] | Rejection:
+    try:
+        row = json.loads(line, parse_constant=parse_constant)
+    except UnicodeDecodeError:
+        return Rejection("not_utf8")
+    except (ValueError, RecursionError):
+        return Rejection("not_json")
+    return row if isinstance(row, dict) else Rejection("not_json")
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes | Rejection]:
-    """Lines without their ends. Not every decompressor can be iterated over; each can be read. What is read of a line that
-    is longer than DOCUMENT_BYTES is not kept."""
+    """Lines without their ends. Reads blocks, since some decompressors cannot be iterated over. A line longer
+    than DOCUMENT_BYTES is a rejection and is not held in memory."""
     pieces: list[bytes] = []
     size = 0
 
@@ -83,8 +105,11 @@ def read_lines(file: BinaryIO) -> Iterator[bytes | Rejection]:
 
 
 def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
-    """Row group by row group; checksums of pages are checked where the writer made some."""
-    table = pyarrow.parquet.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    """Documents of a Parquet file, row group by row group. Checks the checksums of pages, if there are
+    any."""
+    table = pyarrow.parquet.ParquetFile(
+        file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True
+    )
     columns = _columns(table.schema_arrow, source)
     rows = 0
     for group in range(table.num_row_groups):
@@ -98,7 +123,8 @@ def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
 
 
 def arrow(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
-    """Arrow's IPC file format, or its stream format, which must end with its marker: without it nothing tells a whole file from a part."""
+    """Arrow's IPC file format, or its stream format. A stream must end with its marker: without it, a
+    truncated stream looks complete."""
     is_file = file.read(6) == b"ARROW1"
     file.seek(0)
     schema = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(file).schema
@@ -139,24 +165,33 @@ def _require(present: list[str], source: SourceSpec, place: str = "") -> list[st
         asked.append(("id_column", source.id_column))
     for fix, name in asked:
         if name not in present:
-            raise NotAsStated(f"no column '{name}'; there are {', '.join(sorted(present)) or 'none'}", fix, place)
+            raise NotAsStated(
+                f"no column '{name}'; there are {', '.join(sorted(present)) or 'none'}", fix, place
+            )
         if present.count(name) > 1:
             raise NotAsStated(f"there are {present.count(name)} columns '{name}'", fix, place)
     return list(dict.fromkeys(name for _, name in asked))
 
 
 def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
-    """The columns that the spec names. NotAsStated when one is missing or of a type that is not text, or no single value."""
+    """The columns that the spec names. NotAsStated when one is missing or of a type that is not text, or
+    no single value."""
     columns = _require(schema.names, source)
     for name in columns:
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         if name == source.text_column and not (_is_text(value) or types.is_null(value)):
             raise NotAsStated(f"column '{name}' holds {kind}, not text", "text_column")
-        if name in source.metadata and not (_is_text(value) and not _is_binary(value) or _is_number(value) or types.is_temporal(value)):
-            raise NotAsStated(f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times", "metadata")
+        if name in source.metadata and not (
+            (_is_text(value) and not _is_binary(value)) or _is_number(value) or types.is_temporal(value)
+        ):
+            raise NotAsStated(
+                f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times", "metadata"
+            )
         if name == source.id_column and not (_is_text(value) or types.is_integer(value)):
-            raise NotAsStated(f"column '{name}' holds {kind}; an identifier is text or an integer", "id_column")
+            raise NotAsStated(
+                f"column '{name}' holds {kind}; an identifier is text or an integer", "id_column"
+            )
     return columns
 
 
@@ -165,7 +200,9 @@ def _is_binary(kind: pyarrow.DataType) -> bool:
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or _is_binary(kind)
+    return (
+        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or _is_binary(kind)
+    )
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:
@@ -176,7 +213,9 @@ def _rows(batch: pyarrow.RecordBatch, source: SourceSpec) -> FoundDocuments:
     values = {name: _values(batch.column(name)) for name in dict.fromkeys(batch.schema.names)}
     for row in range(batch.num_rows):
         identifier = None if source.id_column is None else values[source.id_column][row]
-        yield _document(values[source.text_column][row], identifier, {name: values[name][row] for name in source.metadata})
+        yield _document(
+            values[source.text_column][row], identifier, {name: values[name][row] for name in source.metadata}
+        )
 
 
 def _values(column: pyarrow.Array) -> list[Any]:
@@ -186,7 +225,7 @@ def _values(column: pyarrow.Array) -> list[Any]:
         column.validate(full=True)
         column = column.dictionary_decode()
     if types.is_string(column.type) or types.is_large_string(column.type):
-        # The same buffers under another name: their structure is checked here, that they are UTF-8 row by row.
+        # The same buffers, seen as bytes: their structure is checked here, and UTF-8 row by row.
         column = column.view(pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary())
     column.validate(full=True)
     if types.is_timestamp(column.type) and column.type.tz is not None:
@@ -194,7 +233,9 @@ def _values(column: pyarrow.Array) -> list[Any]:
     return (column.cast(pyarrow.string()) if types.is_temporal(column.type) else column).to_pylist()
 
 
-def _document(text: str | bytes | None, identifier: Any, metadata: dict[str, Any]) -> SourceDocument | Rejection:
+def _document(
+    text: str | bytes | None, identifier: Any, metadata: dict[str, Any]
+) -> SourceDocument | Rejection:
     values: dict[str, Scalar] = {}
     for name, value in (("", text), *metadata.items()):
         if isinstance(value, (bytes, str)):
@@ -212,7 +253,8 @@ def _document(text: str | bytes | None, identifier: Any, metadata: dict[str, Any
 
 
 def _identifier(value: Any) -> str | None:
-    """Bytes of an identifier that are not UTF-8 are shown as escapes: it names the document and is not trained on."""
+    """Bytes of an identifier that are not UTF-8 are shown as escapes: it names the document and is not
+    trained on."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

@@ -40,7 +40,8 @@ class TaskResult(NamedTuple):
 
 
 class DocumentTokeniser(MegatronDocumentTokenizer):
-    """datatrove's Megatron writer, with `bos document eos` for each document and no special token inside one."""
+    """datatrove's Megatron writer, with `bos document eos` for each document and no special token inside
+    one."""
 
     def __init__(self, folder: Path, tokenizer: Path, bos: str, eos: str) -> None:
         super().__init__(str(folder), tokenizer_name_or_path=str(tokenizer), batch_size=DOCUMENTS_PER_BATCH)
@@ -89,7 +90,9 @@ class CorpusTasks(NamedTuple):
         steps = self.pipeline()
         reader, selection = steps[:2]
         assert isinstance(selection, Selection)
-        executor = LocalPipelineExecutor(steps, tasks=len(self.tasks), workers=1, logging_dir=str(self.folder), skip_completed=False)
+        executor = LocalPipelineExecutor(
+            steps, tasks=len(self.tasks), workers=1, logging_dir=str(self.folder), skip_completed=False
+        )
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             try:
                 # A local rank other than 0 is quiet.
@@ -102,7 +105,7 @@ class CorpusTasks(NamedTuple):
 
 
 def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
-    """The source, with the columns that filters look at among what is read of a row."""
+    """The source, with the columns that filters need among those that are read."""
     if source.format not in TABLES:
         return source
     return source.model_copy(update={"metadata": sorted({*source.metadata, *columns})})
@@ -111,6 +114,14 @@ def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
 def _read_counts(reader: PipelineStep) -> dict[str, dict[str, int]]:
     """Totals of one task: documents, bytes and characters that were read, and rejections by reason."""
     stats = reader.stats.stats
-    rejected = {name.removeprefix("rejected_"): int(value.total) for name, value in stats.items() if name.startswith("rejected_")}
-    read = {"documents": int(stats["doc_len"].n), "bytes": int(stats["bytes"].total), "characters": int(stats["doc_len"].total)}
+    rejected = {
+        name.removeprefix("rejected_"): int(value.total)
+        for name, value in stats.items()
+        if name.startswith("rejected_")
+    }
+    read = {
+        "documents": int(stats["doc_len"].n),
+        "bytes": int(stats["bytes"].total),
+        "characters": int(stats["doc_len"].total),
+    }
     return {"read": read, "rejected": rejected}

@@ -7,7 +7,8 @@ Invariants:
   does not fit its `.bin`.
 - The text of a document, which decides its order and its split, is decoded from its tokens: a document has
   the same order and split whether its source is text or tokens.
-- Memory is bounded by one document and the index of one file; files elsewhere than on a local disk are copied to scratch one at a time.
+- Memory is bounded by one document and the index of one file; files elsewhere than on a local disk are copied
+  to scratch one at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ TOKENS = "token_ids"
 
 
 class TokenReader(PipelineStep):
-    """Documents of the `.bin/.idx` pairs of a task. Stats as of `SourceReader`, with the rejections `empty` and `marker_inside`.
+    """Documents of the `.bin/.idx` pairs of a task. Stats as of `SourceReader`, with the rejections `empty`
+    and `marker_inside`.
 
     Args:
         tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
@@ -47,13 +49,16 @@ class TokenReader(PipelineStep):
     type = "READER"
     name = "tokens"
 
-    def __init__(self, source: SourceSpec, tasks: list[list[str]], tokenizer: Path, bos: str, eos: str, folder: Path) -> None:
+    def __init__(
+        self, source: SourceSpec, tasks: list[list[str]], tokenizer: Path, bos: str, eos: str, folder: Path
+    ) -> None:
         super().__init__()
         assert source.tokenizer is not None, "the spec asks for it"
         digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
         if source.tokenizer != "trusted" and not digest.startswith(source.tokenizer.removeprefix("sha256:")):
             raise SourceError(
-                f"the tokens of {source.url} are of tokenizer {source.tokenizer}, the corpus's is sha256:{digest}. Fix: its tokenizer"
+                f"the tokens of {source.url} are of tokenizer {source.tokenizer}, the corpus's is"
+                f" sha256:{digest}. Fix: its tokenizer"
             )
         self._source = source
         self._tasks = tasks
@@ -79,16 +84,26 @@ class TokenReader(PipelineStep):
                 yield document
 
     def _pairs(self, rank: int) -> list[str]:
-        """The `.bin` of each pair of a task. SourceError for a file without the other one: both decide what a corpus is."""
+        """The `.bin` of each pair of a task. SourceError for a file without the other one: a corpus
+        depends on both."""
         everything = {path for task in self._tasks for path in task}
         if "" in everything:
-            raise SourceError(f"{self._source.url} is one file; a .bin and its .idx are needed. Fix: name their folder, choose by include")
+            raise SourceError(
+                f"{self._source.url} is one file; a .bin and its .idx are needed. Fix: name their folder,"
+                " choose by include"
+            )
         for path in self._tasks[rank]:
             other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(path).suffix)
             if other is None:
-                raise SourceError(f"'{path}' of {self._source.url} is neither .bin nor .idx. Fix: the include globs of the source")
+                raise SourceError(
+                    f"'{path}' of {self._source.url} is neither .bin nor .idx. Fix: the include globs of the"
+                    " source"
+                )
             if str(PurePosixPath(path).with_suffix(other)) not in everything:
-                raise SourceError(f"there is no {other} beside '{path}' of {self._source.url}. Fix: the globs of the source, or the file")
+                raise SourceError(
+                    f"there is no {other} beside '{path}' of {self._source.url}. Fix: the globs of the"
+                    " source, or the file"
+                )
         return [path for path in self._tasks[rank] if path.endswith(".bin")]
 
     def _documents(self, path: str, vocab_size: int, bos: int, eos: int) -> Iterator[NDArray[np.integer]]:
@@ -104,8 +119,9 @@ class TokenReader(PipelineStep):
                 ids = file.document(index)
                 if ids.size and (ids[0] == bos, ids[-1] == eos) != (has_begin, has_end):
                     raise SourceError(
-                        f"document {index} of '{full}' begins with token {ids[0]} and ends with {ids[-1]}; the begin- and end-of-document "
-                        f"tokens are {bos} and {eos}, and the source says that there are: {self._source.markers}. Fix: markers"
+                        f"document {index} of '{full}' begins with token {ids[0]} and ends with {ids[-1]};"
+                        f" the begin- and end-of-document tokens are {bos} and {eos}, and the source says"
+                        f" that there are: {self._source.markers}. Fix: markers"
                     )
                 yield ids[int(has_begin) : ids.size - int(has_end)]
         except OSError as error:
@@ -117,12 +133,17 @@ class TokenReader(PipelineStep):
     def _copy(self, full: str) -> list[Path]:
         """Local copies of a pair."""
         fs, _ = open_source(self._source)
-        copies = [self._folder / f"{hashlib.sha256(full.encode()).hexdigest()[:16]}{suffix}" for suffix in (".bin", ".idx")]
+        copies = [
+            self._folder / f"{hashlib.sha256(full.encode()).hexdigest()[:16]}{suffix}"
+            for suffix in (".bin", ".idx")
+        ]
         try:
             for copy in copies:
                 fs.get_file(full.removesuffix(".bin") + copy.suffix, str(copy))
         except OSError as error:
-            raise SourceError(f"cannot read '{full}' and its .idx: {type(error).__name__}: {error}") from error
+            raise SourceError(
+                f"cannot read '{full}' and its .idx: {type(error).__name__}: {error}"
+            ) from error
         return copies
 
 

@@ -4,8 +4,9 @@ encoding.
 Invariants: ids 0 to `reserved - 1` are special tokens and the same in every vocabulary; the vocabulary has
 exactly the stated size; training is deterministic.
 
-Sources: ids from the released tokenizer (61 to 72 carry the chat format; they were placeholders in pretraining); pre-tokenisation is
-that of Mistral-Nemo ("tekken"), which Apertus took over: no normaliser, digits one by one, then bytes.
+Sources: ids from the released tokenizer (61 to 72 carry the chat format; they were placeholders in
+pretraining); pre-tokenisation is that of Mistral-Nemo ("tekken"), which Apertus took over: no normaliser,
+digits one by one, then bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def train(texts: Iterable[str], vocab_size: int, reserved: int) -> Tokenizer:
     Raises ValueError when `vocab_size` has no room for special tokens and bytes.
     """
     if vocab_size < reserved + 256:
-        raise ValueError(f"vocab_size {vocab_size} has no room for {reserved} special tokens and 256 bytes; take {reserved + 256} or more")
+        raise ValueError(
+            f"vocab_size {vocab_size} has no room for {reserved} special tokens and 256 bytes; take"
+            f" {reserved + 256} or more"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -68,14 +72,20 @@ def train(texts: Iterable[str], vocab_size: int, reserved: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[AddedToken(token, normalized=False, special=True) for token in special_tokens(reserved)],
+        special_tokens=[
+            AddedToken(token, normalized=False, special=True) for token in special_tokens(reserved)
+        ],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     missing = range(tokenizer.get_vocab_size(), vocab_size)
-    tokenizer.add_special_tokens([AddedToken(f"<UNUSED_{index}>", normalized=False, special=True) for index in missing])
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))])
+    tokenizer.add_special_tokens(
+        [AddedToken(f"<UNUSED_{index}>", normalized=False, special=True) for index in missing]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
     return tokenizer
 
 

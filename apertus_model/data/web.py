@@ -4,9 +4,10 @@
 Invariants:
 - Records are framed here strictly, and datatrove's `process_record` gets each whole. datatrove's WarcReader
   uses warcio, which accepts a truncated file.
-- A record of those two types is a document or a counted rejection, one of type `resource` (a file that was not served over HTTP, which
-  datatrove does not read) a rejection; records of other types are ignored.
-- Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and without a time limit.
+- A record of those two types is a document or a counted rejection, one of type `resource` (a file that was
+  not served over HTTP, which datatrove does not read) a rejection; records of other types are ignored.
+- Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and
+  without a time limit.
 - Memory is bounded by one record of RECORD_BYTES at most, squeezed or not. Common Crawl cuts pages at 5 MiB.
 """
 
@@ -30,10 +31,10 @@ NEEDED = ("warcio", "trafilatura", "cchardet", "magic")
 
 
 class _Record(NamedTuple):
-    """One record: its WARC-Type, and head and block as they stand in the file; None where a block is too large or not asked for."""
+    """One record of an archive."""
 
-    kind: str
-    content: bytes | None
+    kind: str  # its WARC-Type
+    content: bytes | None  # head and block as in the file; None if the block is too large or not asked for
 
 
 def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
@@ -53,7 +54,7 @@ def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
             continue
         try:
             parsed = loader.parse_record_stream(io.BytesIO(record.content))
-            content = parsed.content_stream().read(RECORD_BYTES + 1)  # of a page that was sent compressed
+            content = parsed.content_stream().read(RECORD_BYTES + 1)  # decompressed if it was compressed
             parsed.content_stream = partial(io.BytesIO, content)
             page = process_record(parsed) if len(content) <= RECORD_BYTES else None
         except Exception:  # what servers send breaks the parser in many ways
@@ -64,7 +65,7 @@ def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
             continue
         try:
             text = text_of_page(page["text"]) if record.kind == "response" else page["text"]
-        except Exception:  # so do pages
+        except Exception:  # pages break the extractor in as many ways
             yield Rejection("extraction_failed")
             continue
         if not text or not text.strip():
@@ -93,7 +94,8 @@ def _extractor(html: str) -> Callable[[str], str | None]:
 
 
 def _records(file: BinaryIO) -> Iterator[_Record]:
-    """Raises EOFError when a record is cut off, Damaged when something else stands where one should begin or end."""
+    """Raises EOFError when a record is cut off, Damaged when something else stands where one should begin
+    or end."""
     start = 0
     while line := file.readline(LINE_BYTES):
         if not line.startswith(b"WARC/"):
@@ -115,7 +117,7 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
         block = file.read(length) if wanted else b""
         read = len(block) if wanted else _skip(file, length)
         end = file.read(4) if read == length else b""
-        if read < length or b"\r\n\r\n".startswith(end) and len(end) < 4:
+        if read < length or (b"\r\n\r\n".startswith(end) and len(end) < 4):
             raise EOFError(f"the record at byte {start} is truncated: it has {read} of {length} bytes")
         if end != b"\r\n\r\n":
             raise Damaged(f"the record at byte {start} does not end after its {length} bytes")

@@ -14,7 +14,10 @@ from datatrove.utils.text import TextNormConfig, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 # Thai, Lao, Tibetan, Burmese, Khmer, kana, and Chinese characters.
-_UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 _KEEP_NUMBERS = TextNormConfig(norm_numbers=False)
 

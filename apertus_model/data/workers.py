@@ -27,7 +27,8 @@ class Tasks(Protocol[Result]):
 
 
 def run_tasks(work: Tasks[Result], ranks: list[int], workers: int) -> Iterator[tuple[int, Result]]:
-    """Runs tasks and yields each with its rank when it is done: in this process for one worker, else in `workers` processes.
+    """Runs tasks and yields each with its rank when it is done: in this process for one worker, else in
+    `workers` processes.
 
     The first error of a task is raised here; the other workers are stopped.
     """
@@ -35,10 +36,13 @@ def run_tasks(work: Tasks[Result], ranks: list[int], workers: int) -> Iterator[t
         for rank in ranks:
             yield rank, work.run(rank)
         return
-    # Not forked: threads of this process (storage clients, tokenisers) would leave locks behind in the children.
+    # Not forked: threads of this process (storage clients, tokenisers) would leave locks behind in the
+    # children.
     context = multiprocessing.get_context("spawn")
     alive, lifeline = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(min(workers, len(ranks)), mp_context=context, initializer=_begin_worker, initargs=(alive,))
+    pool = ProcessPoolExecutor(
+        min(workers, len(ranks)), mp_context=context, initializer=_begin_worker, initargs=(alive,)
+    )
     try:
         running: dict[Future[Result], int] = {pool.submit(work.run, rank): rank for rank in ranks}
         for future in as_completed(running):

@@ -5,10 +5,13 @@ Metrics:
     reward/mean                             mean reward of the sampled answers, over prompts
     reward/prompts                          number of prompts
     reward/finished                         share of the answers that the model ended
-    reward/against                          mean reward of the other model's answers to the same prompts, with the same seeds
-    reward/difference                       mean over prompts of own - other reward; .../low and .../high: its 95% confidence interval
+    reward/against                          mean reward of the other model's answers to the same prompts, with
+                                            the same seeds
+    reward/difference                       mean over prompts of own - other reward; .../low and .../high: its
+                                            95% confidence interval
     reward/wins                             share of the prompts with the higher own reward, ties counted half
-    kl/against                              mean over the tokens of own answers of KL(own || other), over the whole vocabulary, in nats
+    kl/against                              mean over the tokens of own answers of KL(own || other), over the
+                                            whole vocabulary, in nats
 
 Invariant: answers are compared prompt by prompt; both models saw the same ones in the same order.
 """
@@ -59,11 +62,15 @@ class Answers:
         return [fmean(row["sampled"]) for row in self.rewards] if self.rewards is not None else None
 
     def shown(self, count: int, name: str, other: Answers | None, other_name: str) -> dict[str, Any]:
-        """The first answers, for people: `{"prompts": [{"id", "prompt", "completions": [{"model", "text", "reward"}]}]}`."""
+        """The first answers, for people: `{"prompts": [{"id", "prompt", "completions": [{"model", "text",
+        "reward"}]}]}`."""
         models = [(name, self)] + ([(other_name, other)] if other is not None else [])
         rows = []
         for index, prompt in enumerate(self.prompts[:count]):
-            documented = [{"model": "documented", "text": answer["text"], "reward": None} for answer in prompt["completions"][:1]]
+            documented = [
+                {"model": "documented", "text": answer["text"], "reward": None}
+                for answer in prompt["completions"][:1]
+            ]
             answers = [
                 {
                     "model": model,
@@ -72,7 +79,13 @@ class Answers:
                 }
                 for model, answers in models
             ]
-            rows.append({"id": prompt["id"], "prompt": prompt["messages"][-1]["content"], "completions": [*answers, *documented]})
+            rows.append(
+                {
+                    "id": prompt["id"],
+                    "prompt": prompt["messages"][-1]["content"],
+                    "completions": [*answers, *documented],
+                }
+            )
         return {"prompts": rows}
 
     def sequences(self) -> Iterable[tuple[list[int], int]]:
@@ -82,8 +95,11 @@ class Answers:
                 yield prompt["tokens"] + completion["tokens"], len(prompt["tokens"])
 
 
-def rewards(own: Answers, other: Answers | None, name: str, other_name: str) -> tuple[dict[str, float], dict[str, Any]]:
-    """Metrics of the rewards, and the table of `rewards.json`: `{"model", "against", "rows": [{"id", "reward", "against"}]}`."""
+def rewards(
+    own: Answers, other: Answers | None, name: str, other_name: str
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics of the rewards, and the table of `rewards.json`: `{"model", "against", "rows": [{"id",
+    "reward", "against"}]}`."""
     finished = fmean(completion["finished"] for row in own.completions for completion in row["completions"])
     metrics = {"reward/prompts": float(len(own.prompts)), "reward/finished": finished}
     scores, others = own.mean_rewards(), other.mean_rewards() if other is not None else None
@@ -106,7 +122,9 @@ def rewards(own: Answers, other: Answers | None, name: str, other_name: str) -> 
     return metrics, {"model": name, "against": other_name if others is not None else None, "rows": rows}
 
 
-def divergence(model: Evaluator, reference: Evaluator, own: Answers, *, sequence_length: int, progress: Progress) -> dict[str, float]:
+def divergence(
+    model: Evaluator, reference: Evaluator, own: Answers, *, sequence_length: int, progress: Progress
+) -> dict[str, float]:
     """Divergence of the model from the reference on its own answers. Collective."""
     rows = answer_rows(list(own.sequences()), sequence_length, own.pad_id)
     nats, tokens = model.divergence(reference, rows)
@@ -118,10 +136,15 @@ def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pa
     """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, number of prompt
     tokens)."""
     lengths = np.array([len(tokens) for tokens, _ in sequences], dtype=np.int64)
-    return [_row([sequences[index] for index in row.tolist()], sequence_length, pad_id) for row in pack(lengths, sequence_length)]
+    return [
+        _row([sequences[index] for index in row.tolist()], sequence_length, pad_id)
+        for row in pack(lengths, sequence_length)
+    ]
 
 
 def _row(sequences: list[tuple[list[int], int]], length: int, pad_id: int) -> Sample:
-    pieces = [(np.array(tokens, dtype=np.int64), np.arange(len(tokens)) >= prompt) for tokens, prompt in sequences]
+    pieces = [
+        (np.array(tokens, dtype=np.int64), np.arange(len(tokens)) >= prompt) for tokens, prompt in sequences
+    ]
     row = fill_row(pieces, length, pad_id)
     return Sample(row.input, row.labels, row.positions, 0)

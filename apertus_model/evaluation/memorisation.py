@@ -1,9 +1,12 @@
-"""Verbatim continuation of sequences that training saw a known number of times (report, appendix on memorisation).
+"""Verbatim continuation of sequences that training saw a known number of times (report, appendix on
+memorisation).
 
 Metrics:
 
-    memorisation/exact/<n>                  share of the sequences seen n times that are continued word for word
-    memorisation/rouge_l/<n>                mean Rouge-L (F1 of the longest common subsequence) of continuation and truth
+    memorisation/exact/<n>                  share of the sequences seen n times that are continued word for
+                                            word
+    memorisation/rouge_l/<n>                mean Rouge-L (F1 of the longest common subsequence) of
+                                            continuation and truth
     memorisation/common_substring/<n>       mean longest common contiguous run, as a share of the suffix
     memorisation/<any of these>/<n>/low, .../high   its 95% interval over the sequences (bootstrap)
 """
@@ -29,9 +32,10 @@ def memorisation(
 
     Args:
         evaluator: the model.
-        probes: `{"bucket": repetitions, "token_ids": [...]}` each; those shorter than prefix + suffix are left out.
-        prefix: tokens given.
-        suffix: tokens compared.
+        probes: `{"bucket": repetitions, "token_ids": [...]}` each; those shorter than prefix + suffix are
+            left out.
+        prefix: number of tokens given.
+        suffix: number of tokens compared.
         progress: updated after each batch.
     """
     long_enough = [probe for probe in probes if len(probe["token_ids"]) >= prefix + suffix]
@@ -47,12 +51,16 @@ def memorisation(
     for bucket, rows in sorted(scores.items()):
         for name, values in zip(("exact", "rouge_l", "common_substring"), np.array(rows).T, strict=True):
             low, high = interval(values)
-            metrics |= {f"memorisation/{name}/{bucket}{end}": value for end, value in (("", values.mean()), ("/low", low), ("/high", high))}
+            metrics |= {
+                f"memorisation/{name}/{bucket}{end}": value
+                for end, value in (("", values.mean()), ("/low", low), ("/high", high))
+            }
     return {name: float(value) for name, value in metrics.items()}
 
 
 def compare(truth: Sequence[int], answer: Sequence[int]) -> tuple[float, float, float]:
-    """(1 if equal, Rouge-L F1, longest common contiguous run as a share of the truth) of two sequences of tokens.
+    """(1 if equal, Rouge-L F1, longest common contiguous run as a share of the truth) of two sequences of
+    tokens.
 
     Example: truth 1 2 3 4, answer 1 2 9 4 -> (0, 0.75, 0.5).
     """

@@ -27,11 +27,17 @@ class Comparison:
     count: int  # number of prompts
 
 
-def compare(first: Sequence[float] | NDArray[np.float64], second: Sequence[float] | NDArray[np.float64], *, seed: int = 0) -> Comparison:
+def compare(
+    first: Sequence[float] | NDArray[np.float64],
+    second: Sequence[float] | NDArray[np.float64],
+    *,
+    seed: int = 0,
+) -> Comparison:
     """Compares two models by per-prompt scores, prompt by prompt.
 
-    The interval is that of the paired bootstrap with percentiles (Efron & Tibshirani 1993, "An introduction to the bootstrap", chapter 13):
-    prompts are drawn with replacement 10,000 times, and the 2.5% and 97.5% quantiles of the mean differences taken.
+    The interval is that of the paired bootstrap with percentiles (Efron & Tibshirani 1993, "An introduction
+    to the bootstrap", chapter 13): prompts are drawn with replacement 10,000 times, and the interval is that
+    between the 2.5% and 97.5% quantiles of the mean differences.
 
     Args:
         first: (prompts,) scores of the one model; several completions of a prompt are averaged before.
@@ -53,17 +59,22 @@ def compare(first: Sequence[float] | NDArray[np.float64], second: Sequence[float
 
 
 def interval(values: NDArray[np.float64], *, seed: int = 0) -> tuple[float, float]:
-    """The 95% confidence interval of the mean of `values`, (n,), by the bootstrap with percentiles; `seed`: of the draws."""
+    """The 95% confidence interval of the mean of `values`, (n,), by the bootstrap with percentiles;
+    `seed`: of the draws."""
     low, high = np.quantile(bootstrap_means(values, seed=seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def bootstrap_means(values: NDArray[np.float64], *, seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
+def bootstrap_means(
+    values: NDArray[np.float64], *, seed: int, resamples: int = RESAMPLES
+) -> NDArray[np.float64]:
     """Means of `values` drawn with replacement: (n,) -> (resamples,)."""
     random = np.random.default_rng(seed)
     at_once = max(1, CHUNK // values.size)
     chunks = [
-        values[random.integers(values.size, size=(min(at_once, resamples - begin), values.size), dtype=np.int32)].mean(axis=1)
+        values[
+            random.integers(values.size, size=(min(at_once, resamples - begin), values.size), dtype=np.int32)
+        ].mean(axis=1)
         for begin in range(0, resamples, at_once)
     ]
     return np.concatenate(chunks)

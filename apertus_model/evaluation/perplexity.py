@@ -2,10 +2,12 @@
 
 Metrics:
 
-    perplexity/<source>, perplexity         exp of the mean loss per token: of a source, and over the tokens of all
-    loss/position/<p>                       mean loss, in nats, at positions from p to the next bucket, over all sources
-    forgetting/<source>, forgetting         rise of the loss per token, in nats, since the evaluation that it is compared with: of a source,
-                                            and over the tokens of all
+    perplexity/<source>, perplexity         exp of the mean loss per token: of a source, and over the tokens
+                                            of all
+    loss/position/<p>                       mean loss, in nats, at positions from p to the next bucket, over
+                                            all sources
+    forgetting/<source>, forgetting         rise of the loss per token, in nats, since the evaluation named
+                                            by `against`: of a source, and over the tokens of all
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ from specs.stages.evaluate import ByPosition
 def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sample]:
     """The first held-out sequences of a corpus, at most `samples`."""
     recipe = {"sources": [None], **{key: corpus.manifest.facts[key] for key in ("vocab_size", "eos_id")}}
-    sequences = validation_samples(recipe, [split_shards(corpus, "validation")], sequence_length=sequence_length)
+    sequences = validation_samples(
+        recipe, [split_shards(corpus, "validation")], sequence_length=sequence_length
+    )
     return [sequences[i] for i in range(min(samples, len(sequences)))]
 
 
 def perplexity(
-    evaluator: Evaluator, corpora: Mapping[str, Artifact], *, sequence_length: int, samples: int, progress: Progress
+    evaluator: Evaluator,
+    corpora: Mapping[str, Artifact],
+    *,
+    sequence_length: int,
+    samples: int,
+    progress: Progress,
 ) -> dict[str, float]:
     """Perplexity of each source, by name, and over all their tokens."""
     metrics: dict[str, float] = {}
@@ -43,20 +52,35 @@ def perplexity(
     return metrics | {"perplexity": math.exp(nats / tokens)}
 
 
-def loss_by_position(evaluator: Evaluator, corpora: Sequence[Artifact], positions: ByPosition) -> dict[str, float]:
-    """Mean loss by position in the document. A bucket in which no held-out document has a token is left out."""
+def loss_by_position(
+    evaluator: Evaluator, corpora: Sequence[Artifact], positions: ByPosition
+) -> dict[str, float]:
+    """Mean loss by position in the document. A bucket in which no held-out document has a token is left
+    out."""
     edges = positions.edges
     totals = [(0.0, 0)] * positions.buckets
     for corpus in corpora:
         sequences = held_out(corpus, sequence_length=positions.sequence_length, samples=positions.samples)
         found = evaluator.loss_by_position(sequences, edges)
-        totals = [(nats + more, tokens + count) for (nats, tokens), (more, count) in zip(totals, found, strict=True)]
-    return {f"loss/position/{edge}": nats / tokens for edge, (nats, tokens) in zip(edges, totals, strict=False) if tokens}
+        totals = [
+            (nats + more, tokens + count) for (nats, tokens), (more, count) in zip(totals, found, strict=True)
+        ]
+    return {
+        f"loss/position/{edge}": nats / tokens
+        for edge, (nats, tokens) in zip(edges, totals, strict=False)
+        if tokens
+    }
 
 
 def forgetting(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Rise of the loss of every source that both evaluations measured, and over all sources where these are the same."""
+    """Rise of the loss of every source that both evaluations measured, and over all sources if both measured
+    the same ones."""
     names = [name for name in now if name.split("/")[0] == "perplexity" and name in before]
-    if {name for name in now if name.startswith("perplexity/")} != {name for name in before if name.startswith("perplexity/")}:
+    if {name for name in now if name.startswith("perplexity/")} != {
+        name for name in before if name.startswith("perplexity/")
+    }:
         names = [name for name in names if name != "perplexity"]
-    return {name.replace("perplexity", "forgetting", 1): math.log(now[name]) - math.log(before[name]) for name in names}
+    return {
+        name.replace("perplexity", "forgetting", 1): math.log(now[name]) - math.log(before[name])
+        for name in names
+    }

@@ -1,12 +1,14 @@
 """Sharpness: the trace of the Hessian of the held-out loss, by Hutchinson's estimate.
 
-For a vector v of independent random signs, E[v^T H v] = tr H (Hutchinson 1990, Communications in Statistics 19(2); as in arXiv 2603.16127,
-which compares pretraining schedules by it). H v is a central difference of gradients,
+For a vector v of independent random signs, E[v^T H v] = tr H (Hutchinson 1990, Communications in Statistics
+19(2); as in arXiv 2603.16127, which compares pretraining schedules by it). H v is a central difference of
+gradients,
 
     v^T H v = v^T (g(w + e v) - g(w - e v)) / 2 e + O(e^2),      e = STEP x root mean square of all weights,
 
-since neither FSDP nor the fused losses can be differentiated twice. The variance over v is twice the sum of the squares of H outside of its
-diagonal, so the mean over a few dozen probes of a large model is already sharp; its interval is stored.
+since neither FSDP nor the fused losses can be differentiated twice. The variance over v is twice the sum of
+the squares of H outside of its diagonal, so the mean over a few dozen probes of a large model is already
+sharp; its interval is stored.
 
 Metrics:
 
@@ -16,8 +18,8 @@ Metrics:
     sharpness/low, sharpness/high           95% interval of the mean over the probes (bootstrap)
     parameters                              their number
 
-Invariants: a sign is a function of (seed, probe, parameter, element), so no layout changes it. An element that several ranks hold counts
-once. The weights are restored bit by bit.
+Invariants: a sign is a function of (seed, probe, parameter, element), so no layout changes it. An element
+that several ranks hold counts once. The weights are restored bit by bit.
 """
 
 from __future__ import annotations
@@ -51,7 +53,13 @@ class Weight(NamedTuple):
 
 
 def sharpness(
-    evaluator: Evaluator, samples: Sequence[SampleLike], *, probes: int, seed: int, progress: Progress, step: float = STEP
+    evaluator: Evaluator,
+    samples: Sequence[SampleLike],
+    *,
+    probes: int,
+    seed: int,
+    progress: Progress,
+    step: float = STEP,
 ) -> dict[str, float]:
     """Estimates the trace. Collective; 2 x `probes` forward and backward passes over all samples.
 
@@ -63,9 +71,14 @@ def sharpness(
         progress: updated after each probe.
         step: distance of the difference, relative to the root mean square of the weights.
     """
-    weights = [Weight(canonical_fqn(name), p, local_part(p).detach().clone()) for name, p in evaluator.model.named_parameters()]
+    weights = [
+        Weight(canonical_fqn(name), p, local_part(p).detach().clone())
+        for name, p in evaluator.model.named_parameters()
+    ]
     parameters = sum(weight.parameter.numel() for weight in weights)
-    distance = step * math.sqrt(_sum([(weight.parameter, weight.original.double().square().sum()) for weight in weights]) / parameters)
+    distance = step * math.sqrt(
+        _sum([(weight.parameter, weight.original.double().square().sum()) for weight in weights]) / parameters
+    )
     loss = evaluator.loss(samples).nats
     products = []
     for probe in range(probes):
@@ -83,7 +96,9 @@ def sharpness(
     }
 
 
-def _curvature(evaluator: Evaluator, samples: Sequence[SampleLike], weights: list[Weight], seed: int, distance: float) -> float:
+def _curvature(
+    evaluator: Evaluator, samples: Sequence[SampleLike], weights: list[Weight], seed: int, distance: float
+) -> float:
     """v^T H v of one vector."""
     slopes = []
     for sign in (1.0, -1.0):
@@ -108,11 +123,14 @@ def _along(weight: Weight, seed: int) -> torch.Tensor:
 
 
 def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Sum of scalars that belong to this rank's part of a parameter each, over all elements of all parameters."""
+    """Sum of scalars that belong to this rank's part of a parameter each, over all elements of all
+    parameters."""
     total = 0.0
     for parameter, own in parts:
         if isinstance(parameter, DTensor):
-            placements = [Partial() if placement.is_shard() else Replicate() for placement in parameter.placements]
+            placements = [
+                Partial() if placement.is_shard() else Replicate() for placement in parameter.placements
+            ]
             own = DTensor.from_local(own, parameter.device_mesh, placements).full_tensor()
         total += float(own)
     return total
@@ -125,7 +143,9 @@ def signs(parameter: torch.Tensor, name: str, seed: int) -> torch.Tensor:
     index = torch.zeros(sizes, dtype=torch.int32, device=local.device)
     stride = 1
     for dimension in reversed(range(len(sizes))):
-        places = torch.arange(offsets[dimension], offsets[dimension] + sizes[dimension], dtype=torch.int32, device=local.device)
+        places = torch.arange(
+            offsets[dimension], offsets[dimension] + sizes[dimension], dtype=torch.int32, device=local.device
+        )
         index += (places * stride).view([-1] + [1] * (len(sizes) - dimension - 1))
         stride = signed(stride * parameter.shape[dimension])
     bits = hashed(index, signed(zlib.crc32(f"{seed}/{name}".encode())))

@@ -47,12 +47,13 @@ CHUNK_TOKENS = 1024
 
 @dataclass(frozen=True)
 class VocabShard:
-    """The part of the vocabulary that this rank's rows of the output weight stand for.
+    """This rank's part of the vocabulary: the words of its rows of the output weight.
 
     Every rank of the group has all tokens. Each gets the whole losses, and the gradient of its own rows."""
 
     begin: int = 0  # the word of the first row
-    group: dist.ProcessGroup | None = None  # the ranks that share the vocabulary; None: this rank has all words
+    # the ranks that share the vocabulary; None: this rank has all words
+    group: dist.ProcessGroup | None = None
 
     def reduce(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         """Reduces `values` over the group, in place."""
@@ -81,13 +82,14 @@ def cross_entropy(
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
         weight_VD: (words, width), same dtype.
-        labels_BL: (batch, length) int64; ignored ones (-100) count nothing, whatever their weight.
+        labels_BL: (batch, length) int64, on the host or on the device of the states, where the host waits
+            for their number; ignored ones (-100) do not count, whatever their weight.
         denominator: scalar.
         weights_BL: (batch, length); 1 by default.
         vocab: the words that `weight_VD` has. With a part of them, the gradient of `hidden_BLD` is this
             part's: the caller adds them up.
     """
-    weights = torch.ones_like(labels_BL, dtype=torch.float32) if weights_BL is None else weights_BL
+    weights = hidden_BLD.new_ones(labels_BL.shape, dtype=torch.float32) if weights_BL is None else weights_BL
     states, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
     loss: torch.Tensor = _CrossEntropy.apply(states, weight_VD, labels, weights.flatten(), denominator, vocab)
     return loss
@@ -96,8 +98,8 @@ def cross_entropy(
 def log_probabilities(
     hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard = FULL_VOCAB
 ) -> torch.Tensor:
-    """ln p(label) at every place, 0 where the label is ignored: (batch, length), float32 (float64 for float64
-    parameters).
+    """ln p(label) at every position, 0 where the label is ignored: (batch, length), float32 (float64 for
+    float64 parameters).
 
     Arguments as for `cross_entropy`.
     """
@@ -111,13 +113,14 @@ def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> t
     return kept.sum().double() if weights is None else torch.where(kept, weights.double(), 0.0).sum()
 
 
-def _chunks(labels_BL: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(places in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a
-    time. Waits for a GPU once, to know how many there are."""
+def _chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(Positions in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a
+    time, on `device`."""
     kept = labels_BL != IGNORE_INDEX
     places = kept.flatten().nonzero().squeeze(1)
-    labels = labels_BL.flatten()[places]
+    labels = labels_BL.flatten()[places].to(device, non_blocking=True)
     per_row = kept.sum(1).tolist()
+    places = places.to(device, non_blocking=True)
     for row, row_labels in zip(places.split(per_row), labels.split(per_row), strict=True):
         if len(row):
             yield from zip(row.split(CHUNK_TOKENS), row_labels.split(CHUNK_TOKENS), strict=True)
@@ -134,7 +137,9 @@ class _Softmax:
     scores_CV: torch.Tensor  # exp(logit - largest logit)
     total_C: torch.Tensor  # sums of the scores over the vocabulary
 
-    def __init__(self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard) -> None:
+    def __init__(
+        self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard
+    ) -> None:
         self.scores_CV = F.linear(states_CD, weight_VD).to(_precision(weight_VD.dtype))
         largest_C = vocab.reduce(self.scores_CV.amax(1), dist.ReduceOp.MAX)
         self.scores_CV -= largest_C[:, None]
@@ -151,7 +156,9 @@ class _Softmax:
         """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
         V), overwrites the scores."""
         gradient_CV = self.scores_CV.mul_((factors_C / self.total_C)[:, None])
-        at_label_C1 = gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, factors_C, 0.0)[:, None]
+        at_label_C1 = (
+            gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, factors_C, 0.0)[:, None]
+        )
         return gradient_CV.scatter_(1, self.label_C1, at_label_C1)
 
 
@@ -163,15 +170,24 @@ class _Gradients:
         self.states_ND = torch.zeros_like(states_ND) if needed[0] else None
         self.weight_VD = torch.zeros_like(weight_VD, dtype=_precision(weight_VD.dtype)) if needed[1] else None
 
-    def add(self, places_C: torch.Tensor, states_CD: torch.Tensor, weight_VD: torch.Tensor, logits_CV: torch.Tensor) -> None:
+    def add(
+        self,
+        places_C: torch.Tensor,
+        states_CD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        logits_CV: torch.Tensor,
+    ) -> None:
         """Adds the gradient with respect to a chunk's logits, in float32 (float64)."""
         rounded_CV = logits_CV.to(weight_VD.dtype)
         if self.states_ND is not None:
             self.states_ND[places_C] = rounded_CV @ weight_VD
         if self.weight_VD is None:
             return
-        if weight_VD.is_cuda and self.weight_VD.dtype != weight_VD.dtype:  # tensor cores sum in float32; elsewhere they do not mix
-            torch.addmm(self.weight_VD, rounded_CV.T, states_CD, out_dtype=self.weight_VD.dtype, out=self.weight_VD)
+        # tensor cores sum in float32; elsewhere they do not mix
+        if weight_VD.is_cuda and self.weight_VD.dtype != weight_VD.dtype:
+            torch.addmm(
+                self.weight_VD, rounded_CV.T, states_CD, out_dtype=self.weight_VD.dtype, out=self.weight_VD
+            )
         else:
             self.weight_VD.addmm_(logits_CV.T, states_CD.to(self.weight_VD.dtype))
 
@@ -189,7 +205,7 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float64, device=states_ND.device)
-        for places, labels in _chunks(labels_BL):
+        for places, labels in _chunks(labels_BL, states_ND.device):
             states, weights = states_ND[places], weights_N[places]
             softmax = _Softmax(states, weight_VD, labels, vocab)
             total -= (weights.double() * softmax.log_probabilities_C).sum()
@@ -212,9 +228,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 class _LogProbabilities(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
+    def forward(
+        ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard
+    ) -> torch.Tensor:
         result = torch.zeros(len(states_ND), dtype=_precision(weight_VD.dtype), device=states_ND.device)
-        for places, labels in _chunks(labels_BL):
+        for places, labels in _chunks(labels_BL, states_ND.device):
             result[places] = _Softmax(states_ND[places], weight_VD, labels, vocab).log_probabilities_C
         ctx.save_for_backward(states_ND, weight_VD, labels_BL)
         ctx.vocab = vocab
@@ -224,7 +242,7 @@ class _LogProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states_ND, weight_VD, labels_BL = ctx.saved_tensors
         gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
-        for places, labels in _chunks(labels_BL):
+        for places, labels in _chunks(labels_BL, states_ND.device):
             states = states_ND[places]
             softmax = _Softmax(states, weight_VD, labels, ctx.vocab)
             gradients.add(places, states, weight_VD, softmax.gradient(-upstream[0][places]))

@@ -1,12 +1,12 @@
 """Labels that a model draws from its own distribution, straight from hidden states.
 
-The largest of logit + Gumbel noise is a draw from their softmax, without knowing its sum. The noise of a
-(place, word) is a hash of their numbers and of a seed; a few places are drawn at a time, so that (tokens x
-vocabulary) values never exist at once: with V words, logits of b bytes and P = `PLACES`, the extra memory is
-at most P V (16 + b) bytes.
+The word with the largest logit + Gumbel noise is a draw from the softmax, whose sum need not be known. The
+noise of a (place, word) is a hash of their numbers and of a seed. A few places are drawn at a time, so that
+(tokens x vocabulary) values never exist at once: with V words, logits of b bytes and P = `PLACES`, the extra
+memory is at most P V (16 + b) bytes.
 
 Invariant: a draw is a function of the distribution, the seed and the number of the place. It is the same
-after a restart, and on every layout but where the rounding of logits decides between two words.
+after a restart, and on every layout, except where the rounding of logits decides between two words.
 
 Shape suffixes as in `cross_entropy`: B batch, L local sequence, D width, V local part of the vocabulary, P
 places drawn together.
@@ -39,17 +39,18 @@ def draw_labels(
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
         weight_VD: (words, width), same dtype.
-        labels_BL: (batch, length) int64.
+        labels_BL: (batch, length) int64, on the host or on the device of the states.
         places_BL: (batch, length) int64, the number of each place; modulo 2^32, places of one number have the
             same noise.
         seed: signed 32-bit integer.
         vocab: the words that `weight_VD` has. All ranks of its group get the same labels.
     """
     states, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
-    drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX)
+    drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX, device=hidden_BLD.device)
     own_V = torch.arange(len(weight_VD), dtype=torch.int32, device=weight_VD.device) + vocab.begin
-    noise_V = hashed(hashed(own_V, seed), seed)  # once more than places: a place and a word with equal numbers have no common hash
-    kept = (labels_BL != IGNORE_INDEX).flatten().nonzero().squeeze(1)
+    # hashed once more than places, so that a place and a word with equal numbers have different hashes
+    noise_V = hashed(hashed(own_V, seed), seed)
+    kept = (labels_BL != IGNORE_INDEX).flatten().nonzero().squeeze(1).to(hidden_BLD.device, non_blocking=True)
     for at_P in kept.split(PLACES):
         logits_PV = F.linear(states[at_P], weight_VD).to(torch.promote_types(weight_VD.dtype, torch.float32))
         logits_PV += gumbel(hashed(places[at_P], seed)[:, None] ^ noise_V, logits_PV.dtype)

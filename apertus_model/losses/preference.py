@@ -16,12 +16,14 @@ import torch
 import torch.nn.functional as F
 
 
-def sequence_beta(lengths: torch.Tensor, *, beta: float, length_normalised: bool, beta_max: float | None = None) -> torch.Tensor:
+def sequence_beta(
+    lengths: torch.Tensor, *, beta: float, length_normalised: bool, beta_max: float | None = None
+) -> torch.Tensor:
     """beta_i of every completion, float64.
 
     Args:
         lengths: |y|, any shape and dtype; 0 (no completion there) counts as 1.
-        beta: strength of the tie to the reference.
+        beta: strength of the pull towards the reference.
         length_normalised: beta / |y|, at most `beta_max`, instead of beta.
         beta_max: limit of a normalised beta; None for none.
     """
@@ -30,7 +32,15 @@ def sequence_beta(lengths: torch.Tensor, *, beta: float, length_normalised: bool
     return (beta / lengths.double().clamp(min=1)).clamp(max=math.inf if beta_max is None else beta_max)
 
 
-_PARTITION_SERIES = (1 / 24, -1 / 2880, 1 / 181440, -1 / 9676800, 1 / 479001600, -691 / 15692092416000, 1 / 784604620800)
+_PARTITION_SERIES = (
+    1 / 24,
+    -1 / 2880,
+    1 / 181440,
+    -1 / 9676800,
+    1 / 479001600,
+    -691 / 15692092416000,
+    1 / 784604620800,
+)
 """B_2n / (2n (2n)!), n = 1, 2, ..., of the Bernoulli numbers B_2n."""
 
 
@@ -39,8 +49,8 @@ def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
     below 1e-14.
 
     With x = 1/beta, ln(exp(x) - 1) = x + ln(1 - exp(-x)), which does not overflow for a small beta. For a
-    large one, ln Z is close to 0 and would lose its digits to the multiplication by beta: the series
-    ln((exp(x) - 1) / x) = x/2 + sum_n B_2n x^2n / (2n (2n)!) has them all.
+    large beta, ln Z is close to 0 and its rounding error would be multiplied by beta. There the series
+    ln((exp(x) - 1) / x) = x/2 + sum_n B_2n x^2n / (2n (2n)!) is used.
     """
     beta = beta.double()
     x = 1 / beta
@@ -52,8 +62,7 @@ def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
 
 
 def qrpo_residual(log_ratio: torch.Tensor, quantiles: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """q - beta ln Z(beta) - beta r, of which the loss is the square (arXiv 2507.08068, the quantile reward's
-    case).
+    """q - beta ln Z(beta) - beta r, whose square is the loss (arXiv 2507.08068, for quantile rewards).
 
     Args:
         log_ratio: r.
@@ -66,6 +75,5 @@ def qrpo_residual(log_ratio: torch.Tensor, quantiles: torch.Tensor, beta: torch.
 
 def dpo(margin: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
     """-(1 - e) ln sigmoid(m) - e ln sigmoid(-m), of the margins m = beta_c r_c - beta_r r_r of chosen over
-    rejected completions; e is the share of the pairs that are taken to be the wrong way round (conservative
-    DPO)."""
+    rejected completions; e is the assumed share of pairs whose preference is wrong (conservative DPO)."""
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)

@@ -2,8 +2,8 @@
 
 Shape suffixes: B batch, L local sequence, S sequences per packed row.
 
-Invariant: what a sequence sums up to depends on its own row alone: the sum has the same bits in any place of
-the batch, and with or without a graph for gradients.
+Invariant: the sum of a sequence depends on its own row alone. It has the same bits at any position in the
+batch, and with or without gradients.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def sequence_log_probabilities(
         group: the processes that share each row, every one with its slice of it; None when a process has
             whole rows.
     """
-    sums = torch.stack([sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, labels_BL != IGNORE_INDEX)])
+    sums = torch.stack(
+        [
+            sequence_sums(values, segments_BL, sequences)
+            for values in (log_probabilities_BL, labels_BL != IGNORE_INDEX)
+        ]
+    )
     if group is not None:
         sums = shared_sum(sums, group)
     total, lengths = sums.to(log_probabilities_BL.dtype).unbind()
@@ -57,8 +62,8 @@ def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The sum of `values` over the processes of `group`, the same on each. Every process gets the gradient of
     its own part, once.
 
-    For a function of the sum that all processes compute alike: each has the whole gradient with respect to
-    the sum already, so nothing is reduced on the way back.
+    Use it where all processes compute the same function of the sum. Each then has the whole gradient with
+    respect to the sum, so the backward pass reduces nothing.
     """
     result: torch.Tensor = _SharedSum.apply(values, group)
     return result

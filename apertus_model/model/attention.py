@@ -1,47 +1,31 @@
 """Attention backends behind one interface: causal attention that never crosses a document border.
 
-A backend is an inner-attention module `forward(q, k, v, *, attention_masks, scale, enable_gqa)` plus the mask
-it wants, made once per forward pass from `positions` (`ApertusModel.get_attention_masks`). Positions restart
-at 0 where a document begins; that is the only description of documents there is. A row may begin inside of a
-document, at any position.
+A backend is an inner-attention module `forward(q, k, v, *, attention_masks, scale, enable_gqa)` and the kind
+of mask that it needs. `ApertusModel.get_attention_masks` makes the mask once per forward pass from
+`positions`, which restart at 0 where a document begins; nothing else describes the documents. A row may begin
+in the middle of a document, at any position.
 
 Shape suffixes: B batch, L local sequence, S whole sequence, N heads, H head dimension, T packed tokens (B *
 L).
 
-Invariant: all backends compute the same function; a backend that cannot run here is refused with the reason,
-never replaced in silence.
+Invariant: all backends compute the same function. `attention_choice` says which one runs.
 """
 
-import importlib.util
-import logging
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE
 from torchtitan.models.common.attention import FlexAttention, VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
-from torchtitan.tools.utils import get_cuda_flash_attention_impl
-
-from apertus_model.device import has_gpu
-
-logger = logging.getLogger(__name__)
-
-BACKENDS = ("sdpa", "flex", "varlen", "flash")
-
-
-class AttentionBackendError(ValueError):
-    """The requested attention backend cannot run in this process; the message says why and what can."""
 
 
 class SdpaAttention(Module):
-    """`torch.nn.functional.scaled_dot_product_attention` with a dense boolean document mask; runs
-    everywhere."""
+    """`torch.nn.functional.scaled_dot_product_attention` with a dense boolean document mask. Runs on any
+    device."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -61,13 +45,13 @@ class SdpaAttention(Module):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Attend within documents.
+        """Computes attention within documents.
 
         Args:
             q_BLNH: queries (batch, local sequence, heads, head_dim).
             k_BLNH: keys, with as many heads or, with `enable_gqa`, a divisor of them.
             v_BLNH: values, shaped like the keys.
-            attention_masks: bool (batch, 1, local sequence, whole sequence), True where a query may look.
+            attention_masks: bool (batch, 1, local sequence, whole sequence), True where a query attends.
             scale: softmax scale, 1/sqrt(head_dim) by default.
             enable_gqa: whether key heads are shared by groups of query heads.
 
@@ -89,23 +73,16 @@ class SdpaAttention(Module):
 
 
 class TorchVarlenAttention(VarlenAttention):
-    """torch's variable-length attention. torchtitan demands FlashAttention 3 on Hopper and 4 on Blackwell;
-    where they are not installed, the 2 that torch brings computes here."""
+    """torch's variable-length attention, by the FlashAttention that `resolve_backend` has activated. The
+    constructor of torchtitan's class activates one itself, and fails where it is not installed."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
         pass
 
     def __init__(self, config: Config) -> None:
-        try:
-            super().__init__(config)  # its last act is to activate the newer one
-        except (ImportError, RuntimeError) as error:
-            _say_once(f"varlen runs on FlashAttention 2, without {get_cuda_flash_attention_impl()}: {error}")
-
-
-@cache
-def _say_once(message: str) -> None:
-    logger.info(message)
+        Module.__init__(self)
+        self.window_size = config.window_size
 
 
 class FlashAttention(Module):
@@ -128,7 +105,7 @@ class FlashAttention(Module):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Attend within documents; arguments as in `SdpaAttention.forward`, computed in bfloat16."""
+        """Computes attention within documents, in bfloat16; arguments as in `SdpaAttention.forward`."""
         from flash_attn import flash_attn_varlen_func
 
         out_TNH = flash_attn_varlen_func(
@@ -144,15 +121,15 @@ class FlashAttention(Module):
         return out_TNH.view(q_BLNH.shape).to(q_BLNH.dtype)
 
 
-# torch's own gather for context parallelism has two functional collectives in flight at a time, which now and
-# then corrupts memory on gloo (torch 2.13). These are opaque operators, so that layers can be compiled around
-# them.
+# torch's own gather for context parallelism runs two functional collectives at a time, which sometimes
+# corrupts memory on gloo (torch 2.13). The operators below run one, and are opaque to the compiler, so that
+# layers can be compiled around them.
 
 
 @torch.library.custom_op("apertus::gather_sequence", mutates_args=())
 def gather_sequence(local: torch.Tensor, group_name: str) -> torch.Tensor:
-    """(batch, local sequence, ...) of every rank of a group, in order: (batch, whole sequence, ...).
-    Differentiable, collective."""
+    """Joins the slices of all ranks of a group in order: (batch, local sequence, ...) -> (batch, whole
+    sequence, ...). Differentiable, collective."""
     group = _resolve_process_group(group_name)
     slices = [torch.empty(local.shape, dtype=local.dtype, device=local.device) for _ in range(group.size())]
     dist.all_gather(slices, local.contiguous(), group=group)
@@ -161,7 +138,8 @@ def gather_sequence(local: torch.Tensor, group_name: str) -> torch.Tensor:
 
 @torch.library.custom_op("apertus::sum_sequence", mutates_args=())
 def sum_sequence(whole: torch.Tensor, group_name: str) -> torch.Tensor:
-    """This rank's slice of the sum over a group of (batch, whole sequence, ...). Collective."""
+    """Sums (batch, whole sequence, ...) over the ranks of a group. Returns this rank's slice of the sum.
+    Collective."""
     group = _resolve_process_group(group_name)
     slices = whole.chunk(group.size(), dim=1)
     own = torch.empty(slices[0].shape, dtype=whole.dtype, device=whole.device)
@@ -185,137 +163,85 @@ def _remember_group(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Te
     ctx.group_name = inputs[1]
 
 
-gather_sequence.register_autograd(lambda ctx, grad: (sum_sequence(grad, ctx.group_name), None), setup_context=_remember_group)
+gather_sequence.register_autograd(
+    lambda ctx, grad: (sum_sequence(grad, ctx.group_name), None), setup_context=_remember_group
+)
 
 
-def document_mask(positions: torch.Tensor, cp_mesh: DeviceMesh | None = None) -> torch.Tensor:
+def document_mask(
+    positions: torch.Tensor, cp_mesh: DeviceMesh | None = None, load_balancer: str | None = None
+) -> torch.Tensor:
     """Causal mask that ends at document borders.
 
     Args:
         positions: (batch, local sequence) int64, 0 at the first token of each document.
-        cp_mesh: the context-parallel mesh if the sequence is split over its ranks in order.
+        cp_mesh: the context-parallel mesh if the sequence is split over its ranks.
+        load_balancer: how it is split, see `gathered_order`.
 
     Returns:
-        bool (batch, 1, local sequence, whole sequence), True where the query (dim 2) may look at the key (dim
-        3).
+        bool (batch, 1, local sequence, whole sequence), True where the query (dim 2) attends to the key (dim
+        3). Keys are in the order in which `gather_sequence` joins them.
     """
     local_length = positions.shape[1]
-    offset = 0
-    whole = positions
+    offset, ranks = 0, 1
+    gathered = positions
     if cp_mesh is not None:
-        slices = [torch.empty_like(positions) for _ in range(cp_mesh.size())]
+        ranks = cp_mesh.size()
+        slices = [torch.empty_like(positions) for _ in range(ranks)]
         dist.all_gather(slices, positions.contiguous(), group=cp_mesh.get_group())
-        whole = torch.cat(slices, dim=1)
+        gathered = torch.cat(slices, dim=1)
         offset = cp_mesh.get_local_rank() * local_length
-    document = (whole == 0).cumsum(dim=1)
-    index = torch.arange(whole.shape[1], device=whole.device)
+    index = gathered_order(gathered.shape[1], ranks, load_balancer, positions.device)
+    document = (gathered[:, index.argsort()] == 0).cumsum(dim=1)[:, index]
     local = slice(offset, offset + local_length)
     same_document = document[:, local, None] == document[:, None, :]
     causal = index[local, None] >= index[None, :]
     return (same_document & causal).unsqueeze(1)
 
 
-def document_offsets(positions: torch.Tensor) -> VarlenMetadata:
+def gathered_order(
+    length: int, ranks: int, load_balancer: str | None, device: torch.device | None = None
+) -> torch.Tensor:
+    """Places in a sequence of `length` tokens, int64, of the tokens that context-parallel ranks have, one
+    rank after the other. With the load balancer `headtail`, rank r of n has pieces r and 2 n - 1 - r of 2 n;
+    without one, piece r of n."""
+    places = torch.arange(length, device=device)
+    if load_balancer is None:
+        return places
+    pieces = places.chunk(2 * ranks)
+    return torch.cat([pieces[piece] for rank in range(ranks) for piece in (rank, 2 * ranks - 1 - rank)])
+
+
+def document_offsets(positions: torch.Tensor, device: torch.device | None = None) -> VarlenMetadata:
     """Where documents begin in the packed tokens, for the variable-length kernels.
 
-    torchtitan's own function drops what lies before the first 0 of the first row, and joins it to the row
-    before in all others.
+    torchtitan's own function drops the tokens before the first 0 of the first row. In every other row it adds
+    them to the last document of the row before.
 
     Args:
-        positions: (batch, seq_len) int64, 0 at the first token of each document.
+        positions: (batch, seq_len) int64, 0 at the first token of each document. On a GPU, this function
+            waits for it.
+        device: of the offsets, by default that of the positions.
 
     Returns:
         int32 offsets (documents + 1,) into T, from 0 to T, and the length of the longest document.
-        Synchronises with the GPU.
     """
     begins = (begun_rows(positions) == 0).flatten().nonzero().flatten()
     offsets = torch.cat([begins, begins.new_tensor([positions.numel()])]).to(torch.int32)
     longest = int(offsets.diff().max())
+    offsets = offsets.to(device, non_blocking=True)
     return VarlenMetadata(offsets, offsets, longest, longest)
 
 
 def begun_rows(positions: torch.Tensor) -> torch.Tensor:
-    """`positions` with a 0 at the head of every row: a document that began in an earlier row is one of its
-    own here. torchtitan's block masks have no entry for tokens before the first 0."""
+    """`positions` with a 0 at the head of every row, so that the rest of a document that began in an earlier
+    row counts as a document of its own. torchtitan's block masks have no entry for tokens before the first
+    0."""
     return torch.cat([torch.zeros_like(positions[:, :1]), positions[:, 1:]], dim=1)
 
 
-def resolve_backend(requested: str, *, param_dtype: str, context_parallel: int, sequence_length: int | None = None) -> str:
-    """The backend to run: the requested one if it can run here, or the best one for `auto`, which is logged.
-
-    Args:
-        requested: one of `BACKENDS` or "auto".
-        param_dtype: dtype of the forward pass, "bfloat16" or "float32".
-        context_parallel: number of ranks that share one sequence.
-        sequence_length: of every row, in tokens; None if rows differ.
-
-    Raises:
-        AttentionBackendError: the requested backend cannot run here.
-    """
-    setting = _Setting(param_dtype, context_parallel, sequence_length)
-    if requested == "auto":
-        chosen, reason = _best_backend(setting)
-        logger.info("attention backend: %s (%s)", chosen, reason)
-        return chosen
-    obstacle = _obstacle(requested, setting)
-    if obstacle is not None:
-        runnable = [name for name in BACKENDS if _obstacle(name, setting) is None]
-        raise AttentionBackendError(
-            f"attention backend {requested!r} cannot run here: {obstacle}; what can: {', '.join(runnable)} (or auto)"
-        )
-    return requested
-
-
-class _Setting(NamedTuple):
-    """What decides which backends can run; see `resolve_backend`."""
-
-    param_dtype: str
-    context_parallel: int
-    sequence_length: int | None
-
-    @property
-    def flex_obstacle(self) -> str | None:
-        """Why a sequence cannot be split in blocks of FlexAttention."""
-        multiple, length = _DEFAULT_SPARSE_BLOCK_SIZE * self.context_parallel, self.sequence_length
-        if self.context_parallel == 1 or (length is not None and length % multiple == 0):
-            return None
-        rows = "rows differ in length" if length is None else f"sequences have {length}"
-        return f"FlexAttention over {self.context_parallel} context-parallel ranks needs multiples of {multiple} tokens, and {rows}"
-
-
-def _best_backend(setting: _Setting) -> tuple[str, str]:
-    if not has_gpu():
-        return "sdpa", "no GPU"
-    if setting.context_parallel > 1:
-        if (obstacle := setting.flex_obstacle) is not None:
-            return "sdpa", obstacle
-        return "flex", "context parallelism needs a block mask over the whole sequence"
-    if setting.param_dtype != "bfloat16":
-        return "flex", f"the variable-length kernels compute in bfloat16, this run in {setting.param_dtype}"
-    return "varlen", "torch's variable-length flash attention, bfloat16"
-
-
-def _obstacle(name: str, setting: _Setting) -> str | None:
-    """Why a backend cannot run in this process, or None if it can."""
-    if name not in BACKENDS:
-        return f"there is no such backend (known: {', '.join(BACKENDS)})"
-    if name == "sdpa":
-        return None
-    if not has_gpu():
-        return "it needs a GPU (FlexAttention has no backward pass on CPU, the flash kernels no CPU code)"
-    if name == "flex":
-        return setting.flex_obstacle
-    if setting.context_parallel > 1:
-        return f"the variable-length kernels cannot split a sequence over {setting.context_parallel} context-parallel ranks"
-    if setting.param_dtype != "bfloat16":
-        return f"the variable-length kernels compute in bfloat16, this run in {setting.param_dtype}"
-    if name == "flash" and importlib.util.find_spec("flash_attn") is None:
-        return "the optional package flash-attn is not installed (pip install apertus[flash])"
-    return None
-
-
 def inner_attention(backend: str) -> Module.Config:
-    """Config of the inner-attention module of a resolved backend."""
+    """Config of the inner-attention module of a backend."""
     configs: dict[str, type[Module.Config]] = {
         "sdpa": SdpaAttention.Config,
         "flex": FlexAttention.Config,

@@ -15,7 +15,9 @@ from torch import nn
 from torchtitan.models.common import Linear
 from torchtitan.protocols.module import Module
 
-BETA = 0.5
+from apertus_model.device import has_kernels
+from apertus_model.model.xielu import BETA, formula, formula_backward, xielu
+
 EPS = -1e-6
 INITIAL_ALPHA = 0.8
 
@@ -32,14 +34,9 @@ INITIAL_ALPHA_N = inverse_softplus(INITIAL_ALPHA - BETA)
 class XIELU(Module):
     """Elementwise activation with two trained scalars per layer, `alpha_p` and `alpha_n`, each of shape (1,).
 
-    With a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n):
-
-        x >  0:  a_p x^2 + beta x
-        x <= 0:  a_n (expm1(x) - x) + beta x
-
-    The published form has min(x, eps) in place of x inside expm1, eps = -1e-6, which is the same up to a_n *
-    1e-6 between eps and 0, and leaves no derivative there. Exports state eps, since transformers computes
-    with it.
+    `apertus_model.model.xielu` has the formula. The published form has expm1(min(x, eps)) with eps = -1e-6 in
+    place of expm1(x). The two differ only between eps and 0, by at most a_n * 1e-6, and there the published
+    one has no derivative of that term. Exports state eps, since transformers computes with it.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -52,35 +49,27 @@ class XIELU(Module):
         self.alpha_n = nn.Parameter(torch.empty(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the activation to `x` of any shape; the result has its shape and dtype."""
+        """Applies the activation to `x` of any shape; the result has its shape and dtype."""
+        if has_kernels(x):
+            return xielu(x, self.alpha_p, self.alpha_n)
         return _XIELU.apply(x, F.softplus(self.alpha_p), BETA + F.softplus(self.alpha_n))
 
 
 class _XIELU(torch.autograd.Function):
-    """The formula with a backward pass of its own, which keeps `x` alone: the tensors that autograd would
-    keep for it are several times the size of all other activations of a layer, and moving them is what the
-    CPU would spend its time on.
+    """The formula with its own backward pass, which keeps only `x`. The tensors that autograd would keep are
+    several times the size of all other activations of a layer, and a CPU would spend its time moving them.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, slope_p: torch.Tensor, slope_n: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, slope_p, slope_n)
-        above = x.clamp(min=0)
-        below = x - above
-        curved = torch.expm1(below).sub_(below).mul_(slope_n)
-        return above.square().mul_(slope_p).add_(curved).add_(x, alpha=BETA)
+        return formula(x, slope_p, slope_n)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        (gradient,) = gradients
         x, slope_p, slope_n = ctx.saved_tensors
-        above = x.clamp(min=0)
-        below = x - above
-        bend = torch.expm1(below)
-        to_slope_p = above.square().mul_(gradient).sum(dtype=torch.float32)
-        to_slope_n = (bend - below).mul_(gradient).sum(dtype=torch.float32)
-        to_x = above.mul_(2 * slope_p).add_(bend.mul_(slope_n)).add_(BETA).mul_(gradient)
-        return to_x, to_slope_p.to(slope_p.dtype).view(1), to_slope_n.to(slope_n.dtype).view(1)
+        to_x, to_p, to_n = formula_backward(gradients[0], x, slope_p, slope_n)
+        return to_x, to_p.to(slope_p.dtype).view(1), to_n.to(slope_n.dtype).view(1)
 
 
 class ApertusFeedForward(Module):

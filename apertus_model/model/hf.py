@@ -1,4 +1,4 @@
-"""The Hugging Face face of a model: names of weights, as in transformers' `ApertusForCausalLM`.
+"""The names of a model's weights in transformers' `ApertusForCausalLM`.
 
 Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing
 else. The config is mapped by `specs.hugging_face`, files are read and written by
@@ -42,14 +42,14 @@ _CONSTANT_BUFFERS = {"mlp.act_fn.beta": BETA, "mlp.act_fn.eps": EPS}
 
 
 def hugging_face_name(name: str) -> str:
-    """Name of one of our weights there. KeyError for one that has no counterpart."""
+    """Our name of a weight -> its name in transformers. KeyError for a weight without a counterpart."""
     layer = re.match(r"layers\.(\d+)\.(.+)", name)
     return _TOP_NAMES[name] if layer is None else f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}"
 
 
 def our_name(name: str) -> str | None:
-    """Name of one of their weights here; None for a constant of xIELU, which they store as a weight. KeyError
-    for an unknown one."""
+    """Name of a weight in transformers -> our name; None for a constant of xIELU, which transformers stores
+    as a weight. KeyError for an unknown name."""
     layer = re.match(r"model\.layers\.(\d+)\.(.+)", name)
     if layer is None:
         return _TOP_NAMES_BACK[name]
@@ -57,13 +57,15 @@ def our_name(name: str) -> str | None:
 
 
 def constant(name: str, dtype: torch.dtype) -> torch.Tensor:
-    """The scalar that a constant of xIELU is stored as, under their name `...mlp.act_fn.beta` or
+    """The stored scalar of an xIELU constant, by its name in transformers, `...mlp.act_fn.beta` or
     `...mlp.act_fn.eps`."""
-    return torch.tensor(next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix)), dtype=dtype)
+    return torch.tensor(
+        next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix)), dtype=dtype
+    )
 
 
 def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under the names of `ApertusForCausalLM`, with the constant buffers of xIELU, which it stores as
+    """Weights under the names of `ApertusForCausalLM`, with the constants of xIELU, which it stores as
     weights.
 
     Raises:
@@ -81,12 +83,11 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def from_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under our names; the constant buffers are dropped after a check that they are the constants of
-    this model.
+    """Weights under our names. The constants of xIELU are compared with those of this model and left out.
 
     Raises:
         KeyError: a weight that has no counterpart.
-        HuggingFaceError: an xIELU with another beta or eps.
+        HuggingFaceError: beta or eps of an xIELU differs from this model's.
     """
     renamed: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
@@ -94,5 +95,8 @@ def from_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
         if ours is not None:
             renamed[ours] = weight
         elif weight.numel() != 1 or weight.cpu().reshape(()) != constant(name, weight.dtype):
-            raise HuggingFaceError(f"{name} is {weight.tolist()}, this model computes xIELU with {constant(name, weight.dtype).item()}")
+            raise HuggingFaceError(
+                f"{name} is {weight.tolist()}, this model computes xIELU with"
+                f" {constant(name, weight.dtype).item()}"
+            )
     return renamed

@@ -1,10 +1,9 @@
 """Weights in a Hugging Face folder: safetensors, in shards with an index, written and read module by module.
 
-A module here is one that the model computes with at once: the embedding, a layer, the last norm, the output
-layer.
+A module here is one step of the forward pass: the embedding, a layer, the last norm or the output layer.
 
 Invariants:
-- At most one shard is in memory, and one module in float32 that it is made from. While reading, one tensor.
+- Writing holds at most one shard in memory, and one module in float32. Reading holds one tensor.
 - Files, names and order are those that transformers' `save_pretrained` writes for the same model and
   `max_shard_size`.
 - Nothing but safetensors is read: no pickle, no code.
@@ -51,20 +50,28 @@ def module_of(name: str) -> str:
 def modules(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
     """The weights of every module with their shapes, by our names, in the order in which the model
     computes."""
-    return {module: dict(members) for module, members in groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))}
+    return {
+        module: dict(members)
+        for module, members in groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))
+    }
 
 
 @torch.no_grad()
 def write_shards(
-    theirs: torch.nn.Module, folder: Path, *, max_shard_size: int, dtype: torch.dtype, read: Callable[[Tensors], None]
+    theirs: torch.nn.Module,
+    folder: Path,
+    *,
+    max_shard_size: int,
+    dtype: torch.dtype,
+    read: Callable[[Tensors], None],
 ) -> list[str]:
     """Writes the weights, shard by shard, and the index where there is more than one.
 
     Args:
         theirs: `ApertusForCausalLM` on the meta device, for names, shapes and order.
         folder: local folder, made where it is missing.
-        max_shard_size: bytes of tensors in a file, at most; a larger tensor has a file of its own.
-        dtype: of all that is stored.
+        max_shard_size: maximum bytes of tensors in a file; a larger tensor has a file of its own.
+        dtype: of the stored tensors.
         read: fills float32 tensors, given by our names, with the trained weights.
 
     Returns:
@@ -75,7 +82,9 @@ def write_shards(
 
     folder.mkdir(parents=True, exist_ok=True)
     planned = {name: tensor.to(dtype) for name, tensor in theirs.state_dict().items()}
-    split = split_torch_state_dict_into_shards(planned, filename_pattern=PATTERN, max_shard_size=max_shard_size)
+    split = split_torch_state_dict_into_shards(
+        planned, filename_pattern=PATTERN, max_shard_size=max_shard_size
+    )
     for file, names in split.filename_to_tensors.items():
         shard: Tensors = {}
         for _, members in groupby(names, key=lambda name: module_of(our_name(name) or name)):
@@ -83,14 +92,22 @@ def write_shards(
         save_file({name: shard[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         total = sum(parameter.numel() for parameter in theirs.parameters())
-        index = {"metadata": {"total_parameters": total, **split.metadata}, "weight_map": split.tensor_to_filename}
+        index = {
+            "metadata": {"total_parameters": total, **split.metadata},
+            "weight_map": split.tensor_to_filename,
+        }
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     return list(split.filename_to_tensors)
 
 
-def _in_dtype(wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callable[[Tensors], None]) -> Tensors:
-    """Trained weights by their names, rounded once to `dtype`; constants of xIELU are made."""
-    exact = {ours: torch.empty(shape) for name, shape in wanted.items() if (ours := our_name(name)) is not None}
+def _in_dtype(
+    wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callable[[Tensors], None]
+) -> Tensors:
+    """Name in transformers -> tensor: the trained weights, rounded once to `dtype`, and the constants of
+    xIELU."""
+    exact = {
+        ours: torch.empty(shape) for name, shape in wanted.items() if (ours := our_name(name)) is not None
+    }
     if exact:
         read(exact)
     rounded = {hugging_face_name(ours): weight.to(dtype) for ours, weight in exact.items()}
@@ -116,7 +133,7 @@ class FolderWeights:
         self._check_names()
 
     def _weight_map(self) -> dict[str, str]:
-        """Name of every stored tensor, as it is stored -> the file that it is in."""
+        """Name of every tensor, as stored -> its file."""
         if self._fs.exists(f"{self._root}/{INDEX}"):
             try:
                 index = checked(Index, parse_json(read_small(self._fs, f"{self._root}/{INDEX}", MAX_BYTES)))
@@ -124,14 +141,24 @@ class FolderWeights:
                 raise HuggingFaceError(f"{INDEX} of {self.url} cannot be read: {error}") from error
             return {name: _plain(file) for name, file in index.weight_map.items()}
         if not self._fs.exists(f"{self._root}/{SINGLE}"):
-            raise HuggingFaceError(f"{self.url} has neither {INDEX} nor {SINGLE}; only safetensors are read, never pickles (.bin)")
+            raise HuggingFaceError(
+                f"{self.url} has neither {INDEX} nor {SINGLE}; only safetensors are read, never pickles"
+                " (.bin)"
+            )
         return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
 
     def _check_names(self) -> None:
         if missing := sorted(self._shapes.keys() - self.files.keys()):
-            raise HuggingFaceError(f"{self.url} lacks {len(missing)} of {len(self._shapes)} weights, the first {missing[0]!r}")
-        if unknown := sorted(name for name in self.files.keys() - self._shapes.keys() if not name.endswith(CONSTANTS)):
-            raise HuggingFaceError(f"{self.url} has {len(unknown)} weights that this model does not have, the first {unknown[0]!r}")
+            raise HuggingFaceError(
+                f"{self.url} lacks {len(missing)} of {len(self._shapes)} weights, the first {missing[0]!r}"
+            )
+        if unknown := sorted(
+            name for name in self.files.keys() - self._shapes.keys() if not name.endswith(CONSTANTS)
+        ):
+            raise HuggingFaceError(
+                f"{self.url} has {len(unknown)} weights that this model does not have, the first"
+                f" {unknown[0]!r}"
+            )
 
     def __iter__(self) -> Iterator[str]:
         """Our names, file by file, so that each file is opened once."""
@@ -139,12 +166,13 @@ class FolderWeights:
         return (name for _, name in sorted(ours))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A weight as it is stored. HuggingFaceError for one of another shape than the model's."""
+        """A weight as it is stored. HuggingFaceError when its shape is not the model's."""
         theirs = hugging_face_name(name)
         tensor: torch.Tensor = self._open(self.files[theirs]).get_tensor(theirs)
         if tensor.shape != self._shapes[theirs]:
             raise HuggingFaceError(
-                f"{theirs!r} of {self.url} has shape {tuple(tensor.shape)}, config.json says {tuple(self._shapes[theirs])}"
+                f"{theirs!r} of {self.url} has shape {tuple(tensor.shape)}, config.json says"
+                f" {tuple(self._shapes[theirs])}"
             )
         return tensor
 
@@ -159,7 +187,9 @@ class FolderWeights:
                 opened = safe_open(self._fetch(file), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise HuggingFaceError(f"cannot read {file} of {self.url}: {error}") from error
-            from_hugging_face({name: opened.get_tensor(name) for name in opened.keys() if name.endswith(CONSTANTS)})  # noqa: SIM118
+            from_hugging_face(
+                {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(CONSTANTS)}  # noqa: SIM118
+            )
             self._file = (file, opened)
         return self._file[1]
 
@@ -174,7 +204,10 @@ class FolderWeights:
 
 
 def _plain(file: str) -> str:
-    """A file name of an index. HuggingFaceError for one that leads out of the folder, or is a pickle."""
+    """The file name, if it may be opened. HuggingFaceError if it leads out of the folder, or is a pickle."""
     if "/" in file or "\\" in file or not file.endswith(".safetensors"):
-        raise HuggingFaceError(f"the index names the file {file!r}; only safetensors in the folder itself are read, never pickles (.bin)")
+        raise HuggingFaceError(
+            f"the index names the file {file!r}; only safetensors in the folder itself are read, never"
+            " pickles (.bin)"
+        )
     return file

@@ -63,7 +63,9 @@ class SideBySide:
             ours.attention.rope, empty = self._rope, ours.attention.rope
             self.ours = ours(self.ours, self._mask, self._positions)
             ours.attention.rope = empty
-            self.theirs = theirs(self.theirs, position_ids=self._positions[:1], position_embeddings=self._angles)
+            self.theirs = theirs(
+                self.theirs, position_ids=self._positions[:1], position_embeddings=self._angles
+            )
         else:
             self.ours, self.theirs = ours(self.ours), theirs(self.theirs)
         for module in (ours, theirs):
@@ -73,4 +75,6 @@ class SideBySide:
 
 def _assign(module: nn.Module, path: str, weights: Mapping[str, torch.Tensor]) -> None:
     """Gives a module on the meta device its weights, without copying them."""
-    module.load_state_dict({name.removeprefix(f"{path}."): weight for name, weight in weights.items()}, strict=True, assign=True)
+    module.load_state_dict(
+        {name.removeprefix(f"{path}."): weight for name, weight in weights.items()}, strict=True, assign=True
+    )

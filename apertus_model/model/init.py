@@ -21,12 +21,12 @@ _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
 
 
 def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: int) -> None:
-    """Fill every parameter in place, as in the Apertus recipe (section 1, initialisation).
+    """Fills every parameter in place, as in the Apertus recipe (section 1, initialisation).
 
     Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2
-    n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). Of an
-    adapter (LoRA), B is zero and A normal with 1 / sqrt(3 in_features), the standard deviation of the uniform
-    values in its authors' code.
+    n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). In an
+    adapter (LoRA), B is zero and A is normal with 1 / sqrt(3 in_features), the standard deviation of the
+    uniform values in its authors' code.
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
@@ -49,11 +49,13 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
             elif parameter.ndim == 1:
                 local_part(parameter).fill_(1.0)
             else:
-                fill_normal(parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std)
+                fill_normal(
+                    parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std
+                )
 
 
 def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) -> None:
-    """Fill a matrix, or the part of it that this rank owns, with normal values of mean 0.
+    """Fills a matrix, or the part of it that this rank owns, with normal values of mean 0.
 
     Args:
         parameter: (rows, columns) tensor or DTensor.
@@ -69,9 +71,13 @@ def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) ->
     for block in range(row_start // rows_per_block, math.ceil(row_end / rows_per_block)):
         first = block * rows_per_block
         generator = torch.Generator().manual_seed(_block_seed(seed, name, block))
-        values = torch.empty(min(rows_per_block, rows - first), columns).normal_(0.0, std, generator=generator)
+        values = torch.empty(min(rows_per_block, rows - first), columns).normal_(
+            0.0, std, generator=generator
+        )
         begin, end = max(first, row_start), min(first + len(values), row_end)
-        local[begin - row_start : end - row_start].copy_(values[begin - first : end - first, column_start : column_start + local_columns])
+        local[begin - row_start : end - row_start].copy_(
+            values[begin - first : end - first, column_start : column_start + local_columns]
+        )
 
 
 def _block_seed(seed: int, name: str, block: int) -> int:
@@ -80,7 +86,7 @@ def _block_seed(seed: int, name: str, block: int) -> int:
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a parameter; the parameter itself where it is not spread."""
+    """This rank's part of a parameter; the parameter itself where it is not sharded."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 

@@ -1,10 +1,10 @@
-"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank; A and B are trained,
-everything else rests.
+"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank, where only A and B are
+trained.
 
 A model with adapters has, beside each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in),
-`X.lora_b.weight` (out, rank) and `X.lora_scale` (s, a float32 scalar), all of which are stored. Whoever reads
-such a checkpoint into a model without them gets W + s B A:
-`merge_adapter`, called by `apertus_model.trainer.checkpoint.load_tensors`.
+`X.lora_b.weight` (out, rank) and `X.lora_scale` (s, a float32 scalar). A checkpoint stores all of them. When
+it is read into a model without adapters, `apertus_model.trainer.checkpoint.load_tensors` calls
+`merge_adapter`, which gives W + s B A.
 
 Invariants:
 - A new adapter changes nothing: B is zero. A is a function of (seed, name, element), like all initial
@@ -30,13 +30,16 @@ from apertus_model.model.init import local_part, owned_region
 from specs.stages.sft import Lora
 
 ADAPTER_PARTS = ("lora_a.weight", "lora_b.weight", "lora_scale")
-_PARENTS = {"wq": "attention.qkv_linear", "wk": "attention.qkv_linear", "wv": "attention.qkv_linear", "wo": "attention"} | dict.fromkeys(
-    ("up_proj", "down_proj"), "feed_forward"
-)
+_PARENTS = {
+    "wq": "attention.qkv_linear",
+    "wk": "attention.qkv_linear",
+    "wv": "attention.qkv_linear",
+    "wo": "attention",
+} | dict.fromkeys(("up_proj", "down_proj"), "feed_forward")
 
 
 class LoraLinear(Linear):
-    """A linear layer with an adapter; the base weight has the name that it has without one."""
+    """A linear layer with an adapter. The base weight has the same name as without one."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -48,7 +51,12 @@ class LoraLinear(Linear):
         inner, outer = _adapter_sharding(config.sharding_config)
 
         def linear(inputs: int, outputs: int, sharding: ShardingConfig | None) -> Linear:
-            return Linear.Config(in_features=inputs, out_features=outputs, param_init=config.param_init, sharding_config=sharding).build()
+            return Linear.Config(
+                in_features=inputs,
+                out_features=outputs,
+                param_init=config.param_init,
+                sharding_config=sharding,
+            ).build()
 
         self.lora_a = linear(config.in_features, config.rank, inner)
         self.lora_b = linear(config.rank, config.out_features, outer)
@@ -75,8 +83,7 @@ def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | Non
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Give the layers that `lora.targets` names an adapter, in place, and let everything but the adapters
-    rest."""
+    """Adds an adapter to the layers that `lora.targets` names, in place, and freezes all other parameters."""
     for block in model.layers.values():
         for target in lora.targets:
             parent = block.get_submodule(_PARENTS[target])
@@ -119,6 +126,7 @@ def merge_adapter(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale:
     (row, column), (rows, columns) = owned_region(weight)
     own_a, own_b = a[:, column : column + columns].double(), b[row : row + rows].double()
     product = torch.zeros(local.shape, dtype=torch.float64, device=local.device)
-    for k in range(a.shape[0]):  # not a matrix product, whose order of summation depends on the shape of the part
+    # not a matrix product, whose order of summation depends on the shape of the part
+    for k in range(a.shape[0]):
         product += own_b[:, k, None] * own_a[None, k]
     local.copy_(local.double() + product * scale.double())

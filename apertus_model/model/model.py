@@ -12,6 +12,7 @@ report (arXiv 2509.14233), section 2.1.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,20 @@ from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.protocols.module import Module
 
-from apertus_model.model.attention import SdpaAttention, begun_rows, document_mask, document_offsets, inner_attention
+from apertus_model.device import has_kernels
+from apertus_model.model.attention import (
+    SdpaAttention,
+    begun_rows,
+    document_mask,
+    document_offsets,
+    inner_attention,
+)
 from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFeedForward
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
+from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer
+from apertus_model.model.rotation import rotate
 from apertus_model.model.sharding import set_sharding
 from specs.model import ModelSpec
 from specs.stages.sft import Lora
@@ -72,6 +82,16 @@ class Llama3RoPE(CosSinRoPE):
         angles = torch.cat([angles, angles], dim=-1)
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
+    @staticmethod
+    def apply_rotary_emb(
+        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys rotated by rows of the cache, as torchtitan does it; on a GPU by a kernel."""
+        if has_kernels(query):
+            return rotate(query, rope_cache, False), rotate(key, rope_cache, False)
+        rotated: tuple[torch.Tensor, torch.Tensor] = CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
+        return rotated
+
 
 class ApertusBlock(TransformerBlock):
     """One layer: attention and feed-forward, each on normed input, each added to the residual stream."""
@@ -105,13 +125,13 @@ class ApertusModel(Decoder):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
-        seed: int
-        init_std: float
-        lora: Lora | None = None
+        seed: int  # of the initial weights
+        init_std: float  # standard deviation of the initial weights
+        lora: Lora | None = None  # adapters; None: all weights are trained
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
-            """Take sequence length and layout from a trainer config (torchtitan calls this before
-            building)."""
+            """Takes sequence length and layout from a trainer config. torchtitan calls this before it builds
+            the model."""
             Decoder.Config.update_from_config(self, config=config, **kwargs)
             set_sharding(self, sequence_parallel=config.parallelism.enable_sequence_parallel)
 
@@ -127,7 +147,9 @@ class ApertusModel(Decoder):
             )
 
     config: Config
-    cp_mesh: DeviceMesh | None = None  # set by `parallelize` where ranks share a sequence
+    # set by `parallelize` where ranks share a sequence
+    cp_mesh: DeviceMesh | None = None
+    cp_load_balancer: str | None = None  # torchtitan's name
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -137,9 +159,9 @@ class ApertusModel(Decoder):
     def forward(
         self,
         tokens: torch.Tensor,
-        positions: torch.Tensor | None = None,
+        positions: torch.Tensor | OnHost | None = None,
         attention_masks: AttentionMasksType | torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        labels: torch.Tensor | OnHost | None = None,
         loss_fn: LossFunction | None = None,
     ) -> Any:
         """Logits of the next token, or a loss that is computed without them (see `output`). In a pipeline, a
@@ -148,9 +170,9 @@ class ApertusModel(Decoder):
         Args:
             tokens: (batch, seq_len) int64.
             positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by
-                default.
+                default. On the host, no backend waits for the device to find the borders of documents.
             attention_masks: as made by `get_attention_masks`, which is called when they are not given.
-            labels: (batch, seq_len) int64, passed to `loss_fn`.
+            labels: (batch, seq_len) int64, passed to `loss_fn` where they are.
             loss_fn: computes the loss in the output layer.
 
         Returns:
@@ -161,42 +183,60 @@ class ApertusModel(Decoder):
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         if attention_masks is None:
             attention_masks = self.get_attention_masks(positions)
+        positions = copy_to(positions, tokens.device)
         hidden = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
         if self.lm_head is None:  # not the last stage of a pipeline
             return hidden
-        return self.lm_head(self.norm(hidden), labels, loss_fn)
+        return self.lm_head(self.norm(hidden), None if labels is None else host_tensor(labels), loss_fn)
 
-    def get_attention_masks(self, positions: torch.Tensor) -> Any:
-        """The document mask in the form that the attention backend wants; made once, shared by all layers."""
+    def get_attention_masks(self, positions: torch.Tensor | OnHost) -> Any:
+        """The document mask in the form that the attention backend needs, on the device of the weights; all
+        layers share it."""
+        device = next(self.parameters()).device
         backend = self.config.first_attention.inner_attention  # every layer has attention
         if isinstance(backend, SdpaAttention.Config):
-            return document_mask(positions, self.cp_mesh)
+            return document_mask(copy_to(positions, device), self.cp_mesh, self.cp_load_balancer)
         if isinstance(backend, VarlenAttention.Config):
-            return document_offsets(positions)
-        return super().get_attention_masks(begun_rows(positions))
+            return document_offsets(host_tensor(positions), device)
+        return super().get_attention_masks(begun_rows(copy_to(positions, device)))
 
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
-        """Fill buffers (torchtitan) and parameters (ours, independent of the layout)."""
+        """Fills buffers (torchtitan) and parameters (ours, independent of the layout). All layers share one
+        table of positions: at 65,536 positions and heads of 128, one has 67 MB."""
         super().init_states(buffer_device=buffer_device)
-        initialise_parameters(self, seed=self.config.seed, std=self.config.init_std, n_layers=len(self.config.layers))
+        ropes = [module for module in self.modules() if isinstance(module, Llama3RoPE)]
+        for rope in ropes[1:]:
+            rope.cache = ropes[0].cache
+        initialise_parameters(
+            self, seed=self.config.seed, std=self.config.init_std, n_layers=len(self.config.layers)
+        )
 
 
-def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed: int = 0, lora: Lora | None = None) -> ApertusModel.Config:
+def model_config(
+    spec: ModelSpec,
+    *,
+    sequence_length: int,
+    attention: str,
+    seed: int = 0,
+    lora: Lora | None = None,
+    linear_config: Callable[..., Linear.Config] = Linear.Config,
+) -> ApertusModel.Config:
     """The torchtitan config of a model.
 
     Args:
         spec: dimensions.
         sequence_length: longest sequence, in tokens.
-        attention: resolved attention backend (`attention.resolve_backend`).
+        attention: an attention backend that can run here (`attention_choice.resolve_backend`).
         seed: seed of the initial weights.
-        lora: adapters, which are then all that is trained.
+        lora: adapters; with them, nothing else is trained.
+        linear_config: makes the configs of the layers' linear modules (`float8.linear_config`).
     """
     no_init = {"weight": skip_param_init}
 
     def linear(inputs: int, outputs: int) -> Linear.Config:
-        return Linear.Config(in_features=inputs, out_features=outputs, param_init=no_init)
+        return linear_config(in_features=inputs, out_features=outputs, param_init=no_init)
 
     def norm(width: int) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=width, eps=spec.norm_eps, param_init=no_init)
@@ -204,7 +244,9 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
     up_proj, down_proj = linear(spec.dim, spec.ffn_dim), linear(spec.ffn_dim, spec.dim)
     feed_forward: Module.Config
     if spec.activation == "swiglu":
-        feed_forward = GatedFeedForward.Config(gate_proj=linear(spec.dim, spec.ffn_dim), up_proj=up_proj, down_proj=down_proj)
+        feed_forward = GatedFeedForward.Config(
+            gate_proj=linear(spec.dim, spec.ffn_dim), up_proj=up_proj, down_proj=down_proj
+        )
     else:
         act = XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init})
         feed_forward = ApertusFeedForward.Config(up_proj=up_proj, act=act, down_proj=down_proj)
@@ -217,13 +259,13 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
             head_dim=spec.head_dim,
             qkv_linear=QKVLinear.Config(
                 head_dim=spec.head_dim,
-                wq=linear(spec.dim, spec.n_heads * spec.head_dim),
-                wkv=linear(spec.dim, spec.n_kv_heads * spec.head_dim),
+                wq=linear(spec.dim, spec.query_dim),
+                wkv=linear(spec.dim, spec.key_dim),
             ),
             qk_norm=norm(spec.head_dim),
             rope=rope_config(spec, sequence_length),
             inner_attention=inner_attention(attention),
-            wo=linear(spec.n_heads * spec.head_dim, spec.dim),
+            wo=linear(spec.query_dim, spec.dim),
         ),
         ffn_norm=norm(spec.dim),
         feed_forward=feed_forward,  # torchtitan accepts any Module here
@@ -234,7 +276,9 @@ def model_config(spec: ModelSpec, *, sequence_length: int, attention: str, seed:
         seed=seed,
         init_std=spec.init_std,
         lora=lora,
-        tok_embeddings=Embedding.Config(num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init),
+        tok_embeddings=Embedding.Config(
+            num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init
+        ),
         layers=[_copy(layer) for _ in range(spec.n_layers)],
         norm=norm(spec.dim),
         lm_head=OutputLayer.Config(in_features=spec.dim, out_features=spec.vocab_size, param_init=no_init),
@@ -258,8 +302,10 @@ def rope_config(spec: ModelSpec, sequence_length: int) -> Llama3RoPE.Config:
 
 
 def _copy(config: Any) -> Any:
-    """A config with nested configs of its own, so that no two layers share one that torchtitan may edit."""
+    """A deep copy of a config. torchtitan may edit configs, so layers must not share them."""
     nested = {
-        field.name: _copy(value) for field in dataclasses.fields(config) if isinstance(value := getattr(config, field.name), Module.Config)
+        field.name: _copy(value)
+        for field in dataclasses.fields(config)
+        if isinstance(value := getattr(config, field.name), Module.Config)
     }
     return dataclasses.replace(config, **nested)

@@ -1,21 +1,21 @@
 """The output layer: logits, or a loss that is computed in it, chunk by chunk.
 
-With 131,072 words, the logits of a batch and their gradient are larger than the rest of the model. So no
-training step makes them: the loss is a fused linear cross-entropy. These are the calls, from the trainer
-down:
+With a vocabulary of 131,072, the logits of a batch and their gradient are larger than the rest of the model.
+So no training step holds them in memory: the loss is a fused linear cross-entropy. These are the calls, from
+the trainer down:
 
     ApertusTrainer.forward_backward_step    loss_fn = partial(objective.loss, batch=...)
       ApertusModel.forward                  model(tokens, ..., labels=labels, loss_fn=loss_fn)
         OutputLayer.forward                 loss_fn(hidden, weight, labels, vocab)
           Objective.loss                    the formula of the objective (`trainer.objectives`)
-            losses.cross_entropy            makes logits of 1,024 tokens, uses them, drops them; and the next
+            losses.cross_entropy            computes, uses and drops the logits of 1,024 tokens at a time
 
-The loss has to be computed inside of this module's forward pass, and not after it: FSDP gathers the weight
-for it once, and reduces its gradient once, however many chunks there are. torchtitan's `ChunkedLossWrapper`
-calls `lm_head` for each chunk instead, and runs a backward pass for each; it has no loss that needs the
-log-probabilities of whole sequences, as DPO does.
+The loss has to be computed inside this module's forward pass, and not after it: FSDP gathers the weight for
+it once, and reduces its gradient once, however many chunks there are. torchtitan's `ChunkedLossWrapper`
+instead calls `lm_head`, and runs a backward pass, for each chunk; so it cannot compute a loss that needs the
+log-probabilities of whole sequences, such as DPO's.
 
-A loss function may return anything: evaluation passes `log_probabilities`, which returns those of all labels.
+A loss function may return anything. Evaluation passes `log_probabilities`, which returns those of all labels.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from apertus_model.losses.cross_entropy import FULL_VOCAB, VocabShard
 LossFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VocabShard], Any]
 """loss_fn(hidden, weight, labels, vocab), called with local tensors:
 
-- hidden (batch, seq_len, dim), weight (words, dim), labels (batch, seq_len);
+- hidden (batch, seq_len, dim), weight (words, dim), labels (batch, seq_len), which may be on the host;
 - vocab: which words the rows of the weight stand for. With tensor parallelism each rank has a part of them.
 
-It returns the same on all ranks that share the words. The gradient that it gives the hidden states is that of
-the rank's own words; the layer adds these up."""
+It returns the same value on all ranks that share the vocabulary. Its gradient with respect to the hidden
+states is that of the rank's own words; the layer sums these gradients over the ranks."""
 
 
 class OutputLayer(Linear):
@@ -47,14 +47,18 @@ class OutputLayer(Linear):
     class Config(Linear.Config):
         pass
 
-    def forward(self, input: torch.Tensor, labels: torch.Tensor | None = None, loss_fn: LossFunction | None = None) -> Any:
+    def forward(
+        self, input: torch.Tensor, labels: torch.Tensor | None = None, loss_fn: LossFunction | None = None
+    ) -> Any:
         """Logits without `loss_fn`; with it, its result for `labels`."""
         if loss_fn is None:
             return super().forward(input)
         if not isinstance(self.weight, DTensor):
             return loss_fn(input, self.weight, labels, FULL_VOCAB)
         mesh = self.weight.device_mesh
-        assert self.weight.placements == (Shard(0),) and isinstance(input, DTensor), "tensor parallelism splits the words"
+        assert self.weight.placements == (Shard(0),) and isinstance(input, DTensor), (
+            "tensor parallelism splits the words"
+        )
         words_per_rank = -(-self.weight.shape[0] // mesh.size())
         vocab = VocabShard(begin=words_per_rank * mesh.get_local_rank(), group=mesh.get_group())
         return loss_fn(input.to_local(grad_placements=[Partial()]), self.weight.to_local(), labels, vocab)

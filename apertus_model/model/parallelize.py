@@ -32,14 +32,15 @@ def parallelize(
     ac_config: Any,
     dump_folder: str,
 ) -> ApertusModel:
-    """Apply a layout to a model, or a stage of a pipeline, on the meta device, in place. Called by
-    torchtitan, whose arguments these are.
+    """Applies a layout to a model, or a stage of a pipeline, on the meta device, in place. The
+    arguments are those that torchtitan passes.
 
     Raises:
         ValueError: a torchtitan backend other than `partial_dtensor`, with the reason.
     """
     refuse_unsupported(parallelism)
     if parallel_dims.cp_enabled:
+        model.cp_load_balancer = parallelism.context_parallel_load_balancer
         _share_sequences(model, parallel_dims)
     if parallel_dims.tp_enabled:
         model.parallelize(parallel_dims)
@@ -66,13 +67,13 @@ def refuse_unsupported(parallelism: ParallelismConfig) -> None:
     """ValueError for a layout that torchtitan 0.3.0 offers and this engine does not run, with the reason."""
     if parallelism.spmd_backend != "partial_dtensor":
         raise ValueError(
-            f"torchtitan's backend {parallelism.spmd_backend!r} fails on more than one process with torch 2.13 "
-            "(parameters are not DTensors on the full mesh); use partial_dtensor"
+            f"torchtitan's backend {parallelism.spmd_backend!r} fails on more than one process with torch"
+            " 2.13 (parameters are not DTensors on the full mesh); use partial_dtensor"
         )
 
 
 def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
-    """Context parallelism: each rank has a slice of every sequence and fetches the keys of the others."""
+    """Context parallelism: each rank has a part of every sequence and fetches the keys of the others."""
     mesh = parallel_dims.get_mesh("cp")
     attentions = [block.attention.inner_attention for block in model.layers.values()]
     if all(isinstance(attention, FlexAttention) for attention in attentions):
@@ -92,7 +93,7 @@ def _sum_gradients_plainly(model: ApertusModel) -> None:
 
 
 def titan_model(config: ApertusModel.Config) -> TitanModelSpec:
-    """What torchtitan's Trainer wants to know about a model."""
+    """The description of a model that torchtitan's Trainer takes."""
     return TitanModelSpec(
         name="apertus",
         flavor=f"{config.dim}x{len(config.layers)}",

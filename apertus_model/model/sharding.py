@@ -1,9 +1,13 @@
-"""Tensor-parallel layout of every sub-module, in torchtitan's declarative form. The model imports this file;
-it does not import `parallelize`, which needs more of torch than some machines that only evaluate have.
+"""Tensor-parallel layout of every sub-module, in torchtitan's declarative form. The model imports this file
+and not `parallelize`, which needs parts of torch that are missing on some machines used only for evaluation.
 
 Column-parallel into attention and feed-forward, row-parallel out of them; norms and the xIELU scalars are
-replicated. What is written here describes all layouts: torchtitan leaves out the axes that a run does not
-have.
+replicated. These declarations describe all layouts: torchtitan leaves out the axes that a run does not have.
+
+What is replicated and used on a part of the activations has partial gradients: the two scalars, the norms of
+queries and keys, and with sequence parallelism the other norms. FSDP sums them over the ranks before it
+reduces them, parameter by parameter: in a pipeline once a step, else once a micro-batch. The formula of xIELU
+sums those of its scalars in every micro-batch, since softplus is not linear; its kernel leaves them partial.
 """
 
 from dataclasses import replace
@@ -25,11 +29,13 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
-    """Fill `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
+    """Fills `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
     head = replace(config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
     config.lm_head.sharding_config = head  # `OutputLayer` splits and sums what it returns
-    block_input = dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
+    block_input = (
+        dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
+    )
     heads = dense_activation_placement(tp=spmd.S(2))
     replicated = dense_param_placement(tp=spmd.R)
     for layer in config.layers:
@@ -53,5 +59,7 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
         if hasattr(feed_forward, "gate_proj"):
             feed_forward.gate_proj.sharding_config = colwise_config()
         else:
-            feed_forward.act.sharding_config = ShardingConfig(state_shardings={"alpha_p": replicated, "alpha_n": replicated})
+            feed_forward.act.sharding_config = ShardingConfig(
+                state_shardings={"alpha_p": replicated, "alpha_n": replicated}
+            )
         feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)

@@ -1,7 +1,7 @@
 """AdEMAMix (arXiv 2409.03137): AdamW with a second, slow moving average of the gradients.
 
-Invariant: the update depends on the gradients seen, on the parameter's own step counter and on nothing else. The counter is
-part of the state, as a tensor, so that it follows a checkpoint like the moments do.
+Invariant: the update depends on the gradients seen, on the parameter's own step counter and on nothing else.
+The counter is part of the state, as a tensor, so that it follows a checkpoint like the moments do.
 """
 
 import logging
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from apertus_model.device import has_kernels
 from apertus_model.model.init import local_part, owned_region
 from apertus_model.optimizers.rounding import round_stochastically, rounding_seed
 
 logger = logging.getLogger(__name__)
 
 MOMENTS = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
-_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 _MAX_CHUNK_ELEMENTS = 1 << 27  # bounds the temporaries of the foreach path: two of 512 MiB in float32
 
 
@@ -28,7 +28,8 @@ def scheduled_alpha(step: int, alpha: float, warmup: int) -> float:
 
 
 def scheduled_beta3(step: int, beta1: float, beta3: float, warmup: int) -> float:
-    """Decay of the slow average at `step` (from 1), from `beta1` to `beta3` so that its half-life grows linearly.
+    """Decay of the slow average at `step` (from 1), from `beta1` to `beta3` so that its half-life grows
+    linearly.
 
     The small constant in the half-life is that of the authors' code (apple/ml-ademamix) and of Megatron.
     """
@@ -48,11 +49,12 @@ class AdEMAMix(Optimizer):
         m1 = b1 m1 + (1 - b1) g          m2 = b3(t) m2 + (1 - b3(t)) g          v = b2 v + (1 - b2) g^2
         w  = w - lr ((m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay w)
 
-    State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m1), `exp_avg_slow` (m2), `exp_avg_sq` (v), the last three with
-    its shape. Everything is computed in float32 (float64 for float64 weights) and rounded once, where it is stored: weights to nearest,
-    bfloat16 moments stochastically (`rounding`). Rounding to nearest would lose most updates of m2 and v, which are smaller than half the
-    spacing of bfloat16: on the noisy quadratic of the tests it ends at twice the loss of float32, stochastic rounding at 1.002 times.
-    With `alpha=0` and float32 this is `torch.optim.AdamW`, bit by bit.
+    State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m1), `exp_avg_slow` (m2), `exp_avg_sq`
+    (v), the last three with its shape. Everything is computed in float32 (float64 for float64 weights) and
+    rounded once, where it is stored: weights to nearest, bfloat16 moments stochastically (`rounding`).
+    Rounding to nearest would lose most updates of m2 and v, which are smaller than half the spacing of
+    bfloat16: on the noisy quadratic of the tests it ends at twice the loss of float32, stochastic rounding at
+    1.002 times. With `alpha=0` and float32 this is `torch.optim.AdamW`, bit by bit.
 
     Args:
         params: parameters or parameter groups.
@@ -87,19 +89,19 @@ class AdEMAMix(Optimizer):
     ) -> None:
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), got {betas}")
-        if min(lr, alpha, eps, weight_decay, beta3_warmup, alpha_warmup) < 0:
-            raise ValueError(
-                f"lr {lr}, alpha {alpha}, eps {eps}, weight_decay {weight_decay}, beta3_warmup {beta3_warmup} and "
-                f"alpha_warmup {alpha_warmup} must not be negative"
-            )
-        defaults = {
+        not_negative = {
             "lr": lr,
-            "betas": tuple(betas),
             "alpha": alpha,
             "beta3_warmup": beta3_warmup,
             "alpha_warmup": alpha_warmup,
             "eps": eps,
             "weight_decay": weight_decay,
+        }
+        for name, value in not_negative.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        defaults = not_negative | {
+            "betas": tuple(betas),
             "foreach": foreach,
             "fused": fused,
             "state_dtype": state_dtype,
@@ -107,9 +109,12 @@ class AdEMAMix(Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             if group["fused"] is None:
-                group["fused"] = all(parameter.is_cuda and parameter.dtype in _KERNEL_DTYPES for parameter in group["params"])
-        ways = {"Triton kernel" if group["fused"] else "foreach" if group["foreach"] else "for-loop" for group in self.param_groups}
-        logger.info("AdEMAMix is computed by: %s", ", ".join(sorted(ways)))
+                group["fused"] = all(map(has_kernels, group["params"]))
+        implementations = {
+            "Triton kernel" if group["fused"] else "foreach" if group["foreach"] else "for-loop"
+            for group in self.param_groups
+        }
+        logger.info("AdEMAMix uses: %s", ", ".join(sorted(implementations)))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -120,6 +125,7 @@ class AdEMAMix(Optimizer):
                 loss = closure()
         for number, group in enumerate(self.param_groups):
             names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
+            # Parameters updated together need equal step counters; one without gradient in some steps lags.
             by_step: dict[int, list[tuple[str, torch.Tensor]]] = {}
             for name, parameter in zip(names, group["params"], strict=True):
                 if parameter.grad is None:
@@ -137,7 +143,8 @@ class AdEMAMix(Optimizer):
         return loss
 
     def _update(self, named: list[tuple[str, torch.Tensor]], group: dict[str, Any], step: int) -> None:
-        """Update parameters that are all at the same step, on the local part of each: the update is elementwise."""
+        """Update parameters that are all at the same step, on the local part of each: the update is
+        elementwise."""
         parameters = [parameter for _, parameter in named]
         beta1, beta2, beta3 = group["betas"]
         lr = float(group["lr"])
@@ -155,12 +162,14 @@ class AdEMAMix(Optimizer):
                 update(
                     weights[index], gradients[index], *(moment[index] for moment in moments),
                     lr=lr, betas=(beta1, beta2, beta3), alpha=alpha, corrections=(correction1, correction2),
-                    eps=group["eps"], weight_decay=group["weight_decay"], rounding=self._roundings(name, parameter, step),
+                    eps=group["eps"], weight_decay=group["weight_decay"],
+                    rounding=self._roundings(name, parameter, step),
                 )  # fmt: skip
             return
 
-        computed = [_computed(tensors, weights) for tensors in (weights, gradients, *moments)]
-        (weight, gradient, fast, slow, square) = computed
+        weight, gradient, fast, slow, square = (
+            _upcast(tensors, weights) for tensors in (weights, gradients, *moments)
+        )
         torch._foreach_lerp_(fast, gradient, 1 - beta1)
         torch._foreach_lerp_(slow, gradient, 1 - beta3)
         torch._foreach_mul_(square, beta2)
@@ -183,29 +192,42 @@ class AdEMAMix(Optimizer):
                     stored[index].copy_(_rounded(value[index], stored[index].dtype, seed, offset, row))
 
     def _roundings(self, name: str, parameter: torch.Tensor, step: int) -> tuple[list[int], int, int]:
-        """Seed of the rounding of each moment; place of this process's part: index of its first element, length of a whole row."""
+        """Seed of the rounding of each moment; place of this process's part: index of its first element,
+        length of a whole row."""
         if self.state[parameter][MOMENTS[0]].dtype != torch.bfloat16:
             return [0] * len(MOMENTS), 0, 0
         offsets, _ = owned_region(parameter)
         offset = sum(begin * stride for begin, stride in zip(offsets, _strides(parameter.shape), strict=True))
-        return [rounding_seed(name, step, moment) for moment in range(len(MOMENTS))], offset, parameter.shape[-1] if parameter.ndim else 0
+        return (
+            [rounding_seed(name, step, moment) for moment in range(len(MOMENTS))],
+            offset,
+            parameter.shape[-1] if parameter.ndim else 0,
+        )
 
 
-def _computed(tensors: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors themselves where they have the precision that is computed in, else copies that have."""
-    return [tensor.to(torch.promote_types(weight.dtype, torch.float32)) for tensor, weight in zip(tensors, weights, strict=True)]
+def _upcast(tensors: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in the precision of the computation (float32, or float64 for float64 weights). A tensor
+    that already has it is returned itself, not a copy."""
+    return [
+        tensor.to(torch.promote_types(weight.dtype, torch.float32))
+        for tensor, weight in zip(tensors, weights, strict=True)
+    ]
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype, seed: int, offset: int, row: int) -> torch.Tensor:
     """`value` as it is stored."""
-    return round_stochastically(value.float().contiguous(), seed, offset, row) if dtype == torch.bfloat16 else value
+    if dtype == torch.bfloat16:
+        return round_stochastically(value.float().contiguous(), seed, offset, row)
+    return value
 
 
 def _strides(shape: torch.Size) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _chunks(named: list[tuple[str, torch.Tensor]], *, foreach: bool) -> Iterator[list[tuple[str, torch.Tensor]]]:
+def _chunks(
+    named: list[tuple[str, torch.Tensor]], *, foreach: bool
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Parameters that are updated together: one by one, or as many as the bound on temporaries allows."""
     chunk: list[tuple[str, torch.Tensor]] = []
     elements = 0

@@ -1,7 +1,9 @@
-"""AdEMAMix in one pass over memory: a Triton kernel that reads weight, gradient and moments once and writes them once.
+"""AdEMAMix in one pass over memory: a Triton kernel that reads weight, gradient and moments once and writes
+them once.
 
-Imported only when it is used. Invariant: it computes what `ademamix.AdEMAMix` computes by foreach, in float32, in the same order of
-operations, with the same stochastic rounding of bfloat16 moments; the two differ by the rounding of single float32 operations.
+Imported only when it is used. Invariant: it computes what `ademamix.AdEMAMix` computes by foreach, in
+float32, in the same order of operations, with the same stochastic rounding of bfloat16 moments; the two
+differ by the rounding of single float32 operations.
 """
 
 import math
@@ -37,14 +39,16 @@ def _nearest(value, BFLOAT16: tl.constexpr):  # type: ignore[no-untyped-def]  # 
     return value
 
 
-@triton.jit(do_not_specialize=["n", "seed1", "seed2", "seed3", "offset", "columns", "row"])
-def _kernel(  # type: ignore[no-untyped-def]  # Triton's own types
-    weights, gradients, fasts, slows, squares, n, decay, step_size, mix, take1, keep2, take2, take3, root2, eps,
+@triton.jit(do_not_specialize=["seed1", "seed2", "seed3", "offset", "columns", "row"])
+def _ademamix(  # type: ignore[no-untyped-def]  # Triton's own types
+    weights, gradients, fasts, slows, squares, n, decay, step_size, mix, take1, keep2, take2, take3, root2,
+    eps,
     seed1, seed2, seed3, offset, columns, row,
     CUT: tl.constexpr, BFLOAT16: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    inside = at < n  # n is specialised: where 16 divides it, 16 bytes are loaded at a time
     weight = tl.load(weights + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     fast = tl.load(fasts + at, mask=inside, other=0.0).to(tl.float32)
@@ -58,7 +62,9 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's own types
     weight = weight * decay - step_size * tl.div_rn(fast + mix * slow, denominator)
 
     if CUT:
-        index = (at // columns * row + at % columns + offset).to(tl.int32)
+        # one division in 64 bits for the block, and for each element one in 32
+        rows = first // columns + ((first % columns).to(tl.int32) + tl.arange(0, BLOCK)) // columns
+        index = (at + rows * (row - columns) + offset).to(tl.int32)
     else:
         index = (at + offset).to(tl.int32)
     tl.store(weights + at, _nearest(weight, BFLOAT16).to(weights.dtype.element_ty), mask=inside)
@@ -85,14 +91,18 @@ def update(
     """One step of one parameter, in place.
 
     Args:
-        weight, gradient, fast, slow, square: of one shape, float32 or bfloat16, the three moments of one dtype; weight and moments
-            contiguous.
+        weight: float32 or bfloat16, contiguous.
+        gradient: of the same shape, float32 or bfloat16.
+        fast, slow, square: the moments, of the same shape and contiguous; all float32 or all bfloat16.
         lr, eps, weight_decay: as in `AdEMAMix`.
-        betas, alpha: of this step.
+        betas, alpha: their values at this step.
         corrections: (1 - b1^t, 1 - b2^t).
-        rounding: seeds of the three moments, index of the first element and length of a row in the whole tensor; read for bfloat16.
+        rounding: seeds of the three moments, index of the first element and length of a row in the whole
+            tensor; used for bfloat16 moments only.
     """
-    assert weight.dtype in (torch.float32, torch.bfloat16) and len({fast.dtype, slow.dtype, square.dtype}) == 1
+    assert (
+        weight.dtype in (torch.float32, torch.bfloat16) and len({fast.dtype, slow.dtype, square.dtype}) == 1
+    )
     assert weight.is_contiguous() and fast.is_contiguous() and slow.is_contiguous() and square.is_contiguous()
     if not weight.numel():
         return
@@ -100,13 +110,14 @@ def update(
     columns, row = (weight.shape[1], row) if weight.ndim == 2 else (0, 0)
     stochastic = fast.dtype == torch.bfloat16
     options: dict[str, Any] = {
-        "CUT": stochastic and columns != row,  # the whole has longer rows
+        "CUT": stochastic and columns != row,  # rows of the whole tensor are longer
         "BFLOAT16": weight.dtype == torch.bfloat16,
         "STOCHASTIC": stochastic,
         "BLOCK": _BLOCK,
     }
-    _kernel[(triton.cdiv(weight.numel(), _BLOCK),)](
+    _ademamix[(triton.cdiv(weight.numel(), _BLOCK),)](
         weight, gradient.contiguous(), fast, slow, square, weight.numel(),
-        1.0 - lr * weight_decay, lr / corrections[0], alpha * corrections[0], 1.0 - betas[0], betas[1], 1.0 - betas[1],
+        1.0 - lr * weight_decay, lr / corrections[0], alpha * corrections[0], 1.0 - betas[0], betas[1],
+        1.0 - betas[1],
         1.0 - betas[2], math.sqrt(corrections[1]), eps, *seeds, offset, columns, row, **options,
     )  # fmt: skip

@@ -19,7 +19,7 @@ class WithExtraPass(Optimizer):
     @property
     @abstractmethod
     def extra_pass_due(self) -> bool:
-        """Whether the pass belongs before the next step: the same on all ranks."""
+        """Whether the extra pass must run before the next step; the same on all ranks."""
 
     @abstractmethod
     def extra_loss(
@@ -34,8 +34,7 @@ class WithExtraPass(Optimizer):
         places: torch.Tensor,
         denominator: torch.Tensor,
     ) -> torch.Tensor:
-        """A micro-batch's part of the loss, computed inside of the output layer
-        (`apertus_model.model.output`).
+        """A micro-batch's part of the loss, computed inside the output layer (`apertus_model.model.output`).
 
         Args:
             hidden: (batch, local sequence, dim), the last hidden states.

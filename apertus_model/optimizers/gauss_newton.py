@@ -1,5 +1,5 @@
-"""The Gauss-Newton-Bartlett estimate of the Hessian's diagonal (arXiv 2305.14342, algorithm 2), as gradients
-of one more pass.
+"""The Gauss-Newton-Bartlett estimate of the Hessian's diagonal (arXiv 2305.14342, algorithm 2), from the
+gradients of an extra pass.
 
 For a loss sum_i w_i ce_i / W over tokens i, W the sum of the weights w_i of the step, the diagonal of the
 Gauss-Newton matrix is sum_i w_i E[(d ce_i)^2] / W, with labels from the model's own distribution. Draws are
@@ -7,11 +7,11 @@ independent and a gradient d ce_i is 0 on average, so the square of
 
     u = d/dw sum_i sqrt(w_i) ce_i(drawn label) / sqrt(W)
 
-has that expectation. With w_i = 1 and W = B kept tokens it is the paper's B (d mean ce)^2. All kept tokens of
-the step are in it.
+has that expectation. With w_i = 1 and W = B kept tokens it is the paper's B (d mean ce)^2. It covers all kept
+tokens of the step.
 
-Invariant: what is drawn is a function of the step and of the token's place in the step's batch
-(`losses.drawn_labels`).
+Invariant: the label drawn for a token depends on the model, the step and the token's place in the step's
+batch (`losses.drawn_labels`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def drawn_labels_loss(
     places: torch.Tensor,
     denominator: torch.Tensor,
 ) -> torch.Tensor:
-    """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as of
+    """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as for
     `WithExtraPass.extra_loss`."""
     seed = signed(zlib.crc32(f"labels/{step}".encode()))
     drawn = draw_labels(hidden, weight, labels, places, seed, vocab)

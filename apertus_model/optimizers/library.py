@@ -1,11 +1,13 @@
-"""The optimizers of `pytorch_optimizer`, made fit for checkpoints of tensors.
+"""The optimizers of `pytorch_optimizer`, adapted to checkpoints of tensors.
 
-That package keeps numbers that belong to the state (steps done, sums) in its parameter groups, where hyperparameters are, and starts
-some states from the first gradient or from the weights. Here those numbers can be read and set, and a state that was made before the
-first step, so that a checkpoint can be read into it, is dropped by the first step if none was.
+That package keeps numbers that belong to the state (steps done, sums) in its parameter groups, among the
+hyperparameters, and starts some states from the first gradient or from the weights. Here those numbers can be
+read and set. State is created before the first step, so that a checkpoint can be read into it; if no
+checkpoint was read, the first step drops it again.
 
 Invariants:
-- `counters()` and the tensors of the state are all that the next update depends on beside weights, gradients and hyperparameters.
+- The next update depends only on weights, gradients, hyperparameters, `counters()` and the tensors of the
+  state.
 - The package is imported when one of its optimizers is asked for, and not before: it takes a second.
 """
 
@@ -20,13 +22,14 @@ Groups = list[dict[str, Any]]
 
 
 class WithCounters(Optimizer):
-    """Base of the classes below, before the package's own. `COUNTERS`: name -> value before the first step."""
+    """Base of the classes below, before the package's own. `COUNTERS`: name -> value before the first
+    step."""
 
     COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0}
 
     @property
     def begun(self) -> bool:
-        """Whether a step was made, here or before the checkpoint that was read."""
+        """Whether the optimizer has made a step, here or before the checkpoint that was read."""
         return bool(self.param_groups[0].get("step", 0) != self.COUNTERS["step"])
 
     def counters(self) -> dict[str, float]:
@@ -35,11 +38,15 @@ class WithCounters(Optimizer):
         return {name: float(group.get(name, first)) for name, first in self.COUNTERS.items()}
 
     def set_counters(self, values: Mapping[str, float]) -> None:
-        """Goes on from `values`."""
+        """Continues from `values`."""
         for group in self.param_groups:
             for name, first in self.COUNTERS.items():
                 current = group.get(name, first)
-                group[name] = torch.full_like(current, values[name]) if isinstance(current, torch.Tensor) else type(first)(values[name])
+                group[name] = (
+                    torch.full_like(current, values[name])
+                    if isinstance(current, torch.Tensor)
+                    else type(first)(values[name])
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -50,11 +57,12 @@ class WithCounters(Optimizer):
 
 
 class OnWholeTensors(WithCounters):
-    """For updates that DTensor does not have. Every process must hold all of every weight, as with one process and with replicas."""
+    """Base for updates whose operators DTensor lacks. Every process must have all weights whole: one process,
+    or replicas."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """The package's update, on the plain tensors inside of DTensors. States are plain tensors."""
+        """The package's update, on the plain tensors inside DTensors. States are plain tensors."""
         groups = [group["params"] for group in self.param_groups]
         plain = {parameter: _plain(parameter) for parameters in groups for parameter in parameters}
         self._rekey(plain)
@@ -83,9 +91,9 @@ def _plain(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def adopt(groups: Groups) -> Optimizer:
-    """ADOPT with clipping (arXiv 2411.02853, algorithm 2) and decoupled decay. The paper's first step, which only makes v, is number 0; the
-    package counts it as 1, which would move the clipping bound t^0.25 by one. Weights are decayed in that step too, as in the authors'
-    code."""
+    """ADOPT with clipping (arXiv 2411.02853, algorithm 2) and decoupled decay. The paper's first step, which
+    only computes v, has number 0; the package counts it as 1, which would shift the clipping bound t^0.25 by
+    one step. Weights are decayed in that step too, as in the authors' code."""
     from pytorch_optimizer import ADOPT
 
     class Adopt(WithCounters, ADOPT):
@@ -115,7 +123,8 @@ def signum(groups: Groups) -> Optimizer:
 
 
 def mars(groups: Groups) -> Optimizer:
-    """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of the step before."""
+    """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of
+    the step before."""
     from pytorch_optimizer import MARS
 
     class Mars(WithCounters, MARS):
@@ -125,7 +134,8 @@ def mars(groups: Groups) -> Optimizer:
 
 
 def soap(groups: Groups) -> Optimizer:
-    """SOAP (arXiv 2409.11321). Its first step only makes the eigenbases; dimensions above 10,000 have none."""
+    """SOAP (arXiv 2409.11321). Its first step only makes the eigenbases; dimensions above 10,000 have
+    none."""
     from pytorch_optimizer import SOAP
 
     class Soap(OnWholeTensors, SOAP):
@@ -145,13 +155,15 @@ def prodigy(groups: Groups) -> Optimizer:
 
 
 class Averaging(WithCounters):
-    """Schedule-free: weights in training are y = (1 - b1) z + b1 x; the result is x, a weighted average of all z."""
+    """Schedule-free: weights in training are y = (1 - b1) z + b1 x; the result is x, a weighted average of
+    all z."""
 
     COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0, "weight_sum": 0.0, "lr_max": -1.0}
 
     @torch.no_grad()
     def to_average(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Sets every weight to x, and returns the y of each, which `from_average` puts back bit by bit. Nothing before the first step."""
+        """Sets every weight to x, and returns the y of each, which `from_average` puts back bit by bit.
+        Nothing before the first step."""
         kept: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups if self.begun else []:
             for parameter in group["params"]:

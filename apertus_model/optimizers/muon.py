@@ -1,8 +1,9 @@
-"""torch's Muon for matrices that are spread over processes.
+"""torch's Muon for matrices that are sharded over processes.
 
-Invariant: the update of a matrix is that of `torch.optim.Muon` on the whole of it. Only the orthogonalisation needs the whole: it is
-gathered once, in bfloat16, each process computes all of it and keeps its own part, as in Moonlight (arXiv 2502.16982, algorithm 1).
-torch's own step gives the same on DTensors with some thirty collectives per matrix.
+Invariant: the update of a matrix equals that of `torch.optim.Muon` on the whole matrix. Only the
+orthogonalisation needs the whole update: it is gathered once, in bfloat16, and each process orthogonalises
+all of it and keeps its own part, as in Moonlight (arXiv 2502.16982, algorithm 1). torch's own step gives the
+same result on DTensors with about thirty collectives per matrix.
 """
 
 from collections.abc import Callable
@@ -16,11 +17,12 @@ from apertus_model.model.init import local_part, owned_region
 
 
 class Muon(torch.optim.Muon):
-    """State per matrix: `momentum_buffer`, of its shape, dtype and placement. Arguments are those of `torch.optim.Muon`."""
+    """State per matrix: `momentum_buffer`, of its shape, dtype and placement. Arguments are those of
+    `torch.optim.Muon`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every matrix that has a gradient. Collective where they are spread."""
+        """One update of every matrix that has a gradient. Collective where matrices are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -34,7 +36,9 @@ class Muon(torch.optim.Muon):
                     state["momentum_buffer"] = torch.zeros_like(matrix.grad)
                 average = state["momentum_buffer"]
                 average.lerp_(matrix.grad, 1 - group["momentum"])
-                direction = _orthogonal(matrix.grad.lerp(average, group["momentum"]) if group["nesterov"] else average, group)
+                direction = _orthogonal(
+                    matrix.grad.lerp(average, group["momentum"]) if group["nesterov"] else average, group
+                )
                 rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], matrix.shape)
                 local_part(matrix).mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
         return loss

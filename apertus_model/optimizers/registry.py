@@ -1,4 +1,5 @@
-"""The optimizers by name: what makes each, which parameters it updates, and with which settings of the spec."""
+"""The optimizers by name: how each is made, which parameters it updates, and with which settings of the
+spec."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,13 +32,18 @@ _LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path
 
 
 def parameter_groups(spec: OptimizerSpec, *, adapters_only: bool) -> list[ParamGroupConfig]:
-    """Groups of a resolved optimizer spec: what is decayed, what is not (norms and xIELU scalars), and what another optimizer updates. With
-    `adapters_only` only matrices are trained, which is one group."""
+    """Parameter groups of a resolved optimizer spec: parameters with weight decay, without it (norms and
+    xIELU scalars), and those that another optimizer updates. With `adapters_only` all trained parameters are
+    matrices, in one group."""
     assert spec.name is not None, "the planner resolves the optimizer"
     groups = [_group(r".*", spec)]
     if not adapters_only:
         if spec.name in ("muon", "d-muon"):
-            groups = [_adamw_half(NOT_DECAYED, spec, 0.0), _adamw_half(NOT_HIDDEN, spec, spec.weight_decay), *groups]
+            groups = [
+                _adamw_half(NOT_DECAYED, spec, 0.0),
+                _adamw_half(NOT_HIDDEN, spec, spec.weight_decay),
+                *groups,
+            ]
         else:
             groups = [_group(NOT_DECAYED, spec.model_copy(update={"weight_decay": 0.0})), *groups]
     return groups
@@ -46,11 +52,14 @@ def parameter_groups(spec: OptimizerSpec, *, adapters_only: bool) -> list[ParamG
 def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
     """Parameters with the optimizer of the spec."""
     assert spec.name is not None
-    given: dict[str, Any] = {name: getattr(spec, name) for name in ("lr", "betas", "momentum", "eps", "weight_decay")}
+    given: dict[str, Any] = {
+        name: getattr(spec, name) for name in ("lr", "betas", "momentum", "eps", "weight_decay")
+    }
     settings = {name: value for name, value in given.items() if value is not None}
     if spec.name == "ademamix":
         settings |= {name: getattr(spec, name) for name in ("alpha", "alpha_warmup", "beta3_warmup")}
-        settings |= {"state_dtype": getattr(torch, spec.state_dtype or "float32"), "fused": None}  # it finds out by itself
+        # it finds out by itself
+        settings |= {"state_dtype": getattr(torch, spec.state_dtype or "float32"), "fused": None}
     elif spec.name in ("muon", "d-muon"):
         del settings["betas"], settings["eps"]  # the AdamW half's
         settings["adjust_lr_fn"] = "original" if spec.name == "muon" else "match_rms_adamw"
@@ -73,5 +82,11 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
 def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -> ParamGroupConfig:
     """Parameters that Muon leaves to AdamW, at a rate in a fixed ratio to that of the matrices
     (`trainer.lr_scheduler` multiplies by `lr_ratio`)."""
-    settings = {"lr": spec.lr, "lr_ratio": spec.adamw_lr_ratio, "betas": spec.betas, "eps": spec.eps, "weight_decay": weight_decay}
+    settings = {
+        "lr": spec.lr,
+        "lr_ratio": spec.adamw_lr_ratio,
+        "betas": spec.betas,
+        "eps": spec.eps,
+        "weight_decay": weight_decay,
+    }
     return ParamGroupConfig(pattern=pattern, optimizer_name="adamw", optimizer_kwargs=settings)

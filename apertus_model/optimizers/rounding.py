@@ -1,8 +1,8 @@
 """Stochastic rounding of float32 to bfloat16, without a random generator.
 
-Invariant: the random number of an element is a function of a seed and of the element's index in the whole tensor. So rounding repeats bit
-by bit after a restart, does not depend on how the tensor is sharded, and is the same in torch and in the Triton kernel, which has the
-same integer arithmetic.
+Invariant: the random number of an element is a function of a seed and of the element's index in the whole
+tensor. So rounding repeats bit by bit after a restart, does not depend on how the tensor is sharded, and is
+the same in torch and in the Triton kernel, which has the same integer arithmetic.
 """
 
 import zlib
@@ -24,16 +24,17 @@ def rounding_seed(name: str, step: int, moment: int) -> int:
 
 
 def round_stochastically(values: torch.Tensor, seed: int, offset: int = 0, row: int = 0) -> torch.Tensor:
-    """Each float32 value becomes one of the two bfloat16 values next to it, the nearer the likelier, so that it is kept on average.
+    """Rounds each float32 value to one of the two nearest bfloat16 values. The nearer one is likelier, so
+    that the mean is the value itself.
 
     Args:
-        values: float32, contiguous; the part of a tensor of which this process holds the rows.
+        values: float32, contiguous; this process's part of a tensor.
         seed: signed 32-bit integer.
-        offset: index of its first element in the whole tensor, flattened.
+        offset: index of the first element of `values` in the whole tensor, flattened.
         row: length of a row of the whole tensor; 0 for that of `values`.
 
     Returns:
-        bfloat16, of the same shape. Values that bfloat16 has are not changed.
+        bfloat16, of the same shape. Values that bfloat16 can represent do not change.
     """
     bits = values.view(torch.int32)
     rounded = (bits + (hashed(_index(values.shape, offset, row, values.device), seed) & 0xFFFF)) & -0x10000

@@ -23,10 +23,10 @@ class Sophia(WithExtraPass):
         w = w (1 - lr weight_decay) - lr clip(m / max(rho h, eps), -1, 1)
 
     and before it, in the steps 1, 1 + k, 1 + 2k, ..., h = b2 h + (1 - b2) u^2, for the gradient u of the
-    extra pass. u^2 is the Gauss-Newton-Bartlett estimate (algorithm 2) with its factor B in it, that of the
-    batch that u was made from; the authors' code (Liuhong99/Sophia) has one `bs`, in tokens, with rho
-    instead. That code also clips u like a gradient, and makes the first estimate after step k, from the next
-    batch; here it is as in the paper. Where h is 0, the step has the size of `lr`.
+    extra pass. u^2 is the Gauss-Newton-Bartlett estimate (algorithm 2), including its factor B for the batch
+    that u was computed on; the authors' code (Liuhong99/Sophia) multiplies rho by one `bs` (in tokens).
+    That code also clips u like a gradient, and makes the first estimate after step k, from the next batch;
+    here both are as in the paper. Where h is 0, the step has the size of `lr`.
 
     State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m) and `hessian` (h), both of its shape,
     dtype and placement.
@@ -56,17 +56,26 @@ class Sophia(WithExtraPass):
     ) -> None:
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), got {betas}")
-        if min(lr, rho, weight_decay) < 0 or eps <= 0 or hessian_interval < 1:
-            raise ValueError(
-                f"lr {lr}, rho {rho} and weight_decay {weight_decay} must not be negative, eps {eps} must be positive, "
-                f"hessian_interval {hessian_interval} at least 1"
-            )
-        defaults = {"lr": lr, "betas": betas, "rho": rho, "hessian_interval": hessian_interval, "eps": eps, "weight_decay": weight_decay}
+        for name, value in {"lr": lr, "rho": rho, "weight_decay": weight_decay}.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if eps <= 0:
+            raise ValueError(f"eps must be positive, got {eps}")
+        if hessian_interval < 1:
+            raise ValueError(f"hessian_interval must be at least 1, got {hessian_interval}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "rho": rho,
+            "hessian_interval": hessian_interval,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         super().__init__(params, defaults)
 
     @property
     def extra_pass_due(self) -> bool:
-        """In the steps 1, 1 + k, 1 + 2k, ..."""
+        """True before the steps 1, 1 + k, 1 + 2k, ..."""
         group = self.param_groups[0]
         state = self.state[group["params"][0]]
         return int(state["step"].item() if state else 0) % int(group["hessian_interval"]) == 0
@@ -77,7 +86,7 @@ class Sophia(WithExtraPass):
 
     @torch.no_grad()
     def take_extra_gradients(self) -> None:
-        """Takes their squares into h."""
+        """Adds the squares of the gradients to the moving average h."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -100,7 +109,9 @@ class Sophia(WithExtraPass):
                     continue
                 state = self._state(parameter)
                 state["step"] += 1
-                momentum = local_part(state["exp_avg"]).lerp_(local_part(parameter.grad), 1 - group["betas"][0])
+                momentum = local_part(state["exp_avg"]).lerp_(
+                    local_part(parameter.grad), 1 - group["betas"][0]
+                )
                 scale = (local_part(state["hessian"]) * group["rho"]).clamp_(min=group["eps"])
                 update = torch.div(momentum, scale, out=scale).clamp_(-1, 1)
                 local_part(parameter).mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)

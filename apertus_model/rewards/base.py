@@ -1,7 +1,7 @@
 """The interface of a reward.
 
-Invariant: a reward is a function of the completions of one prompt: `score` sees all of them together and no other prompt's, so that values
-do not depend on how prompts are divided into units.
+Invariant: a reward is a function of the completions of one prompt: `score` sees all of them together and no
+other prompt's, so that values do not depend on how prompts are divided into units.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Scored:
         without either."""
         reference = self.metadata.get("summary") or self.answer
         if not reference or not str(reference).strip():
-            raise RewardError("there is nothing to compare with: neither `summary` in the metadata nor an answer in the conversation")
+            raise RewardError(
+                "there is nothing to compare with: neither `summary` in the metadata nor an answer in the"
+                " conversation"
+            )
         return str(reference)
 
 

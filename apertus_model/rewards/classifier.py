@@ -1,6 +1,7 @@
 """A reward model: a Hugging Face sequence classifier of one output, from a local or remote folder.
 
-Invariants: nothing is fetched from a hub and no code of the folder is run; a batch holds completions of one prompt only.
+Invariants: nothing is fetched from a hub and no code of the folder is run; a batch holds completions of one
+prompt only.
 """
 
 from __future__ import annotations
@@ -29,25 +30,35 @@ class Classifier:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
             self._model: Any = AutoModelForSequenceClassification.from_pretrained(
                 folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
             )
-        except Exception as error:  # transformers raises errors of many kinds for a folder that it cannot open
-            raise RewardError(f"the reward model {name} cannot be opened: {type(error).__name__}: {error}") from error
+        # transformers raises errors of many kinds for a folder that it cannot open
+        except Exception as error:
+            raise RewardError(
+                f"the reward model {name} cannot be opened: {type(error).__name__}: {error}"
+            ) from error
         if self._model.config.num_labels != 1:
-            raise RewardError(f"the reward model {name} has {self._model.config.num_labels} outputs; a reward needs exactly one")
+            raise RewardError(
+                f"the reward model {name} has {self._model.config.num_labels} outputs; a reward needs"
+                " exactly one"
+            )
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device).eval()
         self._max_tokens = max_tokens
-        # Several rows in a batch need a padding token, which the model must know: it takes its logit at the last token before the padding.
+        # Several rows in a batch need a padding token, which the model must know: it takes its logit at the
+        # last token before the padding.
         self._batch = BATCH if self._tokenizer.pad_token_id is not None else 1
         if self._model.config.pad_token_id is None:
             self._model.config.pad_token_id = self._tokenizer.pad_token_id
 
     @classmethod
     def open(cls, url: str, scratch: Path, max_tokens: int) -> Classifier:
-        """Copies the folder to `scratch` and loads it. RewardError for one that transformers cannot open, or with several outputs."""
+        """Copies the folder to `scratch` and loads it. RewardError for one that transformers cannot open,
+        or with several outputs."""
         return cls(copy_folder(url, scratch / "reward-model", FILES), url, max_tokens)
 
     def tokens(self, item: Scored) -> list[int]:
@@ -61,8 +72,8 @@ class Classifier:
             tokens = self._tokenizer("\n\n".join(turn["content"] for turn in turns))["input_ids"]
         if len(tokens) > self._max_tokens:
             raise RewardError(
-                f"the reward model would read {len(tokens)} tokens, more than max_tokens {self._max_tokens} of the reward. Fix: raise it, "
-                "as far as the model allows, or lower max_tokens of the stage"
+                f"the reward model would read {len(tokens)} tokens, more than max_tokens {self._max_tokens}"
+                " of the reward. Fix: raise it, as far as the model allows, or lower max_tokens of the stage"
             )
         return tokens
 
@@ -71,7 +82,9 @@ class Classifier:
         rows = [self.tokens(item) for item in items]
         values: list[float] = []
         for begin in range(0, len(rows), self._batch):
-            batch = self._tokenizer.pad({"input_ids": rows[begin : begin + self._batch]}, return_tensors="pt").to(self._device)
+            batch = self._tokenizer.pad(
+                {"input_ids": rows[begin : begin + self._batch]}, return_tensors="pt"
+            ).to(self._device)
             logits = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
             values += logits[:, 0].float().tolist()
         return values
@@ -79,4 +92,6 @@ class Classifier:
 
 def plain(content: str | list[dict[str, Any]]) -> str:
     """Text of a message in normal form: itself, or the texts of its blocks."""
-    return content if isinstance(content, str) else "\n".join(block["text"] for block in content if "text" in block)
+    if isinstance(content, str):
+        return content
+    return "\n".join(block["text"] for block in content if "text" in block)

@@ -12,7 +12,10 @@ from apertus_model.rewards.base import Reward, RewardError, Scored
 from apertus_model.rewards.text import grounded_answer, reference_overlap
 from specs.rewards import REWARDS, RewardSpec
 
-FUNCTIONS: dict[str, Callable[[Scored], float]] = {"grounded-answer": grounded_answer, "reference-overlap": reference_overlap}
+FUNCTIONS: dict[str, Callable[[Scored], float]] = {
+    "grounded-answer": grounded_answer,
+    "reference-overlap": reference_overlap,
+}
 assert set(FUNCTIONS) == set(REWARDS)
 
 
@@ -27,14 +30,18 @@ class PerCompletion:
 
 
 class Imported:
-    """`package.module:name` of an installed package: a function from a list of `Scored`, one prompt's, to a list of numbers."""
+    """`package.module:name` of an installed package: a function from a list of `Scored`, one prompt's, to
+    a list of numbers."""
 
     def __init__(self, function: str) -> None:
         module, _, name = function.partition(":")
         try:
             self.score_all = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise RewardError(f"reward {function} cannot be imported: {error}. Fix: install its package, or correct the name") from error
+            raise RewardError(
+                f"reward {function} cannot be imported: {error}. Fix: install its package, or correct the"
+                " name"
+            ) from error
 
     def score(self, items: Sequence[Scored]) -> list[float]:
         return list(self.score_all(list(items)))
@@ -56,15 +63,20 @@ def open_reward(spec: RewardSpec, scratch: Path) -> Reward:
 
 
 def score_prompt(reward: Reward, items: Sequence[Scored], prompt: str) -> list[float]:
-    """Rewards of the completions of one prompt. RewardError, which names `prompt`, when the reward raises or is not a finite number."""
+    """Rewards of the completions of one prompt. RewardError, which names `prompt`, when the reward raises
+    or is not a finite number."""
     try:
         values = [float(value) for value in reward.score(items)]
     except Exception as error:  # a user's function can raise anything
         told = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
         raise RewardError(f"no reward for prompt {prompt}: {told}") from error
     if len(values) != len(items):
-        raise RewardError(f"the reward gave {len(values)} values for the {len(items)} completions of prompt {prompt}")
+        raise RewardError(
+            f"the reward gave {len(values)} values for the {len(items)} completions of prompt {prompt}"
+        )
     for item, value in zip(items, values, strict=True):
         if not math.isfinite(value):
-            raise RewardError(f"the reward of prompt {prompt} is {value} for the completion {item.completion[:80]!r}")
+            raise RewardError(
+                f"the reward of prompt {prompt} is {value} for the completion {item.completion[:80]!r}"
+            )
     return values

@@ -18,10 +18,13 @@ Item = TypeVar("Item")
 # Parts of `grounded-answer` and their weights, which sum to 1.
 WEIGHTS = {
     "words": 0.22,  # share of the documented content words that occur, a word counting by its length
-    "letters": 0.15,  # mean F1 of runs of 1 to 3 characters (as in chrF, Popović 2015): credit for words that are almost right, few ties
+    # mean F1 of runs of 1 to 3 characters (as in chrF, Popović 2015): credit for words that are almost right,
+    # few ties
+    "letters": 0.15,
     "name": 0.05,  # the function's name occurs, where the documented answer has it
     "finished": 0.25,  # the model ended by itself
-    "variety": 0.15,  # share of bigrams of words that are not repetitions, at most as in the documented answer
+    # share of bigrams of words that are not repetitions, at most as in the documented answer
+    "variety": 0.15,
     "length": 0.18,  # shorter over longer of the two lengths, in characters
 }
 assert abs(sum(WEIGHTS.values()) - 1) < 1e-12
@@ -33,8 +36,9 @@ STOP_WORDS = frozenset(_STOP.split())
 
 
 def reference_overlap(item: Scored) -> float:
-    """Mean of the F1 of words and of pairs of words (ROUGE-1 and ROUGE-2 of Lin 2004, "ROUGE: a package for automatic evaluation of
-    summaries") between completion and documented answer, in lower case. A one-word answer has no pairs: then of words alone."""
+    """Mean of the F1 of words and of pairs of words (ROUGE-1 and ROUGE-2 of Lin 2004, "ROUGE: a package
+    for automatic evaluation of summaries") between completion and documented answer, in lower case. A
+    one-word answer has no pairs: then of words alone."""
     reference, completion = words(item.reference()), words(item.completion)
     orders = [n for n in (1, 2) if len(reference) >= n]
     if not orders:
@@ -59,7 +63,8 @@ def grounded_answer(item: Scored) -> float:
     orders = range(1, min(3, len(reference)) + 1)
     parts = {
         "words": sum(len(word) for word in content & set(said)) / letters if letters else 0.0,
-        "letters": sum(f1(grams(completion.lower(), n), grams(reference.lower(), n)) for n in orders) / len(orders),
+        "letters": sum(f1(grams(completion.lower(), n), grams(reference.lower(), n)) for n in orders)
+        / len(orders),
         "name": float(name not in reference.lower() or name in completion.lower()),
         "finished": float(item.finished),
         "variety": min(1.0, variety(said) / variety(documented)) if documented else 0.0,

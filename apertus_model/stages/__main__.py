@@ -7,36 +7,40 @@ succeed, and which checkpoint is damaged, if any; or that the stage was told to 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
+import os
 import sys
 import traceback
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
+from apertus_model.peers import Peers
 from apertus_model.progress import Progress
-from apertus_model.stop import StopSignal
+from apertus_model.stop import StopSignal, kill_group
 from infra.store import Attempt
 from infra.store.records import DamagedCheckpoint
 from specs.errors import StageError
-from specs.job import REPORT, Job
+from specs.job import REPORT, DamagedInput, Failure, Job
 from specs.redaction import redacted
 from specs.stages import TRAINING
 
 MODULES = dict.fromkeys(TRAINING, "train")  # modules of other kinds have their names
-WORTH_ANOTHER_TRY = (OSError, RuntimeError)  # storage, network, collectives, the device; a wrong recipe stays wrong
+# errors of storage, network, collectives and devices; another attempt cannot mend a wrong recipe
+WORTH_ANOTHER_TRY = (OSError, RuntimeError)
 
 
 def main(path: str) -> int:
     job = Job.model_validate_json(Path(path).read_text())
     module = MODULES.get(job.kind, job.kind)
     stop = StopSignal()
-    stop.watch(cooperative=False, tell=lambda reason: _tell(job, _interrupted(reason)))
+    stop.watch(cooperative=False, tell=lambda reason: _tell(job, Failure(message=reason, interrupted=True)))
     try:
         stage = importlib.import_module(f"apertus_model.stages.{module}")
         attempt = Attempt(job)
         attempt.begin()
-        stage.run(job, attempt, Progress(job.progress), stop)
+        with _other_nodes(job):
+            stage.run(job, attempt, Progress(job.progress), stop)
     except Exception as error:
         message = str(error)
         if not isinstance(error, StageError):
@@ -44,29 +48,43 @@ def main(path: str) -> int:
             message = f"{type(error).__name__}: {error}"
         message = redacted(message)
         again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
-        _tell(job, {"message": message, "again": again} | _damage(error))
+        damaged = None
+        if isinstance(error, DamagedCheckpoint):
+            damaged = DamagedInput(artifact=error.artifact, step=error.step)
+        _tell(job, Failure(message=message, again=again, damaged=damaged))
         print(message, file=sys.stderr, flush=True)
         return 1
     if stop.requested and not stop.orphaned:
-        _tell(job, _interrupted(stop.reason))
+        _tell(job, Failure(message=stop.reason, interrupted=True))
     return 0
 
 
-def _damage(error: Exception) -> dict[str, Any]:
-    """The damaged checkpoint that an error names, if any: the launcher withdraws it and makes another
-    attempt."""
-    return {"damaged": {"artifact": error.artifact, "step": error.step}} if isinstance(error, DamagedCheckpoint) else {}
+def _other_nodes(job: Job) -> contextlib.AbstractContextManager[object]:
+    """Inside the block, this process ends when another node is lost. torchrun starts the ranks, and ends
+    those of a node when one of them has ended; so one rank of each node watches."""
+    on_node = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun states it
+    if on_node in (None, os.environ.get("WORLD_SIZE")) or os.environ["LOCAL_RANK"] != "0":
+        return contextlib.nullcontext()
+    from torch.distributed import TCPStore
+
+    def lost(why: str) -> None:
+        if not (Path(job.scratch) / "error.json").exists():  # of that rank, which is why it ended
+            _tell(job, Failure(message=why, again=True))
+        print(why, file=sys.stderr, flush=True)
+        kill_group()
+
+    host = os.environ["MASTER_ADDR"]
+    begins = timedelta(minutes=10)  # rank 0 at the latest, after this one
+    store = TCPStore(host, int(os.environ["MASTER_PORT"]), is_master=False, timeout=begins)
+    return Peers(store, int(os.environ["RANK"]), host, lost)
 
 
-def _interrupted(reason: str) -> dict[str, Any]:
-    return {"message": reason, "again": False, "interrupted": True}
-
-
-def _tell(job: Job, error: dict[str, Any]) -> None:
+def _tell(job: Job, failure: Failure) -> None:
     """Tells the launcher why there is no result."""
-    (Path(job.scratch) / "error.json").write_text(json.dumps(error))
+    text = failure.model_dump_json()
+    (Path(job.scratch) / "error.json").write_text(text)
     if job.progress == REPORT:
-        print(REPORT + json.dumps({"error": error}), flush=True)
+        print(REPORT + text, flush=True)
 
 
 if __name__ == "__main__":

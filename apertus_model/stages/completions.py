@@ -19,24 +19,25 @@ from apertus_model.generation import Generator, local_folder, open_generator
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.preference_data import CompletionsPart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. GenerationError when the engine that the spec names is not installed."""
-    part, launch = CompletionsPart.model_validate(job.spec), Launch.model_validate(job.launch)
-    model = Artifact(attempt.store, job.inputs["model"].path or "")
-    prompts = Rows(Artifact(attempt.store, job.inputs["prompts"].path or ""))
+    part = CompletionsPart.model_validate(job.spec)
+    model = attempt.input_artifact("model")
+    prompts = Rows(attempt.input_artifact("prompts"))
     facts = prompts.artifact.manifest.facts
     size = part.sampling.batch_size
 
     @cache
     def generator() -> Generator:
         folder = local_folder(model, attempt.workdir / "model")
-        return open_generator(folder, part.sampling, launch, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"])
+        return open_generator(
+            folder, part.sampling, job.launch, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"]
+        )
 
     def rows_of(start: int, stop: int) -> Iterator[Row]:
         for first in range(start, stop, size):
@@ -46,11 +47,12 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 yield {"id": row["id"], "completions": completions}
 
     units = Units(attempt, "completions", spans(len(prompts), max(1, part.prompts_per_unit // size) * size))
-    with engine_process(threads=launch.threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         units.compute(rows_of, progress)
     counts: Counter[str] = Counter()
     written = write_rows(attempt, "completions", _counted(units.rows(), counts))
-    mean_tokens, finished = counts["tokens"] / counts["completions"], counts["finished"] / counts["completions"]
+    mean_tokens = counts["tokens"] / counts["completions"]
+    finished = counts["finished"] / counts["completions"]
     story = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
     progress.log(f"{story}, {finished:.1%} ended by the model")
     attempt.commit(metrics={**counts, "mean_tokens": mean_tokens, "finished_share": finished}, facts=written)

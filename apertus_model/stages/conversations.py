@@ -1,12 +1,13 @@
-"""The `conversations` stage: one source becomes dialogues, split into training and held-out ones, rendered and tokenised.
+"""The `conversations` stage: one source becomes dialogues, split into training and held-out ones, rendered
+and tokenised.
 
 Artifact, for each shard `train-*` and `validation-*`: `.bin/.idx` (Megatron tokens, one document per
 conversation), `.mask.npy` (uint8, one per token: 1 where it is trained, 2 for outputs of tools, else 0) and
 `.jsonl` (the conversations). `ConversationShards` reads them.
 
 Invariants:
-- Work is restartable by task (`files_per_task` files each), as in the `corpus` stage. The bytes of the artifact depend neither on the split
-  into tasks nor on the number of workers.
+- Work is restartable by task (`files_per_task` files each), as in the `corpus` stage. The bytes of the
+  artifact depend neither on the split into tasks nor on the number of workers.
 - Every conversation is accounted for: read = rejected + duplicates + train + validation.
 """
 
@@ -18,49 +19,49 @@ import numpy as np
 
 from apertus_model.data.conversation_tasks import AllConversations, ConversationTasks, WrittenSplit
 from apertus_model.data.conversations import SHARD_SUFFIXES
-from apertus_model.data.executors import commit_tasks
+from apertus_model.data.executors import commit_tasks, files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt, StoreError
-from infra.store.inputs import SourceError, list_source
+from infra.store import Attempt
+from infra.store.inputs import SourceError
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.conversations import ConversationsPart
 
 FACTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the stage. SourceError for a source that cannot be read or holds too little, ChatError for a tokenizer without chat tokens."""
+    """Runs the stage. SourceError for a source that cannot be read or holds too little, ChatError for a
+    tokenizer without chat tokens."""
     part = ConversationsPart.model_validate(job.spec)
-    tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
+    tokenizer = attempt.input_artifact("tokenizer")
     facts = tokenizer.manifest.facts
-    listing = part.listing or [file.path for file in list_source(part.source).files]
-    # A source with a limit is one task: only that can count its conversations.
-    step = len(listing) if part.source.limit else part.files_per_task
-    spans = [(start, min(start + step, len(listing))) for start in range(0, len(listing), step)]
+    files = files_of_tasks(part, "conversations")
     folder = attempt.workdir / "tasks"
     folder.mkdir(exist_ok=True)
-    files = [listing[start:stop_] for start, stop_ in spans]
-    work = ConversationTasks(part.source, files, tokenizer.local("tokenizer.json"), facts["vocab_size"], part.seed, folder)
-
-    keys = [f"conversations-{start:08d}-{stop_:08d}" for start, stop_ in spans]
-    commit_tasks(work, keys, attempt, Launch.model_validate(job.launch), stop, progress)
+    vocabulary = tokenizer.local("tokenizer.json")
+    work = ConversationTasks(
+        part.source, list(files.values()), vocabulary, facts["vocab_size"], part.seed, folder
+    )
+    tasks = commit_tasks(work, list(files), attempt, stop, progress)
 
     counts: Counter[str] = Counter()
-    tasks = []
-    for key in keys:
-        unit = attempt.unit(key)
-        if unit is None:
-            raise StoreError(f"unit {key} of {job.path} was committed and is gone; run the stage again")
-        counts.update(unit.data)
-        tasks.append(attempt.unit_files(key, unit))
-    conversations = AllConversations(tasks, facts["vocab_size"])
-    rejected = {name.removeprefix("rejected/"): counts[name] for name in sorted(counts) if name.startswith("rejected/")}
+    for task in tasks:
+        counts.update(task.counts)
+    conversations = AllConversations([task.files for task in tasks], facts["vocab_size"])
+    rejected = {
+        name.removeprefix("rejected/"): counts[name]
+        for name in sorted(counts)
+        if name.startswith("rejected/")
+    }
     story = f"{sum(counts.values())} conversations read"
-    story += f", rejected: {', '.join(f'{count} {name}' for name, count in rejected.items())}" if rejected else ""
+    story += (
+        f", rejected: {', '.join(f'{count} {name}' for name, count in rejected.items())}" if rejected else ""
+    )
     if not len(conversations):
-        raise SourceError(f"no conversation of {part.source.url} is left: {story}. Fix: the globs, the format or the rows")
+        raise SourceError(
+            f"no conversation of {part.source.url} is left: {story}. Fix: the globs, the format or the rows"
+        )
     held_out = conversations.held_out(part.process.holdout)
     splits = {
         "train": conversations.write("train", np.flatnonzero(~held_out), attempt.workdir),
@@ -78,7 +79,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "read": {"conversations": sum(counts.values())},
             "rejected": rejected,
             "duplicates": conversations.duplicates,
-            "tasks": len(keys),
+            "tasks": len(tasks),
             **{name: _metrics(split) for name, split in splits.items()},
         },
         facts={
@@ -90,11 +91,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _metrics(split: WrittenSplit) -> dict[str, int]:
-    return {"conversations": split.conversations, "tokens": split.tokens, "trained_tokens": split.trained_tokens}
+    return {
+        "conversations": split.conversations,
+        "tokens": split.tokens,
+        "trained_tokens": split.trained_tokens,
+    }
 
 
 def _shown(splits: dict[str, WrittenSplit]) -> str:
     return ", ".join(
-        f"{name}: {split.conversations} conversations of {split.tokens} tokens ({split.trained_tokens} trained)"
+        f"{name}: {split.conversations} conversations of {split.tokens} tokens ({split.trained_tokens}"
+        " trained)"
         for name, split in splits.items()
     )

@@ -1,7 +1,7 @@
 """The `corpus` stage: one source becomes filtered, tokenised, shuffled Megatron token files.
 
-Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, `examples.jsonl` (a few kept and dropped documents), and `probes.json` where the
-spec asks for memorisation probes.
+Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, `examples.jsonl` (a few kept and dropped documents),
+and `probes.json` where the spec asks for memorisation probes.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage
@@ -15,72 +15,76 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
-from apertus_model.data.executors import commit_tasks
+from apertus_model.data.executors import CommittedTask, commit_tasks, files_of_tasks
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt, StoreError
-from infra.store.documents import Unit
-from infra.store.inputs import SourceError, list_source
+from infra.store import Attempt
+from infra.store.inputs import SourceError
 from specs.filters import labels
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.corpus import CorpusPart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. SourceError for a source that cannot be read, or holds too little."""
     part = CorpusPart.model_validate(job.spec)
-    tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
+    tokenizer = attempt.input_artifact("tokenizer")
     facts = tokenizer.manifest.facts
-    listing = part.listing or [file.path for file in list_source(part.source).files]
-    spans = _spans(len(listing), len(listing) if part.source.limit else part.files_per_task)
+    files = files_of_tasks(part, "documents")
     folder = attempt.workdir / "tasks"
     folder.mkdir(exist_ok=True)
     work = CorpusTasks(
         part.source,
         part.process,
-        [listing[start:stop_] for start, stop_ in spans],
+        list(files.values()),
         tokenizer.local("tokenizer.json"),
         facts["bos_token"],
         facts["eos_token"],
         folder,
     )
+    tasks = commit_tasks(work, list(files), attempt, stop, progress)
 
-    keys = [f"documents-{start:08d}-{stop_:08d}" for start, stop_ in spans]
-    commit_tasks(work, keys, attempt, Launch.model_validate(job.launch), stop, progress)
-
-    units = [_open_unit(attempt, key) for key in keys]
-    selected = Selected.open([unit.files for unit in units], part.process.filters)
+    selected = Selected.open([task.files for task in tasks], part.process.filters)
     found = resolve(part.process.filters, selected)
-    counts = _total([unit.counts for unit in units], labels(part.process.filters), found.counts)
-    documents = _kept_documents(units, selected, found, facts["vocab_size"])
+    counts = _total([task.counts for task in tasks], labels(part.process.filters), found.counts)
+    documents = _kept_documents(tasks, selected, found, facts["vocab_size"])
     if not len(documents):
-        raise SourceError(f"no document of {part.source.url} is left: {_story(counts)}. Fix: the globs, the format or the filters")
+        raise SourceError(
+            f"no document of {part.source.url} is left: {_story(counts)}. Fix: the globs, the format or the"
+            " filters"
+        )
     splits, probes = _write_splits(part, attempt, documents, facts)
     kept = sum(split.documents for split in splits.values())
     tokens = sum(split.tokens for split in splits.values())
-    attempt.write_bytes("examples.jsonl", to_jsonl(_examples(part, units, selected, found, tokenizer.local("tokenizer.json"))))
-    progress.log(f"{_story(counts)}; {len(documents)} kept, {splits['validation'].documents} of them held out, {tokens} tokens")
+    attempt.write_bytes(
+        "examples.jsonl", to_jsonl(_examples(part, tasks, selected, found, tokenizer.local("tokenizer.json")))
+    )
+    progress.log(
+        f"{_story(counts)}; {len(documents)} kept, {splits['validation'].documents} of them held out,"
+        f" {tokens} tokens"
+    )
     attempt.commit(
         metrics={
             "documents": kept,
             "tokens": tokens,
-            "tasks": len(keys),
+            "tasks": len(tasks),
             "probes": len(probes),
             "filters": labels(part.process.filters),
             **counts,
             "replaced": dict(zip(part.process.replaced, found.replaced, strict=True)),
-            **{name: {"documents": split.documents, "tokens": split.tokens} for name, split in splits.items()},
+            **{
+                name: {"documents": split.documents, "tokens": split.tokens} for name, split in splits.items()
+            },
         },
         facts={
             "tokenizer": job.inputs["tokenizer"].fingerprint,
@@ -92,12 +96,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
 
 
-def _spans(files: int, files_per_task: int) -> list[tuple[int, int]]:
-    """[start, stop) of the files of each task. A source with a limit on its documents is one task: only that can count them."""
-    return [(start, min(start + files_per_task, files)) for start in range(0, files, files_per_task)]
-
-
-def _write_splits(part: CorpusPart, attempt: Attempt, documents: Documents, facts: dict[str, Any]) -> tuple[dict[str, Split], list[Probe]]:
+def _write_splits(
+    part: CorpusPart, attempt: Attempt, documents: Documents, facts: dict[str, Any]
+) -> tuple[dict[str, Split], list[Probe]]:
     held_out = documents.held_out(part.process.holdout)
     train, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     probes: list[Probe] = []
@@ -111,7 +112,9 @@ def _write_splits(part: CorpusPart, attempt: Attempt, documents: Documents, fact
         "validation": writer.write("validation", documents, validation),
     }
     if not splits["train"].documents:
-        raise SourceError(f"all training documents of {part.source.url} became probes. Fix: fewer probes, or more documents")
+        raise SourceError(
+            f"all training documents of {part.source.url} became probes. Fix: fewer probes, or more documents"
+        )
     for split in splits.values():
         for name in (f"{shard}{suffix}" for shard in split.shards for suffix in (".bin", ".idx")):
             attempt.put(attempt.workdir / name, name)
@@ -119,38 +122,27 @@ def _write_splits(part: CorpusPart, attempt: Attempt, documents: Documents, fact
     return splits, probes
 
 
-def _committed(attempt: Attempt, key: str) -> Unit:
-    unit = attempt.unit(key)
-    if unit is None:
-        raise StoreError(f"unit {key} of {attempt.job.path} was committed and is gone; run the stage again")
-    return unit
-
-
-class _Unit(NamedTuple):
-    """A committed task."""
-
-    files: dict[str, Path]  # local paths
-    counts: dict[str, dict[str, int]]
-
-
-def _open_unit(attempt: Attempt, key: str) -> _Unit:
-    unit = _committed(attempt, key)
-    return _Unit(attempt.unit_files(key, unit), unit.data)
-
-
-def _kept_documents(units: list[_Unit], selected: Selected, found: Resolution, vocab_size: int) -> Documents:
+def _kept_documents(
+    tasks: list[CommittedTask], selected: Selected, found: Resolution, vocab_size: int
+) -> Documents:
     parts = []
-    for number, unit in enumerate(units):
-        tokens = TokenFile(unit.files["tokens.bin"], unit.files["tokens.idx"], vocab_size=vocab_size)
-        task = selected.task(number)
-        tokenised = selected.tokenised[task]
-        parts.append((tokens, selected.records["final"][task][tokenised], found.kept[task][tokenised]))
+    for number, task in enumerate(tasks):
+        tokens = TokenFile(task.files["tokens.bin"], task.files["tokens.idx"], vocab_size=vocab_size)
+        records = selected.task(number)
+        tokenised = selected.tokenised[records]
+        parts.append((tokens, selected.records["final"][records][tokenised], found.kept[records][tokenised]))
     return Documents.open(parts)
 
 
-def _examples(part: CorpusPart, units: list[_Unit], selected: Selected, found: Resolution, tokenizer_file: Path) -> list[Row]:
+def _examples(
+    part: CorpusPart,
+    tasks: list[CommittedTask],
+    selected: Selected,
+    found: Resolution,
+    tokenizer_file: Path,
+) -> list[Row]:
     """Kept and dropped documents of all tasks; duplicates by decoding their tokens."""
-    candidates = [from_jsonl(unit.files["examples.jsonl"].read_bytes()) for unit in units]
+    candidates = [from_jsonl(task.files["examples.jsonl"].read_bytes()) for task in tasks]
     rows = choose(candidates, [*labels(part.process.filters), "kept", "replaced"], missing(found, selected))
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
 
@@ -158,21 +150,31 @@ def _examples(part: CorpusPart, units: list[_Unit], selected: Selected, found: R
         if not selected.tokenised[record]:
             return None
         number = int(np.searchsorted(selected.starts, record, side="right")) - 1
-        tokens = TokenFile(units[number].files["tokens.bin"], units[number].files["tokens.idx"])
+        tokens = TokenFile(tasks[number].files["tokens.bin"], tasks[number].files["tokens.idx"])
         ids = tokens[int(selected.tokenised[selected.starts[number] : record].sum())]
         return cut(tokenizer.decode(ids[1:-1].tolist(), skip_special_tokens=False))
 
     for label, duplicates in found.duplicates.items():
         for duplicate in duplicates:
-            facts = {"value": f"one of {duplicate.group} alike", "rule": "the one with the smallest hash stays"}
+            facts = {
+                "value": f"one of {duplicate.group} alike",
+                "rule": "the one with the smallest hash stays",
+            }
             texts = {"text": text(duplicate.document), "like": text(duplicate.kept)}
             rows.append({"reason": label, "hash": f"{duplicate.text:016x}", **facts, **texts})
     return rows
 
 
-def _total(counts: list[dict[str, dict[str, int]]], steps: list[str], resolved: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def _total(
+    counts: list[dict[str, dict[str, int]]], steps: list[str], resolved: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
     """Sums the counts of all tasks, group by group; includes steps that dropped nothing."""
-    total: dict[str, Counter[str]] = {"read": Counter(), "rejected": Counter(), DROPPED: Counter(), CHARACTERS: Counter()}
+    total: dict[str, Counter[str]] = {
+        "read": Counter(),
+        "rejected": Counter(),
+        DROPPED: Counter(),
+        CHARACTERS: Counter(),
+    }
     for task in [*counts, resolved]:
         for group, values in task.items():
             total[group].update(values)

@@ -1,10 +1,11 @@
 """The `evaluate` stage: metrics of a checkpoint on the training engine, and their changes since another one.
 
-Artifact: `metrics.json`, the same numbers as in the manifest; `samples.json`, answers for people to read; `rewards.json`, rewards by
-prompt. The metrics are listed in `apertus_model.evaluation`, a module per family, and
+Artifact: `metrics.json`, the same numbers as in the manifest; `samples.json`, answers for people to read;
+`rewards.json`, rewards by prompt. The metrics are listed in `apertus_model.evaluation`, a module per family,
+and
 
-    memorisation/passes                     passes of training over the corpus of the probes, which shows
-                                            each of them n x passes times
+    memorisation/passes                     passes of training over the corpus with the probes; training saw
+                                            the probes of bucket n in it n x passes times
     task/<task>/<metric>                    results of lm-evaluation-harness
 
 Invariants: the metrics have the names that `EvaluatePart.metrics` lists, against which a plan checks gates.
@@ -25,7 +26,6 @@ from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
 from specs.job import Job
-from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 from specs.stages.evaluate import EvaluatePart
 
@@ -33,7 +33,7 @@ from specs.stages.evaluate import EvaluatePart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores the metrics."""
     part = EvaluatePart.model_validate(job.spec)
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         measure = Measurement(job, attempt, part)
         if torch.distributed.get_rank() != 0:
             progress = Progress(None)
@@ -57,7 +57,9 @@ class Measurement:
         self.documents: dict[str, object] = {}
         self.answers: Answers | None = None
         if "completions" in job.inputs:
-            self.answers = Answers.read(self._artifact("prompts"), self._artifact("completions"), self._optional("rewards"))
+            self.answers = Answers.read(
+                self._artifact("prompts"), self._artifact("completions"), self._optional("rewards")
+            )
         self.evaluator = self._load("checkpoint", part.model)
 
     def all(self, progress: Progress) -> dict[str, float]:
@@ -65,19 +67,29 @@ class Measurement:
         part, metrics = self.part, dict[str, float]()
         corpora = {name: self._artifact(f"source:{index}") for index, name in enumerate(part.source_names)}
         if corpora:
-            metrics |= perplexity(self.evaluator, corpora, sequence_length=part.sequence_length, samples=part.samples, progress=progress)
+            metrics |= perplexity(
+                self.evaluator,
+                corpora,
+                sequence_length=part.sequence_length,
+                samples=part.samples,
+                progress=progress,
+            )
         if part.by_position:
             metrics |= loss_by_position(self.evaluator, list(corpora.values()), part.by_position)
         if part.suffix:
             probes = self._artifact("probes").json("probes.json")["probes"]
-            metrics |= memorisation(self.evaluator, probes, prefix=part.prefix, suffix=part.suffix, progress=progress)
+            metrics |= memorisation(
+                self.evaluator, probes, prefix=part.prefix, suffix=part.suffix, progress=progress
+            )
             metrics["memorisation/passes"] = self._passes_over_probes()
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
             metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
         if "harness" in self.job.inputs:
-            metrics |= {f"task/{name}": value for name, value in self._artifact("harness").manifest.metrics.items()}
+            metrics |= {
+                f"task/{name}": value for name, value in self._artifact("harness").manifest.metrics.items()
+            }
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:
@@ -85,20 +97,34 @@ class Measurement:
         part, inputs = self.part, self.job.inputs
         other = None
         if "against_completions" in inputs:
-            other = Answers.read(self._artifact("prompts"), self._artifact("against_completions"), self._optional("against_rewards"))
+            other = Answers.read(
+                self._artifact("prompts"),
+                self._artifact("against_completions"),
+                self._optional("against_rewards"),
+            )
         metrics, table = rewards(own, other, part.name, part.against_name)
-        self.documents |= {"samples.json": own.shown(part.shown, part.name, other, part.against_name), "rewards.json": table}
+        self.documents |= {
+            "samples.json": own.shown(part.shown, part.name, other, part.against_name),
+            "rewards.json": table,
+        }
         if "against_checkpoint" in inputs:
             assert part.against_model is not None, "the planner states the other model"
             reference = self._load("against_checkpoint", part.against_model)
-            metrics |= divergence(self.evaluator, reference, own, sequence_length=self._longest(), progress=progress)
+            metrics |= divergence(
+                self.evaluator, reference, own, sequence_length=self._longest(), progress=progress
+            )
         return metrics
 
     def _longest(self) -> int:
         """Tokens of the longest sequence for the model."""
         part = self.part
         by_position = part.by_position.sequence_length if part.by_position else 0
-        return max(part.sequence_length, part.prefix + part.suffix, by_position, self.answers.longest if self.answers else 0)
+        return max(
+            part.sequence_length,
+            part.prefix + part.suffix,
+            by_position,
+            self.answers.longest if self.answers else 0,
+        )
 
     def _load(self, role: str, model: ModelSpec) -> Evaluator:
         with self.attempt.store.timed():
@@ -107,13 +133,13 @@ class Measurement:
                 self.attempt.input_checkpoint(role),
                 sequence_length=self._longest(),
                 attention=self.part.attention,
-                parallel=Launch.model_validate(self.job.launch).parallel or Parallel(),
+                parallel=self.job.launch.degrees,
                 batch_size=self.part.batch_size,
                 scratch=self.job.scratch,
             )
 
     def _artifact(self, role: str) -> Artifact:
-        return Artifact(self.attempt.store, self.job.inputs[role].path or "")
+        return self.attempt.input_artifact(role)
 
     def _optional(self, role: str) -> Artifact | None:
         return self._artifact(role) if role in self.job.inputs else None

@@ -1,7 +1,8 @@
-"""The `export` stage: a checkpoint becomes a Hugging Face folder, which is opened again and compared with the trained model.
+"""The `export` stage: a checkpoint becomes a Hugging Face folder, which is opened again and compared with the
+trained model.
 
-Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are several), tokenizer files with the
-chat template, and `README.md`, the model card.
+Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are
+several), tokenizer files with the chat template, and `README.md`, the model card.
 
 Invariants:
 - A folder is committed only if transformers opens it as `ApertusForCausalLM` with the logits of the trained
@@ -28,7 +29,6 @@ from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
 from specs.hugging_face import hugging_face_config
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.export import ExportPart
 
 
@@ -37,18 +37,21 @@ class ExportError(StageError):
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Writes, verifies and commits the folder. ExportError when the logits differ by more than the tolerance."""
+    """Writes, verifies and commits the folder. ExportError when the logits differ by more than the
+    tolerance."""
     part = ExportPart.model_validate(job.spec)
     checkpoint = attempt.input_checkpoint("checkpoint")
-    tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
+    tokenizer = attempt.input_artifact("tokenizer")
     folder = attempt.workdir / "model"
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
             write_folder(checkpoint, part, tokenizer, folder)
         progress.update(1, 4, "steps")
         evaluations = [read for role, read in job.inputs.items() if role.startswith("evaluation:")]
         read, length = job.inputs["checkpoint"], part.sequence_length
-        card = model_card(attempt.store, read, evaluations, title=job.pipeline, model=part.model, sequence_length=length)
+        card = model_card(
+            attempt.store, read, evaluations, title=job.pipeline, model=part.model, sequence_length=length
+        )
         (folder / "README.md").write_text(card)
         check_tokenizer(folder, part)
         progress.update(2, 4, "steps")
@@ -62,25 +65,34 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         )
     for path in sorted(folder.iterdir()):
         attempt.put(path, path.name)
-    progress.log(f"largest difference of logits: {difference:.2g} ({how}); {part.model.parameters:,} parameters")
+    progress.log(
+        f"largest difference of logits: {difference:.2g} ({how}); {part.model.parameters:,} parameters"
+    )
     progress.update(4, 4, "steps")
-    attempt.commit(metrics={"logit_difference": difference, "parameters": part.model.parameters, "verified": how})
+    attempt.commit(
+        metrics={"logit_difference": difference, "parameters": part.model.parameters, "verified": how}
+    )
 
 
 def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
-    """Writes weights, configs and tokenizer files, as transformers does; of the weights, one shard is in memory."""
+    """Writes weights, configs and tokenizer files, as transformers does, with one shard of the weights in
+    memory at a time."""
     from transformers import ApertusConfig, ApertusForCausalLM, GenerationConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     facts = tokenizer.manifest.facts
-    tokens: dict[str, Any] = {f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts}
+    tokens: dict[str, Any] = {
+        f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts
+    }
     if part.chat:
         tokens["eos_token_id"] = end_of_turn(facts)
     config = ApertusConfig(
         architectures=["ApertusForCausalLM"],
-        **hugging_face_config(part.model, max_position_embeddings=part.sequence_length, dtype=part.dtype, **tokens),
+        **hugging_face_config(
+            part.model, max_position_embeddings=part.sequence_length, dtype=part.dtype, **tokens
+        ),
     )
     with torch.device("meta"):
         theirs = ApertusForCausalLM(config)
@@ -112,7 +124,9 @@ def check_tokenizer(folder: Path, part: ExportPart) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if len(tokenizer) > part.model.vocab_size:
-        raise ExportError(f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings")
+        raise ExportError(
+            f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings"
+        )
 
 
 def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[float, str]:
@@ -177,7 +191,9 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
         load_tensors(weights, checkpoint)
         for name, trained in weights.items():
             if not torch.equal(stored[name], trained.to(getattr(torch, part.dtype))):
-                raise ExportError(f"'{name}' of the exported folder is not the trained weight; the folder was not committed")
+                raise ExportError(
+                    f"'{name}' of the exported folder is not the trained weight; the folder was not committed"
+                )
             trained.copy_(stored[name])
         difference = sides.advance(module, weights)
         del weights, trained  # before the next module is read
@@ -186,7 +202,9 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
 
 def _refuse_another_class(model: Any) -> None:
     if type(model).__name__ != "ApertusForCausalLM":
-        raise ExportError(f"the exported folder is opened as {type(model).__name__}, not as ApertusForCausalLM")
+        raise ExportError(
+            f"the exported folder is opened as {type(model).__name__}, not as ApertusForCausalLM"
+        )
 
 
 def _probe(part: ExportPart, *, rows: int, longest: int) -> torch.Tensor:

@@ -26,14 +26,18 @@ from apertus_model.generation import local_folder
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.evaluate import Harness, HarnessPart
 
 TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "TQDM_DISABLE": "1"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_EVALUATE_OFFLINE": "1",
+    "TQDM_DISABLE": "1",
+}
 BATCH = 16
 
 
@@ -43,22 +47,23 @@ class HarnessError(StageError):
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. HarnessError when the harness is missing, or a task cannot be run."""
-    harness, launch = HarnessPart.model_validate(job.spec).harness, Launch.model_validate(job.launch)
+    harness = HarnessPart.model_validate(job.spec).harness
     os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "datasets")})
-    with engine_process(threads=launch.threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         try:
             import lm_eval
         except ImportError as error:
             raise HarnessError(
-                f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or leave harness out"
+                f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or"
+                " leave harness out"
             ) from error
         include = None
         if harness.include is not None:
             include = copy_folder(harness.include, attempt.workdir / "tasks", TASK_FILES)
             check_tasks(include)
-        folder = local_folder(Artifact(attempt.store, job.inputs["model"].path or ""), attempt.workdir / "model")
+        folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model")
         progress.update(0, 1, "evaluations")
-        results = evaluate(harness, folder, include, launch.tensor_parallel)
+        results = evaluate(harness, folder, include, job.launch.tensor_parallel)
     metrics = flat(results)
     if not metrics:
         raise HarnessError(f"the tasks {', '.join(harness.tasks)} gave no metric")
@@ -75,24 +80,31 @@ def check_tasks(folder: Path) -> None:
     for path in sorted(folder.rglob("*.yaml")):
         name, text = path.relative_to(folder), path.read_text("utf-8", errors="replace")
         try:
-            tag = next((token for token in YAML(typ="safe", pure=True).scan(text) if isinstance(token, TagToken)), None)
+            tag = next(
+                (token for token in YAML(typ="safe", pure=True).scan(text) if isinstance(token, TagToken)),
+                None,
+            )
             content = None if tag else YAML(typ="safe", pure=True).load(text)
         except YAMLError as error:
             raise HarnessError(f"task file {name} is not YAML: {error}") from error
         if tag is not None:
             written = "".join(part for part in tag.value if part)
             raise HarnessError(
-                f"task file {name}, line {tag.start_mark.line + 1}, has the tag '{written}': tags run code, and task files may not. "
-                "Fix: use a template, or prepare the data before"
+                f"task file {name}, line {tag.start_mark.line + 1}, has the tag '{written}': tags run code,"
+                " and task files may not. Fix: use a template, or prepare the data before"
             )
         included = content.get("include", []) if isinstance(content, dict) else []
         for other in included if isinstance(included, list) else [included]:
             target = (path.parent / str(other)).resolve()
             if target.suffix != ".yaml" or not target.is_relative_to(folder.resolve()):
-                raise HarnessError(f"task file {name} includes '{other}'. Fix: include .yaml files of the same folder only")
+                raise HarnessError(
+                    f"task file {name} includes '{other}'. Fix: include .yaml files of the same folder only"
+                )
 
 
-def evaluate(harness: Harness, folder: Path, include: Path | None, gpus: int = 1) -> dict[str, dict[str, Any]]:
+def evaluate(
+    harness: Harness, folder: Path, include: Path | None, gpus: int = 1
+) -> dict[str, dict[str, Any]]:
     """Results by task. Paths of data in task files are relative to `include`. With several `gpus` the layers
     are spread over all that this process sees.
 
@@ -131,7 +143,9 @@ def evaluate(harness: Harness, folder: Path, include: Path | None, gpus: int = 1
                 bootstrap_iters=1000,
             )
         except (OSError, ValueError, KeyError, TypeError, TemplateError) as error:
-            raise HarnessError(f"the tasks {', '.join(harness.tasks)} cannot be run: {type(error).__name__}: {error}") from error
+            raise HarnessError(
+                f"the tasks {', '.join(harness.tasks)} cannot be run: {type(error).__name__}: {error}"
+            ) from error
     assert found is not None, "one process"
     results: dict[str, dict[str, Any]] = found["results"]
     return results

@@ -23,7 +23,6 @@ from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.import_model import ImportModelPart
 
 RESULT = 1  # the step of the checkpoint
@@ -33,15 +32,24 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Copies the weights. HuggingFaceError for a folder that does not hold the weights of its config."""
     part = ImportModelPart.model_validate(job.spec)
     writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2), attempt.store.timed():
+    with engine_process(threads=job.launch.threads or 2), attempt.store.timed():
         stored = FolderWeights(part.url, part.model, attempt.workdir / "shards")
-        save_weights(stored, part, writer, on_tensor=lambda done, total: progress.update(done, total, "tensors"))
+        save_weights(
+            stored, part, writer, on_tensor=lambda done, total: progress.update(done, total, "tensors")
+        )
     attempt.commit_checkpoint(RESULT, {"tokens": 0, "passes": {}}, files=writer.records)
     attempt.commit(step=RESULT, metrics={"parameters": part.model.parameters})
 
 
-def save_weights(stored: FolderWeights, part: ImportModelPart, writer: CheckpointWriter, *, on_tensor: Callable[[int, int], None]) -> None:
-    """Writes the weights of a folder as a checkpoint, one tensor at a time. StorageError when they cannot be written."""
+def save_weights(
+    stored: FolderWeights,
+    part: ImportModelPart,
+    writer: CheckpointWriter,
+    *,
+    on_tensor: Callable[[int, int], None],
+) -> None:
+    """Writes the weights of a folder as a checkpoint, one tensor at a time. StorageError when they cannot
+    be written."""
     sizes = shapes(part.model)
     state: dict[str, torch.Tensor] = {name: torch.empty(sizes[name], device="meta") for name in stored}
     state[STEP] = torch.tensor(RESULT, dtype=torch.int64)

@@ -1,8 +1,9 @@
 """The `log_probabilities` stage: log-probabilities of the pairs under the reference model, computed once for
 all training.
 
-Artifact: `log_probabilities.npy`, float32 of shape (sequences,): sum of ln p over the tokens of a sequence's completion, by sequence id.
-A unit is a range of packed rows in stored order; its data are the log-probabilities of their sequences.
+Artifact: `log_probabilities.npy`, float32 of shape (sequences,): sum of ln p over the tokens of a sequence's
+completion, by sequence id. A unit is a range of packed rows in stored order; its data are the
+log-probabilities of their sequences.
 
 Invariant: the rows, the engine and the precision are those of the training, so that with the same layout,
 threads and rows per forward pass its first step has log-ratios of exactly zero. Neither the place of a row in
@@ -17,14 +18,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from apertus_model.data.rows import spans, unit_key
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt, StoreError
+from infra.store import Attempt
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.preference_data import LogProbabilitiesPart
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     from apertus_model.data.preference_samples import PreferenceSamples
 
     part = LogProbabilitiesPart.model_validate(job.spec)
-    pairs = Artifact(attempt.store, job.inputs["pairs"].path or "")
-    rows = PreferenceSamples.open(pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest.facts["pad_id"])
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    pairs = attempt.input_artifact("pairs")
+    rows = PreferenceSamples.open(
+        pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest.facts["pad_id"]
+    )
+    with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(
                 part.model,
@@ -52,34 +55,33 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 same_length=True,
             )
         first = dist.get_rank() == 0
-        spans = [range(begin, min(begin + part.sequences_per_unit, rows.rows)) for begin in range(0, rows.rows, part.sequences_per_unit)]
-        for number, span in enumerate(spans):
-            if not _agreed(first and attempt.unit(_key(span)) is not None, evaluator.device):
+        units = {unit_key("rows", span): range(*span) for span in spans(rows.rows, part.sequences_per_unit)}
+        for number, (key, span) in enumerate(units.items()):
+            if not _agreed(first and attempt.unit(key) is not None, evaluator.device):
                 unit = compute(evaluator, rows, span)
                 if first:
-                    attempt.commit_unit(_key(span), data=unit)
+                    attempt.commit_unit(key, data=unit)
             if first:
-                progress.update(number + 1, len(spans), "units")
+                progress.update(number + 1, len(units), "units")
         if first:
-            commit(attempt, rows, spans)
+            commit(attempt, rows, units)
 
 
 def compute(evaluator: Evaluator, rows: PreferenceSamples, span: range) -> dict[str, Any]:
-    """The unit of a range of rows: `values`, the log-probabilities of their sequences in the order of rows and segments, and `tokens`."""
+    """The unit of a range of rows: `values`, the log-probabilities of their sequences in the order of rows
+    and segments, and `tokens`."""
     samples = [rows.row(row) for row in span]
     sums = evaluator.sequence_log_probabilities(samples, samples[0].present.size)
     values = sums[torch.from_numpy(np.stack([sample.present for sample in samples]))]
     return {"values": values.tolist(), "tokens": sum(int((sample.segments >= 0).sum()) for sample in samples)}
 
 
-def commit(attempt: Attempt, rows: PreferenceSamples, spans: list[range]) -> None:
+def commit(attempt: Attempt, rows: PreferenceSamples, units: dict[str, range]) -> None:
     """Joins the units. StoreError when one is gone."""
     values = np.zeros(rows.sequences, np.float32)
     tokens = 0
-    for span in spans:
-        unit = attempt.unit(_key(span))
-        if unit is None:
-            raise StoreError(f"unit {_key(span)} of {attempt.job.path} was committed and is gone; run the stage again")
+    for key, span in units.items():
+        unit = attempt.committed_unit(key)
         values[np.concatenate([rows.sequence_ids(row) for row in span])] = unit.data["values"]
         tokens += unit.data["tokens"]
     np.save(attempt.workdir / "log_probabilities.npy", values)
@@ -88,13 +90,8 @@ def commit(attempt: Attempt, rows: PreferenceSamples, spans: list[range]) -> Non
     attempt.commit(metrics={"sequences": rows.sequences, "tokens": tokens, "log_probability_per_token": mean})
 
 
-def _key(span: range) -> str:
-    """Name of a unit by its range, so that units of other sizes have other names."""
-    return f"rows-{span.start:08d}-{span.stop:08d}"
-
-
 def _agreed(done: bool, device: torch.device) -> bool:
-    """The value of rank 0, on every rank."""
+    """Rank 0's value, on every rank."""
     answer = torch.tensor(int(done), device=device)
     dist.broadcast(answer, src=0)
     return bool(answer)

@@ -1,6 +1,7 @@
 """The `merge` stage: a weighted average of checkpoints.
 
-Artifact: checkpoint 1, of weights without optimizer states. A checkpoint with adapters counts with its merged weights.
+Artifact: checkpoint 1, of weights without optimizer states. The adapters of a checkpoint are merged into its
+weights first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.merge import MergePart
 
 RESULT = 1  # the step of the checkpoint
@@ -33,7 +33,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         if dist.get_rank() == 0:
             progress.update(done, total, "tensors")
 
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
             average_checkpoints(
                 part.model,
@@ -51,7 +51,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def facts_of(parents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of the average: for each count, the largest of the checkpoints."""
+    """The facts of the average: each count is the largest one among the checkpoints."""
     passes: dict[str, float] = {}
     for facts in parents:
         for source, seen in facts["passes"].items():

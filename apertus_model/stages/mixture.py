@@ -3,7 +3,8 @@
 Artifact: `recipe.json`, in this form (format 2):
 
     {"format": 2, "seed": 28, "tokenizer": fingerprint, "vocab_size": ..., "bos_id": ..., "eos_id": ...,
-     "sources": [{"fingerprint": ..., "path": corpus artifact in the store, "weight": 3, "tokens": ..., "documents": ...}, ...]}
+     "sources": [{"fingerprint": ..., "path": corpus artifact in the store, "weight": 3, "tokens": ...,
+     "documents": ...}, ...]}
 
 Invariants: the sources are corpora, each once, in the order of their fingerprints, independent of names; an
 inner mixture is replaced by its sources, which share its weight. Weights are integers without a common
@@ -44,34 +45,52 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         tokenizers[facts["tokenizer"]] = ref.name
         total = sum(source["weight"] for source in sources)
         for source in sources:
-            share = Fraction(weight * source["weight"], total) * (source["tokens"] if part.proportional else 1)
+            share = Fraction(weight * source["weight"], total) * (
+                source["tokens"] if part.proportional else 1
+            )
             weights[source["fingerprint"]] = weights.get(source["fingerprint"], Fraction(0)) + share
             found[source["fingerprint"]] = source
     if len(tokenizers) > 1:
         used = ", ".join(f"{name}: {fingerprint}" for fingerprint, name in tokenizers.items())
-        raise MixtureError(f"the corpora were made with different tokenizers ({used}). Fix: the same `tokenizer:` in all of their stages")
+        raise MixtureError(
+            f"the corpora were made with different tokenizers ({used}). Fix: the same `tokenizer:` in all of"
+            " their stages"
+        )
     order = sorted(weights)
     whole = integers([weights[fingerprint] for fingerprint in order])
     recipe = {
         "format": FORMAT,
         "seed": part.seed,
-        "sources": [found[fingerprint] | {"weight": weight} for fingerprint, weight in zip(order, whole, strict=True)],
+        "sources": [
+            found[fingerprint] | {"weight": weight} for fingerprint, weight in zip(order, whole, strict=True)
+        ],
         **{name: facts[name] for name in IDS},
     }
     attempt.write_json("recipe.json", recipe)
     shares = [weight / sum(whole) for weight in whole]
     names = {ref.fingerprint: ref.name for ref in inputs}
-    progress.log("; ".join(f"{names.get(corpus) or corpus[:8]} {share:.4f}" for corpus, share in zip(order, shares, strict=True)))
+    progress.log(
+        "; ".join(
+            f"{names.get(corpus) or corpus[:8]} {share:.4f}"
+            for corpus, share in zip(order, shares, strict=True)
+        )
+    )
     tokens = sum(source["tokens"] for source in found.values())
     attempt.commit(metrics={"sources": len(order), "shares": shares, "tokens": tokens})
 
 
 def _sources(store: Store, ref: InputRef) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Token ids and sources of an input: those of a mixture's recipe, or the corpus itself with weight 1."""
-    artifact = Artifact(store, ref.path or "")
+    artifact = Artifact.of_input(store, ref)
     if ref.kind == "mixture":
         recipe = artifact.json("recipe.json")
         return recipe, recipe["sources"]
     counts = artifact.manifest.metrics["train"]
-    source = {"fingerprint": ref.fingerprint, "path": ref.path, "weight": 1, "tokens": counts["tokens"], "documents": counts["documents"]}
+    source = {
+        "fingerprint": ref.fingerprint,
+        "path": ref.path,
+        "weight": 1,
+        "tokens": counts["tokens"],
+        "documents": counts["documents"],
+    }
     return artifact.manifest.facts, [source]

@@ -1,4 +1,5 @@
-"""Best-fit packing of one corpus for one sequence length. Artifact: `rows.npy`, `begins.npy`, `lengths.npy` (`apertus_model.data.packed`).
+"""Best-fit packing of one corpus for one sequence length. Artifact: `rows.npy`, `begins.npy`, `lengths.npy`
+(`apertus_model.data.packed`).
 
 The manifest has the number of rows, the share of padding, and the share of tokens in documents that are cut,
 by this packing and by splitting concatenated documents instead.
@@ -13,7 +14,7 @@ from apertus_model.data.packed import TABLES, RowsWriter
 from apertus_model.data.stream import split_files
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.job import Job
 from specs.stages.packing import PackingPart
 
@@ -21,7 +22,7 @@ from specs.stages.packing import PackingPart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage."""
     length = PackingPart.model_validate(job.spec).sequence_length
-    files = split_files(Artifact(attempt.store, job.inputs["corpus"].path or ""), "train")
+    files = split_files(attempt.input_artifact("corpus"), "train")
     folder = attempt.workdir / "rows"
     writer = RowsWriter(folder, length)
     for number, (data, index) in enumerate(files, start=1):
@@ -37,7 +38,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         "cropped_by_windows": packed.cropped_by_windows / packed.tokens if packed.tokens else 0.0,
     }
     progress.log(
-        f"{packed.documents} documents in {packed.rows} rows of {length} tokens: {shares['padding']:.2%} padding; {shares['cropped']:.1%} "
-        f"of the tokens are in documents that are cut (concatenated, {shares['cropped_by_windows']:.1%} would be)"
+        f"{packed.documents} documents in {packed.rows} rows of {length} tokens: {shares['padding']:.2%}"
+        f" padding; {shares['cropped']:.1%} of the tokens are in documents that are cut (concatenated,"
+        f" {shares['cropped_by_windows']:.1%} would be)"
     )
     attempt.commit(metrics={**packed._asdict(), **{f"share/{name}": share for name, share in shares.items()}})

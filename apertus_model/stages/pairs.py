@@ -2,7 +2,8 @@
 
 Artifact:
 
-    pairs.jsonl         for people: {"id", "prompt", "chosen", "rejected"}; a side is {"text", "reward", "quantile", "origin"}
+    pairs.jsonl         for people: {"id", "prompt", "chosen", "rejected"}; a side is {"text", "reward",
+                        "quantile", "origin"}
     tokens.npy          int32: prompt and completion of every sequence, one after the other
     lengths.npy         int64, (sequences,): tokens of each
     prompt_lengths.npy  int64, (sequences,): how many of them are the prompt's
@@ -28,7 +29,7 @@ from apertus_model.data.rows import Row, Rows, same_rows, to_line
 from apertus_model.progress import Progress
 from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
 from specs.stages.preference_data import PairsPart
@@ -44,7 +45,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the part. PairsError when there is no pair at all."""
     part = PairsPart.model_validate(job.spec)
     prompts, completions, rewards = (
-        Rows(Artifact(attempt.store, job.inputs[role].path or "")) for role in ("prompts", "completions", "rewards")
+        Rows(attempt.input_artifact(role)) for role in ("prompts", "completions", "rewards")
     )
     total = same_rows(prompts, completions, rewards)
     without: Counter[str] = Counter()
@@ -61,15 +62,26 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 without[str(reason)] += 1
             progress.update(index + 1, total, "prompts")
     if not writer.pairs:
-        raise PairsError(f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or another reward")
+        raise PairsError(
+            f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or"
+            " another reward"
+        )
     for name in writer.finish():
         attempt.put(attempt.workdir / name, name)
     metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
-    progress.log(", ".join([f"{writer.pairs} pairs of {total} prompts", *(f"{n} without: {reason}" for reason, n in without.items())]))
+    progress.log(
+        ", ".join(
+            [
+                f"{writer.pairs} pairs of {total} prompts",
+                *(f"{n} without: {reason}" for reason, n in without.items()),
+            ]
+        )
+    )
     facts = prompts.artifact.manifest.facts
     attempt.commit(
         metrics={**metrics, "quantile_histogram": histogram.tolist()},
-        facts={name: facts[name] for name in COPIED_FACTS} | {"pairs": writer.pairs, "sequences": 2 * writer.pairs},
+        facts={name: facts[name] for name in COPIED_FACTS}
+        | {"pairs": writer.pairs, "sequences": 2 * writer.pairs},
     )
 
 
@@ -81,7 +93,9 @@ def candidates_of(prompt: Row, sampled: Row, rewards: Row) -> list[Candidate]:
     return [
         Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin)
         for origin, completed in (("offline", prompt["completions"]), ("sampled", sampled["completions"]))
-        for completion, reward, quantile in zip(completed, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True)
+        for completion, reward, quantile in zip(
+            completed, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True
+        )
     ]
 
 
@@ -136,18 +150,28 @@ class PairWriter:
             self._origins.append(one.origin)
         row: dict[str, Any] = {"id": prompt["id"], "prompt": prompt["text"]}
         for side, one in zip(("chosen", "rejected"), pair, strict=True):
-            row[side] = {"text": one.text, "reward": one.reward, "quantile": one.quantile, "origin": one.origin}
+            row[side] = {
+                "text": one.text,
+                "reward": one.reward,
+                "quantile": one.quantile,
+                "origin": one.origin,
+            }
         self._people.write(to_line(row))
 
     def finish(self) -> list[str]:
         """Writes the arrays; names of all files."""
-        with open(self._folder / "tokens.npy", "wb") as target, open(self._folder / "tokens.bin", "rb") as source:
+        with (
+            open(self._folder / "tokens.npy", "wb") as target,
+            open(self._folder / "tokens.bin", "rb") as source,
+        ):
             header = {"descr": "<i4", "fortran_order": False, "shape": (sum(self._lengths),)}
             np.lib.format.write_array_header_1_0(target, header)
             shutil.copyfileobj(source, target)
         (self._folder / "tokens.bin").unlink()
         np.save(self._folder / "lengths.npy", np.array(self._lengths, np.int64), allow_pickle=False)
-        np.save(self._folder / "prompt_lengths.npy", np.array(self._prompt_lengths, np.int64), allow_pickle=False)
+        np.save(
+            self._folder / "prompt_lengths.npy", np.array(self._prompt_lengths, np.int64), allow_pickle=False
+        )
         np.save(self._folder / "rewards.npy", np.array(self._quantiles, np.float32), allow_pickle=False)
         return ["pairs.jsonl", "tokens.npy", "lengths.npy", "prompt_lengths.npy", "rewards.npy"]
 

@@ -1,6 +1,7 @@
 """The `probe` stage: measures of a checkpoint that concern no task.
 
-Artifact: `metrics.json`, the same numbers as in the manifest; `apertus_model.evaluation.sharpness` lists them.
+Artifact: `metrics.json`, the same numbers as in the manifest; `apertus_model.evaluation.sharpness` lists
+them.
 """
 
 from __future__ import annotations
@@ -13,31 +14,35 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.job import Job
-from specs.launch import Launch, Parallel
 from specs.stages.probe import ProbePart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores the metrics."""
     part = ProbePart.model_validate(job.spec)
-    launch = Launch.model_validate(job.launch)
-    with engine_process(threads=launch.threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(
                 part.model,
                 attempt.input_checkpoint("checkpoint"),
                 sequence_length=part.sequence_length,
                 attention=part.attention,
-                parallel=launch.parallel or Parallel(),
+                parallel=job.launch.degrees,
                 batch_size=part.batch_size,
                 scratch=job.scratch,
             )
         first = torch.distributed.get_rank() == 0
-        sources = [Artifact(attempt.store, read.path or "") for role, read in job.inputs.items() if role.startswith("source:")]
-        samples = [sample for source in sources for sample in held_out(source, sequence_length=part.sequence_length, samples=part.samples)]
-        metrics = sharpness(evaluator, samples, **part.sharpness.model_dump(), progress=progress if first else Progress(None))
+        sources = [attempt.input_artifact(role) for role in job.inputs if role.startswith("source:")]
+        samples = [
+            sample
+            for source in sources
+            for sample in held_out(source, sequence_length=part.sequence_length, samples=part.samples)
+        ]
+        metrics = sharpness(
+            evaluator, samples, **part.sharpness.model_dump(), progress=progress if first else Progress(None)
+        )
         if first:
             for name, value in metrics.items():
                 progress.log(f"{name}: {value:.4g}")

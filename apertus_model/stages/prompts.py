@@ -39,7 +39,7 @@ from apertus_model.data.conversations import Conversation, ConversationShards
 from apertus_model.data.rows import Row, Units, spans, write_rows
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
 from specs.stages.preference_data import PromptsPart
@@ -55,9 +55,12 @@ class PromptsError(StageError):
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. PromptsError when nothing is left."""
     part = PromptsPart.model_validate(job.spec)
-    roles = sorted((role for role in job.inputs if role.startswith("conversations:")), key=lambda role: int(role.split(":")[1]))
-    artifacts = [Artifact(attempt.store, job.inputs[role].path or "") for role in roles]
-    tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path or "")
+    roles = sorted(
+        (role for role in job.inputs if role.startswith("conversations:")),
+        key=lambda role: int(role.split(":")[1]),
+    )
+    artifacts = [attempt.input_artifact(role) for role in roles]
+    tokenizer = attempt.input_artifact("tokenizer")
     reader = PromptReader(part, Tokenizer.from_file(str(tokenizer.local("tokenizer.json"))))
     files: list[Path] = []
     for number, artifact in enumerate(artifacts):
@@ -70,8 +73,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     story = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
     if not facts["rows"]:
         raise PromptsError(
-            f"no prompt is left: {story or 'there are no conversations'}. Fix: max_tokens {part.max_tokens}, max_new_tokens "
-            f"{part.max_new_tokens}, or other conversations"
+            f"no prompt is left: {story or 'there are no conversations'}. Fix: max_tokens {part.max_tokens},"
+            f" max_new_tokens {part.max_new_tokens}, or other conversations"
         )
     progress.log(story)
     copied = {name: artifacts[0].manifest.facts[name] for name in COPIED_FACTS}
@@ -103,9 +106,14 @@ class PromptReader:
         if tokens.size + part.max_new_tokens > part.max_tokens:
             return {"dropped": "conversations_too_long"}
         completions = [
-            {"text": text, "tokens": self._encoder.completion(text).tolist()} for text in (conversation.completions if part.offline else [])
+            {"text": text, "tokens": self._encoder.completion(text).tolist()}
+            for text in (conversation.completions if part.offline else [])
         ]
-        short = [completion for completion in completions if tokens.size + len(completion["tokens"]) <= part.max_tokens]
+        short = [
+            completion
+            for completion in completions
+            if tokens.size + len(completion["tokens"]) <= part.max_tokens
+        ]
         return {
             "key": order_key(part.seed, tokens),
             "id": prompt_id(tokens),
@@ -124,7 +132,9 @@ class PromptReader:
 
 def prompt_id(tokens: NDArray[np.int64]) -> str:
     """Hash of a prompt's tokens, 32 hexadecimal digits."""
-    return hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=ID_BYTES, person=b"apertus-prompt").hexdigest()
+    return hashlib.blake2b(
+        tokens.astype("<i8").tobytes(), digest_size=ID_BYTES, person=b"apertus-prompt"
+    ).hexdigest()
 
 
 def order_key(seed: int, tokens: NDArray[np.int64]) -> str:
@@ -135,7 +145,8 @@ def order_key(seed: int, tokens: NDArray[np.int64]) -> str:
 
 
 def _merge(part: PromptsPart, files: Iterable[Path], counts: Counter[str]) -> Iterator[Row]:
-    """Prompts in their final order; fills `counts`. Only a key and a place per conversation are held in memory."""
+    """Prompts in their final order; fills `counts`. Only a key and a place per conversation are held in
+    memory."""
     places: list[tuple[str, int, int]] = []
     opened = list(files)
     for number, path in enumerate(opened):

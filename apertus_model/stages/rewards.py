@@ -1,9 +1,10 @@
 """The `rewards` part: rewards of all completions of every prompt, offline and sampled.
 
-Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline": [...], "sampled": [...]}`, the
-values in the order of the completions.
+Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline":
+[...], "sampled": [...]}`, the values in the order of the completions.
 
-Invariant: a reward sees the completions of one prompt at a time, so no value depends on the division into units.
+Invariant: a reward sees the completions of one prompt at a time, so no value depends on the division into
+units.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from apertus_model.rewards import Reward, Scored, open_reward
 from apertus_model.rewards.registry import score_prompt
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import engine_process
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.preference_data import RewardsPart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RewardError for a reward that cannot be opened, raises, or is not a finite number."""
     part = RewardsPart.model_validate(job.spec)
-    prompts, completions = (Rows(Artifact(attempt.store, job.inputs[role].path or "")) for role in ("prompts", "completions"))
+    prompts, completions = (Rows(attempt.input_artifact(role)) for role in ("prompts", "completions"))
 
     @cache
     def reward() -> Reward:
@@ -40,7 +40,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             yield score_row(reward(), prompts[index], completions[index])
 
     units = Units(attempt, "rewards", spans(same_rows(prompts, completions), part.prompts_per_unit))
-    with engine_process(threads=Launch.model_validate(job.launch).threads or 2):
+    with engine_process(threads=job.launch.threads or 2):
         units.compute(rows_of, progress)
     summary = Summary()
     facts = write_rows(attempt, "rewards", map(summary.add, units.rows()))

@@ -4,8 +4,8 @@ Artifact: a manifest without files, with the metrics `chosen` (the index of the 
 (its metric) and `value/<name>` of every candidate. Stages that start from it read the chosen checkpoint
 itself.
 
-Invariant: the choice is a function of stored numbers. A candidate whose metric is not a finite number (a training that diverged) is never
-chosen; one that lacks the metric is an error.
+Invariant: the choice is a function of stored numbers. A candidate whose metric is not a finite number (a
+training that diverged) is never chosen; one that lacks the metric is an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     for name, value in zip(part.names, values, strict=True):
         progress.log(f"{part.metric} of {name}: {value:.6g}")
     progress.log(f"{part.names[chosen]} is chosen: the {part.best}")
-    finite = {f"value/{name}": value for name, value in zip(part.names, values, strict=True) if math.isfinite(value)}
+    finite = {
+        f"value/{name}": value for name, value in zip(part.names, values, strict=True) if math.isfinite(value)
+    }
     attempt.commit(metrics={"chosen": chosen, "value": values[chosen]} | finite)
 
 
@@ -43,23 +45,30 @@ def choose(values: Sequence[float], best: Literal["lowest", "highest"]) -> int:
     sign = 1 if best == "lowest" else -1
     finite = [index for index, value in enumerate(values) if math.isfinite(value)]
     if not finite:
-        raise SelectError(f"none of the {len(values)} candidates has a finite value: {', '.join(map(str, values))}; lower their rates")
+        raise SelectError(
+            f"none of the {len(values)} candidates has a finite value: {', '.join(map(str, values))}; lower"
+            " their rates"
+        )
     return min(finite, key=lambda index: (sign * values[index], index))
 
 
 def _value(job: Job, attempt: Attempt, part: SelectPart, index: int) -> float:
-    """The metric of a candidate: of its evaluation, else of its training at that step."""
+    """The metric of a candidate: from its evaluation, or from the facts of the checkpoint."""
     name = part.names[index]
     if f"evaluation:{index}" in job.inputs:
-        metrics: Mapping[str, float] = Artifact(attempt.store, job.inputs[f"evaluation:{index}"].path or "").manifest.metrics
+        metrics: Mapping[str, float] = attempt.input_artifact(f"evaluation:{index}").manifest.metrics
         if part.metric not in metrics:
-            raise SelectError(f"the evaluation of '{name}' has no metric '{part.metric}'; it has {', '.join(sorted(metrics))}")
+            raise SelectError(
+                f"the evaluation of '{name}' has no metric '{part.metric}'; it has"
+                f" {', '.join(sorted(metrics))}"
+            )
         return float(metrics[part.metric])
     read = job.inputs[f"checkpoint:{index}"]
     assert read.path is not None and read.step is not None, "the launcher gives folder and step"
     loss = Artifact(attempt.store, read.path).checkpoint(read.step).validation_loss(part.metric)
     if loss is None:
         raise SelectError(
-            f"'{name}' has no {part.metric} at step {read.step}; let validation.interval divide the last step, or select by an evaluation"
+            f"'{name}' has no {part.metric} at step {read.step}; let validation.interval divide the last"
+            " step, or select by an evaluation"
         )
     return loss

@@ -1,8 +1,8 @@
 """Forks stages from a process with their imports: `python -m apertus_model.stages.server`.
 
-Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings three file descriptors:
-standard input and output of a stage, and a channel. The fork reads what to run from the
-channel; the server answers with the stage's process id and, at its end, with its exit code.
+Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings three file
+descriptors: standard input and output of a stage, and a channel. The fork reads what to run from the channel;
+the server answers with the stage's process id and, at its end, with its exit code.
 
 Invariants: signals that end a run do not end the server, which must report how its stages ended; nothing is
 computed here, so no thread of a library runs when it forks; the server holds no end of a stage's pipes after
@@ -33,7 +33,11 @@ STAGES = "apertus_model.stages"
 PRELOADED = (  # one import between two checks of the socket, so that a request waits for at most one
     *(f"{STAGES}.{name}" for name in ("tokenizer", "corpus", "mixture", "conversations")),
     *("torch", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "datasets"),
-    *("apertus_model.device", f"{STAGES}.train", f"{STAGES}.evaluate", f"{STAGES}.completions", f"{STAGES}.export"),
+    "apertus_model.device",
+    f"{STAGES}.train",
+    f"{STAGES}.evaluate",
+    f"{STAGES}.completions",
+    f"{STAGES}.export",
 )
 LAUNCHER = 0  # the file descriptor of the launcher's socket
 
@@ -42,7 +46,7 @@ LAUNCHER = 0  # the file descriptor of the launcher's socket
 class Server:
     """Waits for requests and for the ends of its children."""
 
-    handlers: dict[signal.Signals, Any]  # of the signals that only the children handle
+    handlers: dict[signal.Signals, Any]  # for the signals that only the children handle
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     imports: deque[str] = field(default_factory=lambda: deque(PRELOADED))
     channels: dict[int, tuple[int, socket.socket]] = field(

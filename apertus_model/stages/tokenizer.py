@@ -43,7 +43,10 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         specials = _special_tokens(folder, part.path)
         tokenizer = _load(folder / "tokenizer.json", part.path)
         if unknown := [token for token in specials.values() if tokenizer.token_to_id(token) is None]:
-            raise SourceError(f"the tokenizer folder {part.path} states {', '.join(unknown)}, which its tokenizer.json does not have")
+            raise SourceError(
+                f"the tokenizer folder {part.path} states {', '.join(unknown)}, which its tokenizer.json does"
+                " not have"
+            )
     else:
         texts = [list(_texts(source, part.bytes_per_source)) for source in part.sources]
         progress.update(0, 1, "tokenizers")
@@ -58,9 +61,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     size = 1 + max(tokenizer.get_vocab().values())  # not their number: ids may have gaps
     if size > part.vocab_size:
         least = -(-size // 128) * 128
-        raise SourceError(f"the tokenizer has ids up to {size - 1}, too many for vocab_size {part.vocab_size}. Fix: vocab_size: {least}")
+        raise SourceError(
+            f"the tokenizer has ids up to {size - 1}, too many for vocab_size {part.vocab_size}. Fix:"
+            f" vocab_size: {least}"
+        )
     chat = tokenizer.token_to_id(END_OF_TURN) is not None
-    if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(folder):
+    if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(
+        folder
+    ):
         (folder / "chat_template.jinja").write_text(template_source(), encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
@@ -68,13 +76,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     facts: dict[str, Any] = {"vocab_size": part.vocab_size}
     for role, token in specials.items():
         facts |= {f"{role}_token": token, f"{role}_id": tokenizer.token_to_id(token)}
-    facts |= {"end_of_turn_token": END_OF_TURN if chat else None, "end_of_turn_id": tokenizer.token_to_id(END_OF_TURN)}
+    facts |= {
+        "end_of_turn_token": END_OF_TURN if chat else None,
+        "end_of_turn_id": tokenizer.token_to_id(END_OF_TURN),
+    }
     progress.update(1, 1, "tokenizers")
     attempt.commit(metrics={"vocab_size": part.vocab_size, "tokens": size, **metrics}, facts=facts)
 
 
 def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
-    """Documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is none."""
+    """Documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is
+    none."""
     fs, root = open_source(source)
     left, documents = limit, 0
     for file in list_source(source).files:
@@ -89,7 +101,10 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
             if left <= 0 or documents == source.limit:
                 return
     if not documents:
-        raise SourceError(f"there is no document in the files of {source.url}. Fix: its format ({source.format}) or its globs")
+        raise SourceError(
+            f"there is no document in the files of {source.url}. Fix: its format ({source.format}) or its"
+            " globs"
+        )
 
 
 def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
@@ -99,16 +114,21 @@ def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
 
 
 def _import(url: str, workdir: Path) -> Path:
-    """Copies the files of a tokenizer folder. SourceError when the folder cannot be read or has no tokenizer.json."""
+    """Copies the files of a tokenizer folder. SourceError when the folder cannot be read or has no
+    tokenizer.json."""
     try:
         fs, root = fsspec.core.url_to_fs(resolve_url(url))
         for name in TOKENIZER_FILES:
             if fs.exists(f"{root.rstrip('/')}/{name}"):
                 fs.get_file(f"{root.rstrip('/')}/{name}", str(workdir / name))
     except (OSError, ValueError, ImportError) as error:
-        raise SourceError(f"cannot read the tokenizer folder {url}: {type(error).__name__}: {error}") from error
+        raise SourceError(
+            f"cannot read the tokenizer folder {url}: {type(error).__name__}: {error}"
+        ) from error
     if not (workdir / "tokenizer.json").exists():
-        raise SourceError(f"the tokenizer folder {url} has no tokenizer.json (a fast tokenizer of Hugging Face)")
+        raise SourceError(
+            f"the tokenizer folder {url} has no tokenizer.json (a fast tokenizer of Hugging Face)"
+        )
     return workdir
 
 
@@ -132,11 +152,14 @@ def _stated(file: Path, url: str = "") -> dict[str, Any]:
 
 def _has_chat_template(folder: Path) -> bool:
     """Whether a tokenizer folder states a chat template: as a file, or in its config."""
-    return (folder / "chat_template.jinja").exists() or bool(_stated(folder / "tokenizer_config.json").get("chat_template"))
+    return (folder / "chat_template.jinja").exists() or bool(
+        _stated(folder / "tokenizer_config.json").get("chat_template")
+    )
 
 
 def _special_tokens(folder: Path, url: str) -> dict[str, str]:
-    """Begin, end and padding token of an imported folder; padding is optional there. SourceError when begin or end is not stated."""
+    """Begin, end and padding token of an imported folder; padding is optional there. SourceError when
+    begin or end is not stated."""
     stated: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         stated |= _stated(folder / name, url)
@@ -147,5 +170,8 @@ def _special_tokens(folder: Path, url: str) -> dict[str, str]:
         if isinstance(text, str):
             found[role] = text
         elif role != "pad":
-            raise SourceError(f"the tokenizer folder {url} states no {role}_token. Fix: name it in its tokenizer_config.json")
+            raise SourceError(
+                f"the tokenizer folder {url} states no {role}_token. Fix: name it in its"
+                " tokenizer_config.json"
+            )
     return found

@@ -38,7 +38,6 @@ from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
 from specs.job import Job
-from specs.launch import Launch
 from specs.stages.dpo import DpoSegment
 from specs.stages.qrpo import QrpoSegment
 from specs.stages.sft import SftSegment
@@ -47,21 +46,25 @@ from specs.stages.training import Segment
 logger = logging.getLogger(__name__)
 
 Facts = dict[str, Any]
-"""What the marker of a checkpoint states about it: `SegmentCheckpoints.prepare_commit` lists it."""
+"""The facts in the marker of a checkpoint; `SegmentCheckpoints.prepare_commit` lists them."""
 
 # The other kinds train on a mixture.
 SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}
-STOP = "stop-"  # prefix of the units that store the event at which an attempt stopped: no checkpoint follows it
-NOT_A_FACT = ("step", "tokens", "tokens_per_second", "time")  # columns of a row that a checkpoint states otherwise, or not
-RESUMED_METRICS = ("loss", "grad_norm", "lr", "masked_share")  # facts that stand in for the row of a step before the first one
-NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")  # facts that the manifest states elsewhere, or not
+# prefix of the units that store the event at which an attempt stopped, since no checkpoint follows it
+STOP = "stop-"
+# columns of a row that are not copied into the facts of a checkpoint
+NOT_A_FACT = ("step", "tokens", "tokens_per_second", "time")
+# facts of the resumed checkpoint that replace the last row until the first step is done
+RESUMED_METRICS = ("loss", "grad_norm", "lr", "masked_share")
+# facts that are not copied into the metrics of the manifest
+NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Trains the segment to its end, or until a stop is requested, which leaves a checkpoint and no
     manifest."""
     segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
-    launch = Launch.model_validate(job.launch)
+    launch = job.launch
     if launch.stop_before_end is not None:
         stop.before_end(launch.stop_before_end.seconds)
     hang_seconds = launch.hang_timeout.seconds if launch.hang_timeout else None
@@ -73,7 +76,15 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             watch.close()
 
 
-def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, segment: Segment, watch: HangWatch, world_size: int) -> None:
+def _train(
+    job: Job,
+    attempt: Attempt,
+    progress: Progress,
+    stop: StopSignal,
+    segment: Segment,
+    watch: HangWatch,
+    world_size: int,
+) -> None:
     watch.heartbeat(SLOW_FACTOR)
     first_rank = os.environ["RANK"] == "0"
     data = open_data(attempt.store, job.inputs, segment)
@@ -88,12 +99,16 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
         )
     anomalies: AnomalyState = facts.get("anomalies", {})
     recorder = SegmentRecorder(attempt, progress, segment, tracker, resumed=facts)
-    if first_rank and (stops := [event for event in _stop_events(attempt) if event not in anomalies.get("events", [])]):
+    if first_rank and (
+        stops := [event for event in _stop_events(attempt) if event not in anomalies.get("events", [])]
+    ):
         recorder.rows += map(recorder.row_of_event, stops)
         anomalies = {**anomalies, "events": [*anomalies.get("events", []), *stops]}
         facts = facts | {"anomalies": anomalies}
     passes = attempt.input_checkpoint("parent").facts["passes"] if "parent" in job.inputs else {}
-    checkpoints = SegmentCheckpoints(attempt, progress, segment, data, recorder, resumed=facts, passes_before=passes)
+    checkpoints = SegmentCheckpoints(
+        attempt, progress, segment, data, recorder, resumed=facts, passes_before=passes
+    )
     lifecycle = Lifecycle(
         begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
         source=starting_point(job, segment, attempt),
@@ -115,7 +130,10 @@ def _train(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal, seg
         attempt.commit(
             step=segment.end_step,
             metrics={name: fact for name, fact in last.items() if name not in NOT_METRICS},
-            facts={"checkpoints": last["checkpoints"], "anomalies": last.get("anomalies", {}).get("events", [])},
+            facts={
+                "checkpoints": last["checkpoints"],
+                "anomalies": last.get("anomalies", {}).get("events", []),
+            },
         )
 
 
@@ -131,16 +149,19 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
         return None
     parent = attempt.input_checkpoint("parent")
     continues = segment.start_step > 0
-    return Source(parent, parent.step, optimizer=continues or "optimizer" in segment.carry, new_adapters=not continues)
+    return Source(
+        parent, parent.step, optimizer=continues or "optimizer" in segment.carry, new_adapters=not continues
+    )
 
 
 class SegmentRecorder:
-    """Passes what the trainer reports on to the launcher and the tracker, and keeps it for the next
-    checkpoint.
+    """Forwards the trainer's reports to the launcher and the tracker, and keeps them for the next checkpoint.
 
-    Only rank 0 keeps anything. `resumed`: facts of the checkpoint that the attempt resumes from."""
+    Only rank 0 keeps reports. `resumed`: facts of the checkpoint that the attempt resumes from."""
 
-    def __init__(self, attempt: Attempt, progress: Progress, segment: Segment, tracker: Tracker, resumed: Facts) -> None:
+    def __init__(
+        self, attempt: Attempt, progress: Progress, segment: Segment, tracker: Tracker, resumed: Facts
+    ) -> None:
         self._attempt = attempt
         self._tracker = tracker
         self._progress = progress
@@ -183,11 +204,11 @@ class SegmentRecorder:
                 self._attempt.commit_unit(f"{STOP}{event.step:08d}", data=asdict(event))
 
     def row_of_event(self, event: StoredEvent) -> dict[str, Any]:
-        """The row of the history that an anomaly is."""
+        """An anomaly as a row of the history."""
         return {"step": event["step"], "tokens": self._segment.tokens_at(event["step"]), "anomaly": event}
 
     def facts(self) -> Facts:
-        """What a checkpoint states of the last step and the last held-out losses."""
+        """The facts of a checkpoint about the last step and the last held-out losses."""
         return {
             **{name: value for name, value in self._last.items() if name not in NOT_A_FACT},
             "tokens_per_second": round(_median(self._speeds), 1) if self._speeds else 0.0,
@@ -225,7 +246,7 @@ class SegmentCheckpoints:
         """
         Args:
             resumed: facts of the checkpoint that the attempt resumes from.
-            passes_before: passes over everything that the parent was trained on, by fingerprint.
+            passes_before: passes over each corpus in the parent's training, by the corpus's fingerprint.
         """
         self._attempt = attempt
         self._progress = progress
@@ -263,19 +284,30 @@ class SegmentCheckpoints:
         return lambda saved: self._commit(saved, facts, rows)
 
     def _commit(self, saved: Saved, facts: Facts, rows: list[dict[str, Any]]) -> None:
-        """Every rank has written its part. Runs in the thread of the upload."""
+        """Commits a checkpoint that every rank has written. Runs in the thread that uploads."""
         attempt, spec = self._attempt, self._segment.checkpoint
-        cost = {"stall_seconds": saved.stall_seconds, "upload_seconds": saved.upload_seconds, "bytes": saved.bytes}
-        for row in [*rows, {"step": saved.step, "checkpoint": {name: round(value, 4) for name, value in cost.items()}}]:
+        cost = {
+            "stall_seconds": saved.stall_seconds,
+            "upload_seconds": saved.upload_seconds,
+            "bytes": saved.bytes,
+        }
+        for row in [
+            *rows,
+            {"step": saved.step, "checkpoint": {name: round(value, 4) for name, value in cost.items()}},
+        ]:
             attempt.add_metrics(row)
         before = self.facts.get("checkpoints", {})
-        totals = {name: round(before.get(name, 0) + value, 4) for name, value in {"number": 1, **cost}.items()}
-        self._best.add(attempt.commit_checkpoint(saved.step, facts | {"checkpoints": totals}, files=saved.files))
+        totals = {
+            name: round(before.get(name, 0) + value, 4) for name, value in {"number": 1, **cost}.items()
+        }
+        self._best.add(
+            attempt.commit_checkpoint(saved.step, facts | {"checkpoints": totals}, files=saved.files)
+        )
         self.facts = facts | {"checkpoints": totals}
         loss = f", loss {facts['loss']:.4f}" if "loss" in facts else ""
         self._progress.log(
-            f"step {saved.step}: checkpoint committed{loss}; training stood still for {saved.stall_seconds:.2f} s, "
-            f"{saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
+            f"step {saved.step}: checkpoint committed{loss}; training waited {saved.stall_seconds:.2f} s,"
+            f" {saved.bytes / 1e6:.1f} MB were written in {saved.upload_seconds:.2f} s"
         )
         with _storage_errors_logged(f"step {saved.step}: older checkpoints stay until the next commit"):
             best = self._best.steps(attempt.artifact)
@@ -288,7 +320,8 @@ class SegmentCheckpoints:
             )
 
     def _passes(self, samples: int) -> dict[str, float]:
-        """Passes over each source since the weights were new, which memorisation is compared with."""
+        """Passes over each corpus, by fingerprint, since the weights were new. Memorisation is reported for
+        them."""
         data, passes = self._data, dict(self._passes_before)
         begin, end = data.samples.epochs(self._segment.sample_offset), data.samples.epochs(samples)
         for corpus, before, after in zip(data.fingerprints, begin, end, strict=True):
@@ -308,10 +341,12 @@ class BestCheckpoints:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Notes the losses of a committed checkpoint."""
-        self._losses[checkpoint.step] = {metric: checkpoint.validation_loss(metric) for metric in self._metrics}
+        self._losses[checkpoint.step] = {
+            metric: checkpoint.validation_loss(metric) for metric in self._metrics
+        }
 
     def steps(self, artifact: Artifact) -> set[int]:
-        """Steps of the best checkpoints; of equal ones the first."""
+        """Steps of the best checkpoints; the first of equal ones."""
         committed = sorted(artifact.checkpoint_steps()) if self._metrics else []
         for step in committed:
             if step in self._losses:

@@ -48,8 +48,8 @@ class CountedSamples(Protocol):
 class TrainingData(Protocol):
     """The data of a segment."""
 
-    samples: CountedSamples  # to train on
-    heldout: dict[str, Sequence[SampleLike]]  # sequences by source
+    samples: CountedSamples  # the training samples
+    heldout: dict[str, Sequence[SampleLike]]  # held-out sequences, by source
     names: list[str]  # of the sources, in the order of `samples.epochs`
     fingerprints: list[str]  # of the sources, in the same order
     identity: dict[str, Any]  # JSON values that determine the samples
@@ -99,7 +99,8 @@ class MixtureData:
         self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
         packed = [
-            Artifact(store, inputs[f"packed:{index}"].path or "") for index in range(len(corpora) if segment.packing == "best-fit" else 0)
+            Artifact.of_input(store, inputs[f"packed:{index}"])
+            for index in range(len(corpora) if segment.packing == "best-fit" else 0)
         ]
         samples = MixtureSamples.open(
             recipe,
@@ -107,7 +108,10 @@ class MixtureData:
             sequence_length=segment.sequence_length,
             goldfish=segment.goldfish,
             packed=[packed_tables(artifact) for artifact in packed] or None,
-            excluded=[(_recipe(store, inputs[f"excluded:{index}"]), drawn) for index, drawn in enumerate(segment.excluded)],
+            excluded=[
+                (_recipe(store, inputs[f"excluded:{index}"]), drawn)
+                for index, drawn in enumerate(segment.excluded)
+            ],
         )
         self.samples: CountedSamples = samples
         self.identity: dict[str, Any] = {
@@ -139,7 +143,7 @@ class MixtureData:
 
 
 def _recipe(store: Store, mixture: InputRef) -> dict[str, Any]:
-    recipe: dict[str, Any] = Artifact(store, mixture.path or "").json("recipe.json")
+    recipe: dict[str, Any] = Artifact.of_input(store, mixture).json("recipe.json")
     return recipe
 
 
@@ -152,7 +156,7 @@ class ConversationData:
         from apertus_model.data.conversations import ConversationShards
 
         sources = [inputs[f"conversations:{index}"] for index in range(len(segment.repeats))]
-        artifacts = [Artifact(store, source.path or "") for source in sources]
+        artifacts = [Artifact.of_input(store, source) for source in sources]
         pad_id = artifacts[0].manifest.facts["pad_id"]
         self.fingerprints = [source.fingerprint for source in sources]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
@@ -196,7 +200,8 @@ class PreferenceData:
         from apertus_model.data.preference_samples import PreferenceSamples
 
         pairs = inputs["pairs"]
-        artifact, reference = Artifact(store, pairs.path or ""), Artifact(store, inputs["log_probabilities"].path or "")
+        artifact = Artifact.of_input(store, pairs)
+        reference = Artifact.of_input(store, inputs["log_probabilities"])
         self.fingerprints = [pairs.fingerprint]
         self.names = segment.source_names or ["pairs"]
         self.samples: CountedSamples = PreferenceSamples.open(
@@ -209,7 +214,9 @@ class PreferenceData:
         self.identity: dict[str, Any] = {
             "sequence_length": segment.sequence_length,
             "seed": segment.data_seed,
-            "sources": {pairs.fingerprint: {"content": _content(artifact), "log_probabilities": _content(reference)}},
+            "sources": {
+                pairs.fingerprint: {"content": _content(artifact), "log_probabilities": _content(reference)}
+            },
         }
         self.heldout: dict[str, Sequence[SampleLike]] = {}
 

@@ -20,7 +20,7 @@ from specs.errors import StageError
 
 
 class AnomalyError(StageError):
-    """A loss or gradient norm at which the policy says to stop: another attempt would meet it again."""
+    """A loss or gradient norm at which the policy stops training. Another attempt would meet it again."""
 
 
 Quantity = Literal["loss", "grad_norm"]
@@ -35,15 +35,19 @@ class Event:
     quantity: Quantity  # the one that was anomalous
     loss: float | None  # None: it was not finite
     grad_norm: float | None  # None: it was not finite
-    limit: float | None  # that the value exceeded; None: it was not finite
+    limit: float | None  # the limit that the value exceeded; None: the value was not finite
     action: Action
-    to: int | None = None  # of a rollback: the step whose weights and optimizer state came back
+    to: int | None = None  # the step whose weights and optimizer state a rollback restored
 
     @property
     def text(self) -> str:
         value = self.loss if self.quantity == "loss" else self.grad_norm
         name = self.quantity.replace("_", " ")
-        found = f"the {name} is not finite" if self.limit is None else f"the {name} of {value:.4g} spikes above {self.limit:.4g}"
+        found = (
+            f"the {name} is not finite"
+            if self.limit is None
+            else f"the {name} of {value:.4g} spikes above {self.limit:.4g}"
+        )
         consequence = {
             "skip": "the step is skipped",
             "rollback": f"weights and optimizer go back to step {self.to}",
@@ -57,16 +61,16 @@ StoredEvent = dict[str, Any]
 
 
 class AnomalyState(TypedDict, total=False):
-    """What a checkpoint stores of the detector. Empty lists are left out."""
+    """The state of the detector, as a checkpoint stores it. Empty lists are left out."""
 
-    events: list[StoredEvent]  # of the segment so far
+    events: list[StoredEvent]  # all events of the segment so far
     loss: list[float]  # of the last accepted steps
     grad_norm: list[float]  # of the last accepted steps
 
 
 class AnomalyDetector:
-    """Checks the steps of a segment that begins after step `begin`. `state`: of the checkpoint that is
-    resumed from."""
+    """Checks the steps of a segment that begins after step `begin`. `state` comes from the checkpoint that
+    training resumes from."""
 
     def __init__(self, policy: Anomalies, begin: int, state: AnomalyState | None = None) -> None:
         self.policy = policy
@@ -77,9 +81,10 @@ class AnomalyDetector:
         self._accepted = {name: deque(values, policy.window) for name, values in accepted.items()}
 
     def check(self, step: int, loss: float, grad_norm: float) -> Event | None:
-        """The anomaly of a step that is not to be taken; None for one that is.
+        """The anomaly because of which a step must not be taken; None when it may be taken.
 
         Args:
+            step: number of the step.
             loss: of the whole step, in nats.
             grad_norm: of the whole gradient, before clipping.
         """
@@ -104,7 +109,14 @@ class AnomalyDetector:
         mean = statistics.fmean(values)
         return mean + self.policy.spike_threshold * statistics.pstdev(values, mean)
 
-    def _event(self, step: int, quantity: Quantity, measured: Mapping[Quantity, float], limit: float | None, action: Action) -> Event:
+    def _event(
+        self,
+        step: int,
+        quantity: Quantity,
+        measured: Mapping[Quantity, float],
+        limit: float | None,
+        action: Action,
+    ) -> Event:
         back = self.policy.rollback_step(step, self.begin) if action == "rollback" else None
         if action == "rollback" and back is None:
             action = "skip"
@@ -117,20 +129,24 @@ class AnomalyDetector:
 
     @property
     def _not_taken(self) -> int:
-        """Steps that were skipped or rolled back. One that stopped an attempt was repeated by the next."""
+        """Number of steps that were skipped or rolled back. A step that stopped an attempt does not count,
+        since the next attempt repeated it."""
         return sum(event["action"] != "stop" for event in self.events)
 
     def error(self, event: Event) -> AnomalyError:
         """The error that ends training."""
         if self._not_taken >= max(1, self.policy.max_events):
-            fix = f"; {self._not_taken} steps of this segment were passed over before, anomalies.max_events allows no more"
+            fix = (
+                f"; {self._not_taken} steps of this segment were skipped or rolled back before, and"
+                " anomalies.max_events allows no more"
+            )
         else:
             field = "nonfinite" if event.limit is None else "spike"
-            fix = f"; lower the learning rate, or let such steps be passed over (anomalies.{field}: skip or rollback)"
+            fix = f"; lower the learning rate, or state anomalies.{field}: skip or rollback"
         return AnomalyError(event.text + fix)
 
     def state(self) -> AnomalyState:
-        """What a checkpoint stores: the events so far, and the values that the next ones are compared
+        """The state to store in a checkpoint: the events so far, and the values that later ones are compared
         with."""
         state: AnomalyState = {"events": list(self.events)} if self.events else {}
         if loss := self._accepted["loss"]:

@@ -1,9 +1,9 @@
-"""Weighted averages of checkpoints, tensor by tensor, each rank with its rows of each.
+"""Weighted averages of checkpoints, computed tensor by tensor; each rank has some rows of every tensor.
 
 Invariants:
-- The result has the same bits for any number of processes: every element is summed by itself, in float64, in
-  the order of the inputs, with weights that add up to one in float64, and rounded once to float32.
-- A rank holds its part of the result, and of one tensor at a time of one parent beside it.
+- The result has the same bits for any number of processes. Each element is summed on its own, in float64 and
+  in the order of the inputs, with weights divided by their sum, and rounded once to float32.
+- A rank holds its rows of the result and, while it computes, its rows of one tensor of one checkpoint.
 """
 
 import math
@@ -37,23 +37,25 @@ def average_checkpoints(
     scratch: str,
     on_tensor: Callable[[int, int], None],
 ) -> None:
-    """Writes the average of the weights of checkpoints, without optimizer states. Collective; starts the
-    process group.
+    """Writes a checkpoint with the averaged weights of several checkpoints, without optimizer states.
+    Collective; starts the process group.
 
     Args:
-        spec: dimensions of the model, which all checkpoints have.
-        checkpoints: committed ones, or local folders of such as no marker names.
+        spec: dimensions of the model; all checkpoints must have them.
+        checkpoints: committed checkpoints, or local folders of uncommitted ones.
         weights: one per checkpoint, not negative; only their ratios matter.
-        writer: of the result; it has the records of all files afterwards, on rank 0.
-        step: that the new checkpoint is of.
-        scratch: local folder for torch's traces of a collective that hangs.
+        writer: writes the new checkpoint; afterwards rank 0's has the records of all files.
+        step: the step of the new checkpoint.
+        scratch: local folder where torch stores the traces of a collective that hangs.
         on_tensor: called with (done, total) after each tensor.
 
     Raises:
-        CheckpointError: a checkpoint lacks a tensor, or has one of another shape.
+        CheckpointError: a checkpoint lacks a tensor, or its tensor has another shape.
         StorageError: the result cannot be written.
     """
-    dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
+    dist_utils.init_distributed(
+        CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
+    )
     mesh = init_device_mesh(get_local_device().type, (dist.get_world_size(),))
     with torch.device("meta"):
         model = model_config(spec, sequence_length=1, attention="sdpa").build()
@@ -67,17 +69,25 @@ def average_checkpoints(
 
 
 @torch.no_grad()
-def average(name: str, shape: torch.Size, checkpoints: Sequence[Checkpoint | str], weights: Sequence[float], mesh: DeviceMesh) -> DTensor:
-    """sum_i w_i W_i / sum_i w_i of one tensor: float32, its rows spread over the ranks. Collective.
+def average(
+    name: str,
+    shape: torch.Size,
+    checkpoints: Sequence[Checkpoint | str],
+    weights: Sequence[float],
+    mesh: DeviceMesh,
+) -> DTensor:
+    """sum_i w_i W_i / sum_i w_i for one tensor W, in float32, with its rows divided among the ranks.
+    Collective.
 
     Args:
-        name, shape: of the tensor.
+        name: name of the tensor.
+        shape: shape of the whole tensor.
         checkpoints: as for `average_checkpoints`.
         weights: one per checkpoint, not negative; only their ratios matter.
-        mesh: all ranks.
+        mesh: one-dimensional mesh of all ranks.
 
     Raises:
-        CheckpointError: a checkpoint has no such tensor, or one of another shape.
+        CheckpointError: a checkpoint lacks the tensor, or its tensor has another shape.
     """
     result = empty_dtensor(shape, dtype=torch.float32, device_mesh=mesh, placements=[Shard(0)])
     own = result.to_local()

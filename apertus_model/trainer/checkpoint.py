@@ -1,21 +1,21 @@
 """Saves and loads the training state. The store decides what is a checkpoint.
 
-torchtitan's own manager finds the checkpoint to load by itself, prefers what lies in the output folder to
-what was asked for, drops the optimizer from the last checkpoint and deletes old ones in a thread. This one
+torchtitan's own manager chooses the checkpoint to load by itself, prefers one in the output folder to the
+requested one, leaves the optimizer out of the last checkpoint, and deletes old ones in a thread. This one
 implements torchtitan's contract (`BaseCheckpointManager`) and does none of that: it loads the one checkpoint
 it was given, saves everything each time, and hands a complete folder to the store, which commits and prunes.
 
-A save copies the state to host memory, for which training stands still, and writes the copy in a thread, with
-a process group of its own.
+A save copies the state to host memory while training waits. A thread with its own process group then writes
+the copy.
 
 Invariants:
 - A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay,
   betas and the position in the data come from the spec and the step, never from a checkpoint.
-- A folder is committed only when every rank has written its part. At most one save is in progress: the next one
-  waits for it.
-- A save that fails is an error of the run, at the next step at the latest; nothing ends before the last one
+- A folder is committed only when every rank has written its part. At most one save is in progress: the next
+  one waits for it.
+- A failed save ends the run with an error, at the next step at the latest. No run ends before its last save
   is committed.
-- All readers of weights use `load_tensors`, so that none takes the base of an adapted model for the model.
+- All readers of weights use `load_tensors`, so none of them leaves out the adapters of a model.
 """
 
 import logging
@@ -43,7 +43,7 @@ from infra.store import Checkpoint
 logger = logging.getLogger(__name__)
 
 STEP = "progress.step"
-# Of the collectives of a save, in which ranks wait for the slowest. `HangWatch` watches training.
+# For the collectives of a save, in which ranks wait for the slowest one. `HangWatch` watches training.
 UPLOAD_TIMEOUT = timedelta(days=1)
 
 
@@ -53,24 +53,24 @@ class UploadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """What to load."""
+    """A checkpoint to load, and how."""
 
-    checkpoint: Checkpoint | str  # a committed one, or the local folder of one that no marker names
-    step: int  # that the checkpoint must be of
+    checkpoint: Checkpoint | str  # a committed checkpoint, or the local folder of an uncommitted one
+    step: int  # the step that the checkpoint must be of
     optimizer: bool  # whether to load the optimizer's state too
-    # True: adapters of the checkpoint become part of the weights, and those of the model, if any, keep their
+    # True: the stored adapters become part of the weights, and the model's own adapters, if any, keep their
     # initial values. False: the model continues with the stored adapters.
     new_adapters: bool = False
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The files of a checkpoint, when all ranks have written theirs."""
+    """A checkpoint that all ranks have written."""
 
     step: int
     files: Records
-    stall_seconds: float  # that training stood still, on rank 0
-    upload_seconds: float  # that writing took
+    stall_seconds: float  # how long training waited for the copy, on rank 0
+    upload_seconds: float  # how long writing took
 
     @property
     def bytes(self) -> int:
@@ -84,18 +84,18 @@ class CheckpointStorage(Protocol):
     """Where the checkpoints of a run go."""
 
     def writer(self, step: int) -> CheckpointWriter:
-        """A writer of the files of the checkpoint of a step."""
+        """The writer of a step's checkpoint."""
 
     def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
-        """Called on rank 0 when the state of a step is copied, with that of the anomaly detector. Notes
-        what is known then. What it returns makes the files a checkpoint, and is called from a thread when all
-        ranks have written."""
+        """Called on rank 0 when the state of a step is copied. Collects the facts that are known then,
+        including the state of the anomaly detector. The function that it returns commits the checkpoint; a
+        thread calls it when all ranks have written."""
 
     def committed(self, step: int) -> Checkpoint | str:
         """The committed checkpoint of a step of this run."""
 
     def timed(self) -> AbstractContextManager[None]:
-        """Surrounds what training waits for."""
+        """Measures work that training waits for."""
 
 
 class StoreCheckpoints(BaseCheckpointManager):
@@ -107,7 +107,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         source: Source | None = None  # to begin from; None: initial weights
         due: Callable[[int], bool]  # whether a checkpoint of this step is due
 
-    anomalies: Callable[[], AnomalyState] = AnomalyState  # what a checkpoint stores of them; set by the trainer
+    # the current state of the anomaly detector, for the facts of a checkpoint; set by the trainer
+    anomalies: Callable[[], AnomalyState] = AnomalyState
 
     def __init__(
         self,
@@ -127,19 +128,25 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
     def _state(self, *, step: int, optimizer: bool) -> dict[str, torch.Tensor]:
-        """Every tensor by its stored name. They are the tensors in use: loading writes into them."""
+        """Every tensor by its stored name. They are the tensors in use: loading writes into them.
+
+        Optimizer states are named after their parameters, not numbered, so the names of two pipeline stages
+        never collide and a checkpoint can be loaded in any layout.
+        """
         state: dict[str, torch.Tensor] = dict(self._states[MODEL].state_dict())
         state[STEP] = torch.tensor(step, dtype=torch.int64)
         if optimizer:
-            state |= {f"{OPTIMIZER}.{name}": value for name, value in self._states[OPTIMIZER].state_dict().items()}
+            state |= {
+                f"{OPTIMIZER}.{name}": value for name, value in self._states[OPTIMIZER].state_dict().items()
+            }
         return state
 
     def _load(self, step: int = -1) -> bool:
-        """Load `Config.source`. `step`, torchtitan's own choice, is ignored.
+        """Loads `Config.source`. `step`, torchtitan's own choice, is ignored.
 
         Raises:
-            CheckpointError: the checkpoint lacks an entry, or is of another step than the store says.
-            DamagedCheckpoint: it is not what was committed.
+            CheckpointError: the checkpoint lacks an entry, or has another step than the store says.
+            DamagedCheckpoint: the checkpoint differs from what was committed.
         """
         if self._config.source is None:
             return False
@@ -147,7 +154,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         return True
 
     def restore(self, step: int) -> None:
-        """Weights and optimizer state become those of a committed checkpoint of this run. Collective.
+        """Resets weights and optimizer state to a committed checkpoint of this run. Collective.
 
         Raises:
             CheckpointError, DamagedCheckpoint: as when loading.
@@ -164,8 +171,9 @@ class StoreCheckpoints(BaseCheckpointManager):
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:
             raise CheckpointError(
-                f"{reader(source.checkpoint).folder.name} holds step {int(state[STEP])}, the store says {source.step}: the folder was "
-                "changed after it was committed; remove the checkpoint from the store"
+                f"{reader(source.checkpoint).folder.name} holds step {int(state[STEP])}, the store says"
+                f" {source.step}: the folder was changed after it was committed; remove the checkpoint from"
+                " the store"
             )
         self._states[MODEL].load_state_dict(state)
         if source.optimizer:
@@ -177,7 +185,7 @@ class StoreCheckpoints(BaseCheckpointManager):
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Begins to save when a checkpoint is due, or with `last_step`. Returns whether it does.
+        """Starts a save when a checkpoint is due, or with `last_step`. Returns whether it did.
 
         Raises:
             UploadError: the previous save failed.
@@ -194,11 +202,20 @@ class StoreCheckpoints(BaseCheckpointManager):
         plan = StagedPlan(state, copies, is_coordinator=chief)
         commit = self._config.storage.prepare_commit(curr_step, self.anomalies()) if chief else None
         self.saved_step = curr_step
-        self.save_future = self._thread.submit(self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin)
+        self.save_future = self._thread.submit(
+            self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin
+        )
         return True
 
-    def _upload(self, step: int, copies: dict[str, torch.Tensor], plan: StagedPlan, commit: Commit | None, stall: float) -> None:
-        """In a thread of every rank: collective over `_group`."""
+    def _upload(
+        self,
+        step: int,
+        copies: dict[str, torch.Tensor],
+        plan: StagedPlan,
+        commit: Commit | None,
+        stall: float,
+    ) -> None:
+        """Writes and commits a checkpoint. Runs in a thread of every rank; collective over `_group`."""
         begin = time.perf_counter()
         writer = self._config.storage.writer(step)
         with raise_cause():
@@ -209,30 +226,38 @@ class StoreCheckpoints(BaseCheckpointManager):
     @property
     def failed(self) -> bool:
         """Whether the save in progress has failed on this rank."""
-        return self.save_future is not None and self.save_future.done() and self.save_future.exception() is not None
+        return (
+            self.save_future is not None
+            and self.save_future.done()
+            and self.save_future.exception() is not None
+        )
 
     def _wait_for_saving(self) -> None:
-        """UploadError when it fails."""
+        """Waits for the save in progress. UploadError when it failed."""
         assert self.save_future is not None
         future, self.save_future = self.save_future, None
         if (error := future.exception()) is not None:
-            raise UploadError(f"the checkpoint of step {self.saved_step} was not stored: {type(error).__name__}: {error}") from error
+            raise UploadError(
+                f"the checkpoint of step {self.saved_step} was not stored: {type(error).__name__}: {error}"
+            ) from error
 
     def _maybe_wait_for_staging(self) -> None:
-        """Staging is over when `_save` returns."""
+        """Nothing to wait for: staging ends before `_save` returns."""
 
     def _close(self) -> None:
         """Waits for the save in progress. Logs its failure, unless it was raised before."""
         self._thread.shutdown(wait=True)
         if self.failed:
             assert self.save_future is not None
-            logger.error("the checkpoint of step %d was not stored: %s", self.saved_step, self.save_future.exception())
+            logger.error(
+                "the checkpoint of step %d was not stored: %s", self.saved_step, self.save_future.exception()
+            )
         self.save_future = None
 
 
 @contextmanager
 def raise_cause() -> Iterator[None]:
-    """Raises the first error of a rank instead of DCP's `CheckpointException`, which is no `Exception`."""
+    """Raises a rank's first error instead of DCP's `CheckpointException`, which is not an `Exception`."""
     try:
         yield
     except CheckpointException as error:
@@ -240,19 +265,19 @@ def raise_cause() -> Iterator[None]:
 
 
 def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -> None:
-    """Read tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
+    """Reads tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
     group exists.
 
     A weight whose adapter (LoRA) is in the checkpoint and not in `state` becomes the sum of both.
 
     Args:
         state: name -> tensor or DTensor to fill.
-        checkpoint: a committed checkpoint of any store, or the local folder of one that no marker names.
+        checkpoint: a committed checkpoint of any store, or the local folder of an uncommitted one.
 
     Raises:
-        DamagedCheckpoint: what is read of a committed checkpoint is not what was committed.
-        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index holds something
-            unexpected; a folder without digests cannot be read.
+        DamagedCheckpoint: the data read differ from what was committed.
+        CheckpointError: a tensor is not in the checkpoint, or has another shape; the index is not valid; a
+            folder without digests cannot be read.
     """
     storage = reader(checkpoint)
     folder = storage.folder
@@ -260,24 +285,29 @@ def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -
     missing = sorted(name for name in state if name not in index)
     if missing:
         raise CheckpointError(
-            f"{folder.name} lacks {len(missing)} of {len(state)} tensors, the first {missing[0]!r}: it belongs to another model "
-            "or optimizer; start from its weights only (leave 'optimizer' out of carry) or use a matching spec"
+            f"{folder.name} lacks {len(missing)} of {len(state)} tensors, the first {missing[0]!r}: it"
+            " belongs to another model or optimizer; start from its weights only (leave 'optimizer' out of"
+            " carry) or use a matching spec"
         )
     for name, tensor in state.items():
         if tuple(index[name].size) != tuple(tensor.shape):
-            raise CheckpointError(f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has {tuple(tensor.shape)}")
+            raise CheckpointError(
+                f"{name!r} has shape {tuple(index[name].size)} in {folder.name}, this model has"
+                f" {tuple(tensor.shape)}"
+            )
     with read_errors(folder), raise_cause():
         dcp.load(state, storage_reader=storage)
     for name in state:
-        parts = [_part(name, part) for part in ADAPTER_PARTS]
+        parts = [_adapter_name(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
             with read_errors(folder), raise_cause():
-                dcp.load(adapter, storage_reader=storage, no_dist=True)  # stages of a pipeline have adapters of their own
+                # without collectives: each pipeline stage has other adapters
+                dcp.load(adapter, storage_reader=storage, no_dist=True)
             merge_adapter(state[name], *adapter.values())
 
 
-def _part(weight: str, part: str) -> str:
-    """Name of a part of the adapter of a weight, `X.weight` -> `X.lora_a.weight`; no tensor's name for what
-    is not a weight."""
+def _adapter_name(weight: str, part: str) -> str:
+    """The stored name of one part of a weight's adapter: `X.weight` -> `X.lora_a.weight`. For a tensor that
+    is not a weight, a name that no tensor has."""
     return f"{weight.removesuffix('weight')}{part}"

@@ -1,13 +1,13 @@
-"""Reading checkpoints (`checkpoint_format`) through DCP, the parts that a rank needs, in the order in which
-they lie, some of them ahead.
+"""Reads checkpoints (`checkpoint_format`) through DCP. A rank reads only the parts that it needs, in file
+order, some of them ahead.
 
 Invariants:
 - Nothing stored in a checkpoint is executed while it is read: it is JSON and bytes of tensors.
-- Every byte of a committed checkpoint that is used was compared with its digest (`infra.store.files.reader`). What
-  differs from what was committed is a `DamagedCheckpoint`; what is no checkpoint is a `CheckpointError`.
-- What is held in memory beside the tensors that are loaded does not grow with the files: the index, the
-  blocks that are read ahead, and a copy of the tensor in hand where it cannot be read into its place (another
-  device or data type, columns of a matrix).
+- Every byte used from a committed checkpoint was compared with its digest (`infra.store.files.reader`). A
+  difference is a `DamagedCheckpoint`; a folder that is no valid checkpoint is a `CheckpointError`.
+- The memory used beside the loaded tensors does not grow with the files: the index, the blocks read ahead,
+  and a copy of the current tensor if it cannot be read in place (another device or data type, or columns of a
+  matrix).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from infra.store.files.reader import FETCH_BYTES, RangeFile, cut, read_ahead
 from infra.store.reading.ranges import LocalFile
 from infra.store.records import DamagedCheckpoint
 
-GAP = 2**20  # bytes between two parts that are read along with them
+GAP = 2**20  # parts at most this many bytes apart are read together, with the bytes between them
 
 
 class CheckpointError(RuntimeError):
@@ -57,7 +57,7 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A folder on this machine that no marker names (yet): its files have no digests."""
+    """A local folder of an uncommitted checkpoint: its files have no digests."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -65,33 +65,39 @@ class LocalFolder:
     def open(self, name: str) -> RangeFile:
         folder = Path(self.name).resolve()
         if (folder / name).resolve().parent != folder:
-            raise CheckpointError(f"'{folder / name}' leads out of the checkpoint through a link: do not use it")
+            raise CheckpointError(
+                f"'{folder / name}' leads out of the checkpoint through a link: do not use it"
+            )
         return LocalFile(folder / name)
 
 
 @contextmanager
 def read_errors(folder: Folder) -> Iterator[None]:
-    """Turns errors while reading a checkpoint into DamagedCheckpoint or CheckpointError; storage errors
-    pass."""
+    """Turns errors while reading a checkpoint into DamagedCheckpoint or CheckpointError. Storage errors stay
+    what they are."""
     try:
         yield
     except (CheckpointError, DamagedCheckpoint):
         raise
     except DamagedError as error:
-        raise (folder.damaged(error) if isinstance(folder, Checkpoint) else CheckpointError(str(error))) from error
+        raise (
+            folder.damaged(error) if isinstance(folder, Checkpoint) else CheckpointError(str(error))
+        ) from error
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder.name} is not complete: {error}; remove the checkpoint from the store") from error
+        raise CheckpointError(
+            f"{folder.name} is not complete: {error}; remove the checkpoint from the store"
+        ) from error
     except OSError:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{folder.name} is damaged ({type(error).__name__}: {error}): a file was truncated or altered after it was written; "
-            "remove the checkpoint from the store, and the one before it is used"
+            f"{folder.name} is damaged ({type(error).__name__}: {error}): a file was truncated or altered"
+            " after it was written; remove the checkpoint from the store: the one before it is then used"
         ) from error
 
 
 def metadata_of(index: Index) -> Metadata:
-    """An index as DCP knows it; `storage_data` is the file of each part."""
+    """An index as DCP's metadata, with the file of each part as `storage_data`."""
     tensors = {
         name: TensorStorageMetadata(
             TensorProperties(DTYPES[stored.dtype]),
@@ -100,18 +106,22 @@ def metadata_of(index: Index) -> Metadata:
         )
         for name, stored in index.tensors.items()
     }
-    files = {MetadataIndex(name, torch.Size(part.offsets)): part.file for name, stored in index.tensors.items() for part in stored.parts}
+    files = {
+        MetadataIndex(name, torch.Size(part.offsets)): part.file
+        for name, stored in index.tensors.items()
+        for part in stored.parts
+    }
     return Metadata(tensors, storage_data=files, storage_meta=StorageMeta())
 
 
 class CheckpointReader(StorageReader):
-    """What DCP reads a checkpoint with. The index is read once."""
+    """DCP's reader of one checkpoint. It reads the index once."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """One checkpoint is all that it reads."""
+        """Nothing to reset: a reader has one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -127,8 +137,10 @@ class CheckpointReader(StorageReader):
             file = self.folder.open(INDEX)
             return metadata_of(read_index(file.read(0, file.size)))
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """It has the index."""
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to set up: `read_metadata` has read the index."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -140,7 +152,10 @@ class CheckpointReader(StorageReader):
         """Fills the tensors of the plan. The caller surrounds it with `read_errors`."""
         names = sorted({self._index.storage_data[item.storage_index] for item in plan.items})
         files = {name: self.folder.open(name) for name in names}
-        waiting = {name: deque(sorted(parts, key=_Part.order)) for name, parts in self._parts(plan, planner, files).items()}
+        waiting = {
+            name: deque(sorted(parts, key=_Part.order))
+            for name, parts in self._parts(plan, planner, files).items()
+        }
         blocks = [(name, *block) for name, parts in waiting.items() for block in _blocks(parts)]
         contents = read_ahead((files[name], begin, end) for name, begin, end in blocks)
         for (name, begin, end), content in zip(blocks, contents, strict=True):
@@ -155,10 +170,14 @@ class CheckpointReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _parts(self, plan: LoadPlan, planner: LoadPlanner, files: dict[str, RangeFile]) -> dict[str, list[_Part]]:
-        """What is wanted of each file."""
+    def _parts(
+        self, plan: LoadPlan, planner: LoadPlanner, files: dict[str, RangeFile]
+    ) -> dict[str, list[_Part]]:
+        """The parts to read, by file."""
         beginnings = read_ahead(first_read(file) for file in files.values())
-        headers = {name: read_header(files[name], first) for name, first in zip(files, beginnings, strict=True)}
+        headers = {
+            name: read_header(files[name], first) for name, first in zip(files, beginnings, strict=True)
+        }
         parts: dict[str, list[_Part]] = {}
         sizes: dict[str, dict[torch.Size, torch.Size]] = {}
         for item in plan.items:
@@ -167,50 +186,65 @@ class CheckpointReader(StorageReader):
             if name not in sizes:
                 sizes[name] = {chunk.offsets: chunk.sizes for chunk in tensor.chunks}
             if name not in headers[file]:
-                raise ValueError(f"{files[file].name} has no tensor {name!r}, the index says that it has a part of it")
+                raise ValueError(
+                    f"{files[file].name} has no tensor {name!r}, but the index says that it has a part of it"
+                )
             entry, begin = headers[file][name]
             stated = sizes[name][index.offset], tensor.properties.dtype
             if (found := (torch.Size(entry.shape), DTYPES[entry.dtype])) != stated:
-                raise ValueError(f"{files[file].name} has {found} of {name!r}, the index states {stated}")
+                raise ValueError(f"{files[file].name} has {found} of {name!r}, but the index states {stated}")
             if math.prod(item.lengths):
                 parts.setdefault(file, []).append(_Part(item, planner, begin, *stated))
         return parts
 
 
 class _Part:
-    """Rows of what is stored as one tensor, and the place of the model that they, or columns of them, go to.
+    """Rows of one stored tensor, and the part of the model's tensor that they, or some of their columns,
+    fill.
 
     Args:
-        begin: place of the stored tensor in the file.
-        size, dtype: of the stored tensor.
+        item: the rows and columns to read.
+        planner: resolves the part of the model's tensor.
+        begin: position of the stored tensor in the file.
+        size: shape of the stored tensor.
+        dtype: type of the stored tensor.
     """
 
-    def __init__(self, item: ReadItem, planner: LoadPlanner, begin: int, size: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self, item: ReadItem, planner: LoadPlanner, begin: int, size: torch.Size, dtype: torch.dtype
+    ) -> None:
         row = math.prod(size[1:]) * dtype.itemsize
         self._item, self._planner, self._size, self._dtype = item, planner, size, dtype
-        self._rows = range(item.storage_offsets[0], item.storage_offsets[0] + item.lengths[0]) if size else range(1)
+        self._rows = (
+            range(item.storage_offsets[0], item.storage_offsets[0] + item.lengths[0]) if size else range(1)
+        )
         self.start, self.end = begin + self._rows.start * row, begin + self._rows.stop * row
 
     def order(self) -> tuple[int, int]:
-        """By place in the file."""
+        """Sort key: position in the file."""
         return self.start, self.end
 
     def take(self, begin: int, content: bytes) -> None:
-        """Bytes of the file from `begin` on."""
+        """Copies what belongs to this part from `content`, the bytes of the file from `begin` on."""
         low, high = max(begin, self.start), min(begin + len(content), self.end)
         if low < high:
-            self._bytes[low - self.start : high - self.start] = np.frombuffer(content, np.uint8, high - low, low - begin)
+            self._bytes[low - self.start : high - self.start] = np.frombuffer(
+                content, np.uint8, high - low, low - begin
+            )
 
     @cached_property
     def _target(self) -> torch.Tensor:
         target = self._planner.resolve_tensor(self._item).detach()
         if target.size() != self._item.lengths:
-            raise ValueError(f"{self._item.storage_index.fqn!r}: {tuple(self._item.lengths)} do not fit into {tuple(target.size())}")
+            raise ValueError(
+                f"{self._item.storage_index.fqn!r}: {tuple(self._item.lengths)} do not fit into"
+                f" {tuple(target.size())}"
+            )
         return target
 
     @cached_property
     def _stored(self) -> torch.Tensor:
-        """The rows as they are stored: the target itself where nothing is to be converted."""
+        """The rows as they are stored. The target itself when it needs no conversion."""
         size = torch.Size([len(self._rows), *self._size[1:]]) if self._size else self._size
         target = self._target
         if target.is_cpu and target.dtype == self._dtype and target.is_contiguous() and target.size() == size:
@@ -222,18 +256,19 @@ class _Part:
         return self._stored.reshape(-1).view(torch.uint8).numpy()
 
     def finish(self) -> None:
-        """All bytes were taken."""
+        """Called when all bytes were taken: fills the target."""
         if self._stored is not self._target:
             columns = (
-                slice(begin, begin + length) for begin, length in zip(self._item.storage_offsets[1:], self._item.lengths[1:], strict=True)
+                slice(begin, begin + length)
+                for begin, length in zip(self._item.storage_offsets[1:], self._item.lengths[1:], strict=True)
             )
             self._target.copy_(self._stored[slice(None), *columns] if self._size else self._stored)
         self._planner.commit_tensor(self._item, self._target)
 
 
 def _blocks(parts: Iterable[_Part]) -> list[tuple[int, int]]:
-    """What is read of a file, in order: [begin, end) at a time, of at most `FETCH_BYTES`, ending where pieces
-    end."""
+    """The ranges [begin, end) of a file to read, in order. Each has at most `FETCH_BYTES` and ends where a
+    piece ends."""
     merged: list[list[int]] = []
     for begin, end in sorted(part.order() for part in parts):
         if merged and begin <= merged[-1][1] + GAP:
@@ -244,5 +279,5 @@ def _blocks(parts: Iterable[_Part]) -> list[tuple[int, int]]:
 
 
 def reader(place: Checkpoint | str) -> CheckpointReader:
-    """A reader of a committed checkpoint, or of the local folder of one that is not."""
+    """A reader of a committed checkpoint, or of the local folder of an uncommitted one."""
     return CheckpointReader(LocalFolder(place) if isinstance(place, str) else place)

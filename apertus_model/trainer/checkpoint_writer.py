@@ -2,9 +2,9 @@
 
 Invariants:
 - Bounded staging: one host copy of the tensors of a rank, reused from save to save, and no local disk.
-- A file is read by nobody to know its digest: it is computed while the file is written, and goes to rank 0
-  with what DCP gathers anyway.
-- Two saves of equal tensors have equal bytes: neither place nor time is written into a checkpoint.
+- No file is read back for its digest. The digest is computed while the file is written, and sent to rank 0
+  with the results that DCP gathers anyway.
+- Two saves of equal tensors have equal bytes: a checkpoint contains no path and no time.
 """
 
 import json
@@ -20,7 +20,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from apertus_model.trainer.checkpoint_format import DTYPE_NAMES, DTYPES, INDEX, Block, shard_name, write_header
+from apertus_model.trainer.checkpoint_format import (
+    DTYPE_NAMES,
+    DTYPES,
+    INDEX,
+    Block,
+    shard_name,
+    write_header,
+)
 from infra.store import Store
 from infra.store.records import FileRecord
 
@@ -35,8 +42,8 @@ class Staging:
         self._copies: dict[str, torch.Tensor] = {}
 
     def copy(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of what this rank has of each tensor, valid until the next call. Returns when they are
-        complete."""
+        """Copies this rank's part of each tensor. Returns when the copies are complete; they are valid until
+        the next call."""
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
             own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
@@ -51,24 +58,27 @@ class Staging:
 
 
 class StagedPlan(DefaultSavePlanner):
-    """Says what is written by looking at the tensors of the model, once, and takes the content from their
-    copies."""
+    """Plans a save from the tensors of the model, once, and takes the data from their copies."""
 
-    def __init__(self, state: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor], *, is_coordinator: bool) -> None:
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor], *, is_coordinator: bool
+    ) -> None:
         super().__init__(flatten_state_dict=False)
         super().set_up_planner(dict(state), None, is_coordinator)
         self._plan = super().create_local_plan()
         self._copies = copies
-        self.state_dict: dict[str, torch.Tensor] = {}  # the plan is all that is needed of them
+        self.state_dict: dict[str, torch.Tensor] = {}  # the plan is made and needs them no longer
 
-    def set_up_planner(self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False) -> None:
-        """Everything is known."""
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Nothing to set up: the plan is made."""
 
     def create_local_plan(self) -> SavePlan:
         return self._plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        """The content of an item: what this rank has of its tensor."""
+        """The data of an item: this rank's part of its tensor."""
         return self._copies[write_item.index.fqn]
 
 
@@ -76,7 +86,7 @@ class CheckpointWriter(StorageWriter):
     """DCP's writer of the files of `checkpoint_format`, into a folder of the store.
 
     Attributes:
-        records: of the files of all ranks, by name; on rank 0 after the save.
+        records: the records of the files of all ranks, by name; complete on rank 0 after the save.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -84,14 +94,14 @@ class CheckpointWriter(StorageWriter):
         self.records: Records = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """One checkpoint is all that it writes."""
+        """Nothing to reset: a writer has one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The store is open."""
+        """Nothing to set up: the store is open."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -100,13 +110,13 @@ class CheckpointWriter(StorageWriter):
         return [replace(plan, storage_data=shard_name(rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes the file of this rank, tensor by tensor; its record goes along with the results."""
+        """Writes the file of this rank, tensor by tensor, and returns its record with the results."""
         future: Future[list[WriteResult]] = Future()
         if not plan.items:
             future.set_result([])
             return future
         blocks = {item.index.fqn: (item, _block(item)) for item in sorted(plan.items, key=_alignment)}
-        assert len(blocks) == len(plan.items), "a rank has one part of a tensor at most"
+        assert len(blocks) == len(plan.items), "a rank has at most one part of a tensor"
         with self._store.writer(f"{self._folder}/{plan.storage_data}") as stream:
             stream.write(write_header({name: block for name, (_, block) in blocks.items()}))
             for item, _ in blocks.values():
@@ -117,8 +127,10 @@ class CheckpointWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0, when all have written: the index."""
-        places = {written.index: written.storage_data for results_of_rank in results for written in results_of_rank}
+        """Writes the index. Called on rank 0 when all ranks have written."""
+        places = {
+            written.index: written.storage_data for results_of_rank in results for written in results_of_rank
+        }
         for results_of_rank in results:
             for written in results_of_rank:
                 if written.index == _RECORDS:
@@ -128,7 +140,11 @@ class CheckpointWriter(StorageWriter):
                 "dtype": DTYPE_NAMES[stored.properties.dtype],
                 "shape": list(stored.size),
                 "parts": [
-                    {"file": places[MetadataIndex(name, chunk.offsets)], "offsets": list(chunk.offsets), "shape": list(chunk.sizes)}
+                    {
+                        "file": places[MetadataIndex(name, chunk.offsets)],
+                        "offsets": list(chunk.offsets),
+                        "shape": list(chunk.sizes),
+                    }
                     for chunk in stored.chunks
                 ],
             }
@@ -140,14 +156,15 @@ class CheckpointWriter(StorageWriter):
 
 
 def _alignment(item: WriteItem) -> int:
-    """Wide numbers come first, so that all are aligned."""
+    """Sort key: tensors of wide numbers come first, so that all are aligned."""
     return -item.tensor_data.properties.dtype.itemsize if item.tensor_data is not None else 0
 
 
 def _block(item: WriteItem) -> Block:
-    """The block that an item writes. TypeError for an item that is no tensor, or of a type that checkpoints lack."""
+    """The block that an item writes. TypeError for an item that is not a tensor, or has a type that
+    checkpoints cannot hold."""
     data = item.tensor_data
     if data is None or data.properties.dtype not in DTYPE_NAMES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
-        raise TypeError(f"{item.index.fqn!r} is no tensor of a type that checkpoints have ({known})")
+        raise TypeError(f"{item.index.fqn!r} is not a tensor of a type that checkpoints can hold ({known})")
     return Block(data.properties.dtype, data.chunk.sizes, data.chunk.offsets)

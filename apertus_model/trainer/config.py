@@ -1,14 +1,23 @@
 """From a resolved segment to torchtitan's `Trainer.Config`.
 
-Invariant: every number comes from the segment, except what says where and how (layout, micro-batch, folders),
-which comes with it as its execution part. Combinations that cannot run are refused here, before anything is
-built.
+Invariant: every setting comes from the segment. Its identity fields decide the result; its execution fields
+say where and how it is computed (layout, micro-batch). Combinations that cannot run are refused here, before
+anything is built.
 """
 
-from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from itertools import islice
 
-from apertus_model.model.attention import resolve_backend
+from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import (
+    ActivationCheckpointing,
+    FullAC,
+    MemoryBudgetAC,
+    SelectiveAC,
+)
+
+from apertus_model.device import has_gpu
+from apertus_model.model.attention_choice import Choice, Setting, resolve_backend
+from apertus_model.model.float8 import linear_config
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import refuse_unsupported, titan_model
 from apertus_model.trainer.anomalies import AnomalyDetector
@@ -28,8 +37,8 @@ from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
-RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
-COLLECTIVE_TIMEOUT_SECONDS = 1800  # where no training is watched
+LOAD_BALANCERS = {"none": None, "head-tail": "headtail"}
+COLLECTIVE_TIMEOUT_SECONDS = 1800  # for processes without a `HangWatch`
 
 
 def trainer_config(
@@ -39,15 +48,15 @@ def trainer_config(
 
     Args:
         segment: resolved part of a training stage.
-        data: what the run trains on, and what it is measured on.
+        data: the samples of the run, for training and for measuring it.
         recorder: receives its metrics.
         lifecycle: where it begins, where its checkpoints go, and what ends it.
         world_size: number of processes.
 
     Raises:
         StageError: the optimizer cannot train in this layout, or minimise this objective.
-        ValueError: the layout does not fit the processes, or the batch, or the attention backend cannot run
-            here.
+        ValueError: the layout does not fit the processes or the batch, or the attention backend or float8
+            cannot run here.
     """
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     name = segment.optimizer.name
@@ -55,20 +64,30 @@ def trainer_config(
     if reason := refused or refused_anomalies(name, segment.anomalies):
         raise StageError(reason)
     micro_batch = micro_batch_size(segment, world_size=world_size)
-    parallelism = parallelism_config(segment.parallel, micro_batch_size=micro_batch)
-    attention = resolve_backend(
-        segment.attention,
-        param_dtype=segment.precision.param,
-        context_parallel=segment.parallel.cp,
-        sequence_length=segment.sequence_length,
+    parallelism = parallelism_config(
+        segment.parallel, micro_batch_size=micro_batch, n_layers=segment.model.n_layers
     )
     objective = objective_of(segment)
     if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
-        raise ValueError(f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use another layout")
-    # A rank that hangs is to say where, before the others give up waiting for it.
-    collective_timeout = int(2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS))
+        raise ValueError(
+            f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
+            " another layout"
+        )
+    if segment.parallel.async_tp and not has_gpu():
+        raise ValueError("launch.parallel.async_tp needs the symmetric memory of GPUs; there is no GPU here")
+    # Long enough that a rank that hangs reports where it hangs before the others give up waiting for it.
+    collective_timeout = int(
+        2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS)
+    )
     lora = segment.lora if isinstance(segment, SftSegment) else None
-    model = model_config(segment.model, sequence_length=segment.sequence_length, attention=attention, seed=initial_seed(segment), lora=lora)
+    model = model_config(
+        segment.model,
+        sequence_length=segment.sequence_length,
+        attention=attention_of(segment).backend,
+        seed=initial_seed(segment),
+        lora=lora,
+        linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
+    )
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
     return ApertusTrainer.Config(
         model_spec=titan_model(model),
@@ -82,11 +101,15 @@ def trainer_config(
         ),
         optimizer=optimizer_config(segment.optimizer, adapters_only=lora is not None),
         lr_scheduler=LearningRate.Config(
-            rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(max(steps_done, segment.start_step)))
+            rate=lambda steps_done: segment.schedule.lr(
+                segment.tokens_at(max(steps_done, segment.start_step))
+            )
         ),
         loss=OutputIsLoss.Config(),
         training=TrainingConfig(
-            local_batch_size=share_of_rank(segment, world_size=world_size) if segment.parallel.pp > 1 else micro_batch,
+            local_batch_size=(
+                share_of_rank(segment, world_size=world_size) if segment.parallel.pp > 1 else micro_batch
+            ),
             global_batch_size=segment.global_batch_size,
             seq_len=segment.sequence_length,
             max_norm=segment.optimizer.grad_clip,
@@ -106,8 +129,8 @@ def trainer_config(
             source=lifecycle.source,
             due=segment.checkpoint_due,
         ),
-        activation_checkpoint=RECOMPUTATION[segment.activation_checkpointing](),
-        compile=CompileConfig(enable=segment.compile),
+        activation_checkpoint=recomputation_config(segment),
+        compile=CompileConfig(enable=segment.compile, enable_async_tensor_parallel=segment.parallel.async_tp),
         comm=CommConfig(init_timeout_seconds=collective_timeout, train_timeout_seconds=collective_timeout),
         metrics=StepMetrics.Config(
             disable_color_printing=True,
@@ -115,7 +138,7 @@ def trainer_config(
             tokens_at=segment.tokens_at,
             tokens_per_step=segment.tokens_per_step,
         ),
-        debug=debug_config(segment.seed or 0),
+        debug=debug_config(segment.seed or 0, deterministic=segment.deterministic),
         objective=objective,
         data=data,
         recorder=recorder,
@@ -126,31 +149,64 @@ def trainer_config(
     )
 
 
+def attention_of(segment: Segment) -> Choice:
+    """The attention backend of a segment in this process.
+
+    Raises:
+        ValueError: the one that the segment names cannot run here.
+    """
+    setting = Setting(
+        segment.precision.param, segment.parallel.cp, segment.model.head_dim, segment.sequence_length
+    )
+    return resolve_backend(segment.attention, setting)
+
+
 def initial_seed(segment: Segment) -> int:
-    """Seed of the weights that no checkpoint gives: all of a new model; the adapters of a fine-tuned one, by
-    the seed of its data."""
+    """Seed of the weights that come from no checkpoint: those of a new model, or new adapters, which use the
+    seed of the data."""
     if segment.seed is not None:
         return segment.seed
     return segment.data_seed if isinstance(segment, SftSegment) else 0
 
 
-def debug_config(seed: int) -> DebugConfig:
-    """Deterministic algorithms, and none of torchtitan's trace files."""
-    return DebugConfig(seed=seed, deterministic=True, enable_structured_logging=False)
+def recomputation_config(segment: Segment) -> ActivationCheckpointing.Config | None:
+    """What is recomputed in the backward pass; None for nothing."""
+    match segment.activation_checkpointing:
+        case "selective":
+            return SelectiveAC.Config()
+        case "full":
+            return FullAC.Config()
+        case "memory_budget":
+            return MemoryBudgetAC.Config(memory_budget=segment.memory_budget)
+    return None
 
 
-def parallelism_config(parallel: Parallel, *, micro_batch_size: int = 1) -> ParallelismConfig:
-    """torchtitan's description of a layout. `micro_batch_size`: sequences that go through a pipeline at a
-    time."""
+def debug_config(seed: int, *, deterministic: bool = True) -> DebugConfig:
+    """Deterministic algorithms unless a stage asks for others, and no trace files of torchtitan."""
+    return DebugConfig(seed=seed, deterministic=deterministic, enable_structured_logging=False)
+
+
+def parallelism_config(
+    parallel: Parallel, *, micro_batch_size: int = 1, n_layers: int = 0
+) -> ParallelismConfig:
+    """torchtitan's description of a layout.
+
+    Args:
+        parallel: the layout.
+        micro_batch_size: number of sequences that go through a pipeline at a time.
+        n_layers: layers that a pipeline divides into stages.
+    """
     config = ParallelismConfig(
         data_parallel_replicate_degree=parallel.dp_replicate,
         data_parallel_shard_degree=parallel.dp_shard,
+        fsdp_reshard_after_forward=parallel.reshard_after_forward,
         tensor_parallel_degree=parallel.tp,
         context_parallel_degree=parallel.cp,
-        context_parallel_load_balancer=None,
+        context_parallel_load_balancer=LOAD_BALANCERS[parallel.cp_load_balancer],
         pipeline_parallel_degree=parallel.pp,
         pipeline_parallel_microbatch_size=micro_batch_size,
         pipeline_parallel_schedule=PIPELINE_SCHEDULES[parallel.pp_schedule],
+        module_fqns_per_model_part=stage_modules(n_layers, parallel.stages) if parallel.pp > 1 else None,
         enable_sequence_parallel=parallel.sequence_parallel,
         spmd_backend="partial_dtensor",
     )
@@ -158,22 +214,35 @@ def parallelism_config(parallel: Parallel, *, micro_batch_size: int = 1) -> Para
     return config
 
 
+def stage_modules(n_layers: int, stages: int) -> list[list[str]]:
+    """Names of the model's parts in each pipeline stage."""
+    names = (f"layers.{index}" for index in range(n_layers))
+    found = [list(islice(names, number)) for number in layout.stage_layers(n_layers, stages)]
+    found[0].insert(0, "tok_embeddings")
+    found[-1] += ["norm", "lm_head"]
+    return found
+
+
 def share_of_rank(segment: Segment, *, world_size: int) -> int:
-    """Sequences of a global batch that each data-parallel rank has.
+    """Number of sequences that each data-parallel rank has in a global batch.
 
     Raises:
-        ValueError: the processes do not divide into the layout, or the global batch not among the processes.
+        ValueError: the number of processes is not a multiple of the layout's degrees, or the global batch
+            cannot be divided among the processes.
     """
     parallel = segment.parallel
     shared = parallel.tp * parallel.cp * parallel.pp
     if world_size % shared:
-        raise ValueError(f"{world_size} processes cannot be divided into groups of tp {parallel.tp} x cp {parallel.cp} x pp {parallel.pp}")
+        raise ValueError(
+            f"{world_size} processes cannot be divided into groups of tp {parallel.tp} x cp {parallel.cp} x"
+            f" pp {parallel.pp}"
+        )
     ranks = world_size // shared
     share, left = divmod(segment.global_batch_size, ranks)
     if left or not share:
         raise ValueError(
-            f"a global batch of {segment.global_batch_size} sequences cannot be divided among {ranks} data-parallel processes; "
-            "change the number of processes or the batch"
+            f"a global batch of {segment.global_batch_size} sequences cannot be divided among {ranks}"
+            " data-parallel processes; change the number of processes or the batch"
         )
     return share
 
@@ -182,10 +251,12 @@ def micro_batch_size(segment: Segment, *, world_size: int) -> int:
     """Sequences per forward pass and data-parallel rank: see `specs.layout.micro_batch_size`.
 
     Raises:
-        ValueError: as `share_of_rank`, or the rank's share cannot be cut for a pipeline.
+        ValueError: as for `share_of_rank`, or the rank's share cannot be cut for a pipeline.
     """
     parallel, share = segment.parallel, share_of_rank(segment, world_size=world_size)
     size = layout.micro_batch_size(parallel, share, segment.micro_batch_size)
     if size is None:
-        raise ValueError(f"{share} sequences per step and process cannot be cut for a pipeline of {parallel.stages} stages")
+        raise ValueError(
+            f"{share} sequences per step and process cannot be cut for a pipeline of {parallel.stages} stages"
+        )
     return size

@@ -15,11 +15,14 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.context_parallel import cp_shard, prepare_context_parallel_input
+from torchtitan.distributed.context_parallel import cp_shard
 
 from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.model.attention import gathered_order
+from apertus_model.model.on_host import OnHost, copy_to
+from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.loader import SampleLike, collate
 
 PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
@@ -31,7 +34,7 @@ class HeldOutLoss:
     """Mean loss on the held-out sequences of a source."""
 
     nats: float  # per token
-    tokens: int  # labels that it is the mean over
+    tokens: int  # number of labels in the mean
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ class Evaluator:
     """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel
     rank."""
 
-    def __init__(self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int
+    ) -> None:
         self.model = model
         self.device = device
         self.batch_size = batch_size
@@ -93,14 +98,16 @@ class Evaluator:
             (-log_probabilities.sum() / labels).backward()
 
     @torch.no_grad()
-    def loss_by_position(self, samples: Sequence[SampleLike], edges: Sequence[int]) -> list[tuple[float, int]]:
+    def loss_by_position(
+        self, samples: Sequence[SampleLike], edges: Sequence[int]
+    ) -> list[tuple[float, int]]:
         """(Sum of the loss in nats, labels) by position in the document. Collective.
 
         Args:
             samples: the same on every rank.
             edges: n + 1 increasing positions; bucket k has the labels at input positions edges[k] <= p <
-                edges[k + 1], counted from 0 at the first token of a document. Labels outside of the edges
-                count nowhere.
+                edges[k + 1], counted from 0 at the first token of a document. Labels outside the edges are
+                left out.
         """
         total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
         borders = torch.tensor(edges, device=self.device)
@@ -115,14 +122,16 @@ class Evaluator:
 
     @torch.no_grad()
     def divergence(self, other: "Evaluator", rows: Sequence[SampleLike]) -> tuple[float, int]:
-        """(Sum of KL(self || other) in nats over the places that have a label, their number), over the whole
-        vocabulary. Collective.
+        """(Sum of KL(self || other) in nats over all positions with a label, number of these positions). The
+        divergence is that of the whole vocabulary. Collective.
 
         Args:
             other: a model with the same vocabulary, layout and batch size.
             rows: the same on every rank.
         """
-        assert (other.batch_size, other.ranks) == (self.batch_size, self.ranks), "both models run on the same rows"
+        assert (other.batch_size, other.ranks) == (self.batch_size, self.ranks), (
+            "both models run on the same rows"
+        )
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for own in self._batches_of_rank(rows):
             tensors = self._tensors(own)
@@ -136,18 +145,20 @@ class Evaluator:
 
     @torch.no_grad()
     def sequence_log_probabilities(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
-        """ln p(y|x) of the sequences of packed rows, with the bits of training's forward pass: (rows,
-        sequences), float32 on CPU, the same on every rank, 0 where there is none. Collective.
+        """ln p(y|x) of every sequence in packed rows, with the bits of training's forward pass: (rows,
+        sequences), float32 on CPU, the same on every rank, 0 where a row has fewer sequences. Collective.
 
         Args:
             rows: samples with `segments`, the same on every rank.
-            sequences: places for sequences per row.
+            sequences: maximum number of sequences in a row.
         """
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
         for own in self._batches_of_rank(rows):
             inputs, labels = collate(own, ("segments",))
-            log_probabilities, labels, _ = self._log_probabilities(inputs["input"], inputs["positions"], labels)
+            log_probabilities, labels, _ = self._log_probabilities(
+                inputs["input"], inputs["positions"], labels
+            )
             (segments,) = self._split(inputs["segments"].to(self.device))
             sums, _ = sequence_log_probabilities(log_probabilities, labels, segments, sequences, group)
             turns.append(self._gather_rows(sums))
@@ -155,23 +166,25 @@ class Evaluator:
 
     @torch.no_grad()
     def next_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The most likely next token of each row, (batch, length) -> (batch,), rows on this rank only.
-        Collective.
+        """The most likely next token of each row of this rank, (batch, length) -> (batch,). Collective.
 
-        Every rank passes rows of the same number and length.
+        Every rank passes the same number of rows, of the same length.
         """
         multiple = self._dims.seq_len_divisor
         length = tokens.shape[1]
         padded = torch.nn.functional.pad(tokens, (0, -length % multiple))
         positions = torch.arange(padded.shape[1]).expand(padded.shape)
         logits, _, _ = self._forward(padded, positions, padded)
+        last = length - 1
         if self._dims.cp_enabled:
             mesh = self._dims.get_mesh("cp")
             own = _full_tensor(logits).contiguous()
             slices = [torch.empty_like(own) for _ in range(mesh.size())]
             dist.all_gather(slices, own, group=mesh.get_group())
             logits = torch.cat(slices, dim=1)
-        return _full_tensor(logits)[:, length - 1].argmax(dim=-1).cpu()
+            order = gathered_order(padded.shape[1], mesh.size(), self.model.cp_load_balancer)
+            last = int(order.argsort()[last])
+        return _full_tensor(logits)[:, last].argmax(dim=-1).cpu()
 
     def continue_greedily(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
         """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on
@@ -228,44 +241,35 @@ class Evaluator:
         """This rank's slice of (batch, sequence) tensors, where ranks share a sequence."""
         if not self._dims.cp_enabled:
             return tensors
-        slices, _ = cp_shard(self._dims.get_mesh("cp"), tensors, None, None)
+        slices, _ = cp_shard(self._dims.get_mesh("cp"), tensors, None, self.model.cp_load_balancer)
         return slices
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits, labels and positions of this rank's part of the rows."""
-        tokens, positions, labels, masks = self._local(tokens, positions, labels)
-        return self.model(tokens, positions, masks), labels, positions
+        tokens, own_labels, arguments = self._arguments(tokens, positions, labels)
+        logits = self.model(tokens, **arguments)
+        return logits, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
 
     def _log_probabilities(
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """ln p(label) at every place, without all logits; labels and positions; of this rank's part of the
-        rows."""
-        tokens, positions, labels, masks = self._local(tokens, positions, labels)
-        return self.model(tokens, positions, masks, labels=labels, loss_fn=log_probabilities), labels, positions
+        """ln p(label), labels and positions of this rank's part of the rows. The logits of all positions are
+        never in memory together."""
+        tokens, own_labels, arguments = self._arguments(tokens, positions, labels)
+        found = self.model(tokens, **arguments, labels=own_labels, loss_fn=log_probabilities)
+        return found, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
 
-    def _local(
+    def _arguments(
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
-        """This rank's part of the rows, and the attention masks for it."""
-        tokens, positions, labels = (tensor.to(self.device) for tensor in (tokens, positions, labels))
-        masks = None
-        if self._dims.cp_enabled:
-            masks = self.model.get_attention_masks(positions) if self._masks_are_made_before_the_split() else None
-            kwargs = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
-            tokens, labels, kwargs = prepare_context_parallel_input(tokens, labels, kwargs, self._dims.get_mesh("cp"), self.device, None)
-            positions, masks = kwargs["positions"], kwargs.get("attention_masks")
-        return tokens, positions, labels, masks
-
-    def _masks_are_made_before_the_split(self) -> bool:
-        return getattr(self.model, "cp_mesh", None) is None
+    ) -> tuple[torch.Tensor, OnHost, dict[str, Any]]:
+        return model_arguments(self.model, self._dims, self.device, tokens, positions, labels)
 
 
 class PipelineEvaluator(Evaluator):
-    """Scores rows with the pipeline of a training run. What needs logits on every rank is not for pipelines:
-    the specs refuse it."""
+    """Scores rows with the pipeline of a training run. Other measurements need the logits on every rank; the
+    specs refuse them in a pipeline."""
 
     def __init__(
         self,
@@ -276,8 +280,14 @@ class PipelineEvaluator(Evaluator):
         *,
         batch_size: int,
     ) -> None:
-        """`loss`: see `ApertusTrainer.pipelined_loss`; `batch_size`: rows that it takes; `stage`: a part of
-        the model, for its layout."""
+        """
+        Args:
+            stage: this rank's part of the model.
+            loss: `ApertusTrainer.pipelined_loss`.
+            parallel_dims: layout.
+            device: where the rank computes.
+            batch_size: number of rows that `loss` takes.
+        """
         super().__init__(stage, parallel_dims, device, batch_size=batch_size)
         self._loss = loss
 
@@ -287,7 +297,6 @@ class PipelineEvaluator(Evaluator):
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._batches_of_rank(samples):
             inputs, labels = collate(rows)
-            inputs, labels = {name: tensor.to(self.device) for name, tensor in inputs.items()}, labels.to(self.device)
             total[0] += self._loss(inputs, labels, torch.ones((), device=self.device)).double()
             (own,) = self._split(labels)
             total[1] += (own != IGNORE_INDEX).sum()

@@ -1,7 +1,7 @@
-"""A trained model without an optimizer: same engine, same layouts.
+"""Loads a trained model for evaluation: the engine and the layouts of training, without an optimizer.
 
-Invariant: weights come from the checkpoint alone. Computation is in float32 unless asked otherwise, so that
-metrics do not depend on how the model was trained.
+Invariant: all weights come from the checkpoint. The forward pass is in float32 unless a caller asks for
+another type, so metrics do not depend on the precision of training.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.utils import get_local_device
 
-from apertus_model.model.attention import resolve_backend
+from apertus_model.model.attention_choice import Setting, resolve_backend
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import parallelize
 from apertus_model.model.sharding import set_sharding
@@ -36,29 +36,31 @@ def load_evaluator(
     dtype: Literal["float32", "bfloat16"] = "float32",
     same_length: bool = False,
 ) -> Evaluator:
-    """The model of a checkpoint, spread over the processes of this job. Collective; may be called again for
-    another model.
+    """The model of a checkpoint, distributed over the processes of this job. Collective. Can be called again
+    for another model.
 
     Args:
-        spec: dimensions.
-        checkpoint: a committed one, or the local folder of one that no marker names.
+        spec: dimensions of the model.
+        checkpoint: a committed checkpoint, or the local folder of an uncommitted one.
         sequence_length: longest sequence, in tokens.
-        attention: requested attention backend.
-        parallel: layout.
+        attention: requested attention backend; see `resolve_backend`.
+        parallel: parallel layout.
         batch_size: rows per forward pass and data-parallel rank.
-        scratch: local folder for torch's traces of a collective that hangs.
-        dtype: of the forward pass; with that of a training, the forward pass of that training.
-        same_length: whether all rows have `sequence_length` tokens, as in a training.
+        scratch: local folder where torch stores the traces of a collective that hangs.
+        dtype: type of the forward pass. With the type that training used, it is training's forward pass.
+        same_length: whether all rows have `sequence_length` tokens, as they do in training.
 
     Raises:
-        CheckpointError: the checkpoint is not one of this model.
-        DamagedCheckpoint: it is not what was committed.
-        ValueError: layout or attention backend cannot run here.
+        CheckpointError: the checkpoint belongs to another model.
+        DamagedCheckpoint: the checkpoint differs from what was committed.
+        ValueError: the layout or the attention backend cannot run here.
     """
     length = sequence_length if same_length else None
-    backend = resolve_backend(attention, param_dtype=dtype, context_parallel=parallel.cp, sequence_length=length)
+    backend = resolve_backend(attention, Setting(dtype, parallel.cp, spec.head_dim, length)).backend
     parallelism = parallelism_config(parallel)
-    world_size = dist_utils.init_distributed(CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch)
+    world_size = dist_utils.init_distributed(
+        CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
+    )
     dims = ParallelDims.from_config(parallelism, world_size)
     device = get_local_device()
     dist_utils.set_spmd_backend(parallelism.spmd_backend)

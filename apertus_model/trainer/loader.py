@@ -17,14 +17,17 @@ import numpy as np
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
+from apertus_model.device import has_gpu
+
 PREFETCH = 8
-"""Micro-batches read ahead. In as many threads where samples come over a network: eight answers of 20 ms at a
-time make 1.6 million tokens a second in sequences of 4,096. Otherwise in one, idle while there are enough: a
-sequence takes it a tenth of a millisecond."""
+"""Number of micro-batches read ahead. Samples that come over a network are read in as many threads: eight
+requests of 20 ms at a time make 1.6 million tokens a second in sequences of 4,096. Other samples are read in
+one thread, which takes a tenth of a millisecond for a sequence and idles while enough are ready."""
 
 
 class SampleLike(Protocol):
-    """See `apertus_model.data.samples.Sample`; further fields are those that the objective names."""
+    """A sample, such as `apertus_model.data.samples.Sample`, with the further fields that the objective
+    names."""
 
     @property
     def input(self) -> np.ndarray: ...
@@ -35,15 +38,15 @@ class SampleLike(Protocol):
 
 
 class Samples(Protocol):
-    """A sequence of samples; `samples[i]` is a pure function of i, and several threads may ask at once. With
-    a true attribute `remote` they come over a network."""
+    """A sequence of samples. `samples[i]` is a pure function of i, and several threads may read at once. A
+    true attribute `remote` says that they come over a network."""
 
     def __getitem__(self, index: int, /) -> SampleLike: ...
 
 
 class TrainingData(Protocol):
-    """What a run trains on, and what it is measured on. `apertus_model.stages.training_data` opens it for a
-    segment."""
+    """The samples of a run, for training and for measuring it. `apertus_model.stages.training_data` opens
+    them for a segment."""
 
     @property
     def samples(self) -> Samples: ...
@@ -60,22 +63,27 @@ def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
     """`({"input", "positions", *fields}, labels)`: input, positions and labels int64 of shape (batch,
     seq_len); the further `fields` of the samples are stacked as they are."""
     names = ("input", "positions", *fields, "labels")
-    tensors = {name: torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in names}
+    tensors = {
+        name: torch.from_numpy(np.stack([getattr(sample, name) for sample in samples])) for name in names
+    }
     labels = tensors.pop("labels")
     return tensors, labels
 
 
-def computed_ahead(calls: Iterable[Callable[[], T]], ahead: int, threads: int = 1) -> Generator[T, None, None]:
+def computed_ahead(
+    calls: Iterable[Callable[[], T]], ahead: int, threads: int = 1
+) -> Generator[T, None, None]:
     """The results of `calls`, in order, while `threads` threads compute the next `ahead` ones.
 
-    One thread is the right number for calls that compute: more of them spend their time on taking turns.
-    Calls that wait for a network overlap in as many threads as there are. With `ahead` 0 the consumer's
-    thread makes every call when its result is due.
+    Use one thread for calls that compute, since several would spend their time taking turns, and more threads
+    for calls that wait for a network. With `ahead` 0, the consumer's thread makes every call when its result
+    is due.
 
     An exception of a call is raised where its result was due, with the traceback of the thread. At most
     `ahead` results are held, and a call is submitted only when the consumer asks for a result, so that
-    nothing is busy while the consumer is. Closing the generator drops the calls that have not begun and waits
-    for none: the garbage collector may close it, in a thread that holds what the end of another thread needs.
+    nothing is busy while the consumer is. Closing the generator drops the calls that have not begun, and
+    waits for none: the garbage collector may close it in a thread that holds a lock that another thread needs
+    in order to end.
     """
     if not ahead:
         for call in calls:
@@ -100,10 +108,10 @@ class SampleLoader(BaseDataLoader):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         samples: Samples
-        first_sample: Callable[[int], int]  # of the step that follows so many steps
+        first_sample: Callable[[int], int]  # number of steps done -> first sample of the next step
         global_batch_size: int
-        fields: tuple[str, ...] = ()  # of a sample, beside input, labels and positions
-        prefetch: int = PREFETCH
+        fields: tuple[str, ...] = ()  # fields of a sample beside input, labels and positions
+        prefetch: int = PREFETCH  # micro-batches to read ahead
 
     def __init__(
         self,
@@ -114,6 +122,8 @@ class SampleLoader(BaseDataLoader):
         local_batch_size: int,
         **unused: Any,
     ) -> None:
+        turn = dp_world_size * local_batch_size
+        assert config.global_batch_size % turn == 0, f"{config.global_batch_size} rows in turns of {turn}"
         self._samples = config.samples
         self._fields = config.fields
         self._first_sample = config.first_sample
@@ -126,18 +136,21 @@ class SampleLoader(BaseDataLoader):
         self.seek(0)
 
     def seek(self, steps_done: int) -> None:
-        """Continue after `steps_done` steps of the stage. Ends the iterator in use, with what it has read
-        ahead."""
+        """Continues after `steps_done` steps of the stage. Closes the current iterator and drops the batches
+        that it has read ahead."""
         self.close()
         self._steps_done = steps_done
 
     def rows(self) -> list[range]:
-        """For each micro-batch of this rank, which rows of the step's batch it has."""
+        """The rows of the step's batch in each micro-batch of this rank."""
         own, turn = self._rank * self._micro_batch_size, self._ranks * self._micro_batch_size
-        return [range(first, first + self._micro_batch_size) for first in range(own, self._global_batch_size, turn)]
+        return [
+            range(first, first + self._micro_batch_size)
+            for first in range(own, self._global_batch_size, turn)
+        ]
 
     def close(self) -> None:
-        """Ends the iterator in use and its threads."""
+        """Closes the current iterator and ends its threads."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
@@ -158,7 +171,12 @@ class SampleLoader(BaseDataLoader):
             step += 1
 
     def _batch(self, first: int) -> Batch:
-        return collate([self._samples[first + index] for index in range(self._micro_batch_size)], self._fields)
+        inputs, labels = collate(
+            [self._samples[first + index] for index in range(self._micro_batch_size)], self._fields
+        )
+        if has_gpu():  # from other memory, the host may wait until a copy has reached the GPU
+            inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
+        return inputs, labels
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the position follows from the step."""

@@ -18,7 +18,7 @@ class LearningRate(LRSchedulersContainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):
-        rate: Callable[[int], float]
+        rate: Callable[[int], float]  # number of steps done -> learning rate of the next step
         warmup_steps: int = 0  # torchtitan only prints it
 
         def build(self, *, optimizers: OptimizersContainer, training_steps: int) -> "LearningRate":
@@ -32,7 +32,7 @@ class LearningRate(LRSchedulersContainer):
         self.seek(0)
 
     def seek(self, steps_done: int) -> None:
-        """Continue after `steps_done` steps of the stage."""
+        """Continues after `steps_done` steps of the stage."""
         self._steps_done = steps_done
         rate = self._rate(steps_done)
         for optimizer in self._optimizers:
@@ -40,7 +40,7 @@ class LearningRate(LRSchedulersContainer):
                 group["lr"] = rate * group.get("lr_ratio", 1.0)
 
     def step(self) -> None:
-        """One optimizer step is done."""
+        """Called when an optimizer step is done."""
         self.seek(self._steps_done + 1)
 
     def get_metrics(self) -> dict[str, float]:

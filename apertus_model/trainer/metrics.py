@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 from torchtitan.components.metrics import MetricsProcessor
 
@@ -24,13 +23,13 @@ class Recorder(Protocol):
     """Receives what a run reports."""
 
     def add_step(self, row: Row) -> None:
-        """A step is done. On rank 0 only."""
+        """Called when a step is done, on rank 0 only."""
 
     def add_heldout(self, step: int, losses: Mapping[str, HeldOutLoss]) -> None:
-        """Losses on held-out sequences, by source, after a step. On all ranks."""
+        """Called with the losses on held-out sequences, by source, after a step; on all ranks."""
 
     def add_anomaly(self, event: Event) -> None:
-        """A step was not taken. On all ranks."""
+        """Called when a step was not taken, on all ranks."""
 
 
 class StepMetrics(MetricsProcessor):
@@ -39,16 +38,17 @@ class StepMetrics(MetricsProcessor):
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
         recorder: Recorder
-        tokens_at: Callable[[int], int]  # tokens consumed by the stage after so many steps
+        tokens_at: Callable[[int], int]  # number of steps done -> tokens consumed by the stage
         tokens_per_step: int
 
     config: Config
     time_last_log: float
-    trained_tokens: torch.Tensor | int = 0  # of the current step, all ranks; set by the trainer
-    columns: Callable[[], Row] = dict  # further columns of the current step; collective; set by the trainer
+    # of the current step, over all ranks; set by the trainer
+    trained_tokens: int = 0
+    columns: Row = {}  # noqa: RUF012 - further ones; replaced, never changed
 
     def should_log(self, step: int) -> bool:
-        """Every step: the loss is also how a run that went wrong is noticed."""
+        """True at every step, so that a run that goes wrong is noticed at once."""
         return True
 
     def log(
@@ -64,7 +64,6 @@ class StepMetrics(MetricsProcessor):
         seconds, self.time_last_log = now - self.time_last_log, now
         self.ntokens_since_last_log = 0
         self.data_loading_times.clear()
-        columns = self.columns()
         if dist.get_rank() != 0:
             return
         tokens_per_step = self.config.tokens_per_step
@@ -76,8 +75,8 @@ class StepMetrics(MetricsProcessor):
                 "grad_norm": grad_norm,  # of the whole gradient, before clipping
                 "lr": (extra_metrics or {})["lr"],
                 "tokens_per_second": round(tokens_per_step / seconds, 1),  # of the whole run
-                "masked_share": round(1 - int(self.trained_tokens) / tokens_per_step, 6),  # of the labels
+                "masked_share": round(1 - self.trained_tokens / tokens_per_step, 6),  # of the labels
                 "time": round(time.time(), 3),  # unix time
-                **columns,
+                **self.columns,
             }
         )

@@ -2,8 +2,8 @@
 
 The loss of a micro-batch is a sum divided by a denominator of the whole step: the sum of `Objective.count`
 over all micro-batches and data-parallel ranks. So the loss of the step is the sum of the losses of its
-micro-batches, and its gradient the sum of their gradients. `Objective.loss` runs inside of the model's output
-layer; `apertus_model.model.output` says why, and who calls whom.
+micro-batches, and its gradient the sum of their gradients. `Objective.loss` runs inside the model's output
+layer; `apertus_model.model.output` says why, and shows the calls.
 
 Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and
 micro-batches.
@@ -23,6 +23,7 @@ from torch import Tensor
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, log_probabilities, total_weight
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
 from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.model.on_host import copy_to
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
@@ -33,20 +34,20 @@ Extras = Mapping[str, Tensor]
 class MicroBatch(NamedTuple):
     """What the loss of a micro-batch needs beside its labels."""
 
-    extras: Extras  # the tensors of `Objective.fields`; those of `per_token` are (batch, local sequence)
+    extras: Extras  # the tensors that `Objective.fields` names; those in `per_token`: (batch, local sequence)
     denominator: Tensor  # of the whole step: float64 scalar
     group: dist.ProcessGroup | None = None  # the ranks that share each row; None: a rank has whole rows
 
 
 class MicroBatchLoss(NamedTuple):
-    """What a micro-batch adds to the step on this rank."""
+    """The contribution of a micro-batch to the step, on this rank."""
 
-    # The part of the step's loss. Its gradient with respect to this rank's hidden states is theirs in the
-    # step's loss.
+    # The micro-batch's part of the step's loss. With respect to this rank's hidden states, it has the same
+    # gradient as the step's loss.
     loss: Tensor
     # Number of ranks that compute this same part.
     copies: int = 1
-    # name -> (sum, number of summands), float64 of shape (2,), of what the metrics average over the step.
+    # Metrics to average over the step: name -> (sum, number of summands), float64 of shape (2,).
     columns: Mapping[str, Tensor] = {}  # never changed
 
 
@@ -54,34 +55,40 @@ class Objective(ABC):
     """The loss of a kind of training, and the tensors of a sample that it needs."""
 
     fields: ClassVar[tuple[str, ...]] = ()  # tensors of a sample beside input, labels and positions
-    per_token: ClassVar[tuple[str, ...]] = ()  # those of them that have the length of the sequence
+    per_token: ClassVar[tuple[str, ...]] = ()  # the fields that have a value per token
 
     @abstractmethod
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
-        """What a micro-batch of whole rows adds to the denominator: float64 scalar."""
+        """The contribution of a micro-batch of whole rows to the denominator: float64 scalar."""
 
     @abstractmethod
-    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
         """The loss of a micro-batch. The output layer calls it, with a `batch` that the trainer has bound.
 
         Args:
             hidden: (batch, local sequence, dim), the last hidden states.
             weight: (words, dim), this rank's rows of the output weight.
-            labels: (batch, local sequence) int64.
-            vocab: the words that the rows stand for.
-            batch: what else the loss needs.
+            labels: (batch, local sequence) int64, on the host or on the device of the states.
+            vocab: the words that these rows stand for.
+            batch: the other inputs of the loss.
         """
 
 
 class CrossEntropy(Objective):
-    """sum(w_i ce_i) / sum(w_i) over the labels that are kept; plain cross-entropy, with weights of 1, where
-    samples have none."""
+    """sum(w_i ce_i) / sum(w_i) over the labels that are kept. Without weights in the samples every w_i is 1,
+    which is plain cross-entropy."""
 
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return total_weight(labels, extras.get("weights"))
 
-    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
-        return MicroBatchLoss(cross_entropy(hidden, weight, labels, batch.denominator, batch.extras.get("weights"), vocab))
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        return MicroBatchLoss(
+            cross_entropy(hidden, weight, labels, batch.denominator, batch.extras.get("weights"), vocab)
+        )
 
 
 class WeightedCrossEntropy(CrossEntropy):
@@ -98,11 +105,19 @@ class PreferenceObjective(Objective):
     fields = ("segments", "rewards", "reference", "present")
     per_token = ("segments",)
 
-    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
         extras, group = batch.extras, batch.group
         present, reference = extras["present"], extras["reference"]
         token_log_probabilities = log_probabilities(hidden, weight, labels, vocab)
-        total, lengths = sequence_log_probabilities(token_log_probabilities, labels, extras["segments"], present.shape[1], group)
+        total, lengths = sequence_log_probabilities(
+            token_log_probabilities,
+            copy_to(labels, hidden.device),
+            extras["segments"],
+            present.shape[1],
+            group,
+        )
         log_ratio = torch.where(present, total - reference, 0.0)
         losses, beta, columns = self.losses(log_ratio, lengths, extras)
         copies = dist.get_world_size(group) if group is not None else 1
@@ -119,8 +134,10 @@ class PreferenceObjective(Objective):
         return MicroBatchLoss(losses.sum() / batch.denominator.to(losses.dtype), copies, columns)
 
     @abstractmethod
-    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Losses, 0 where nothing is present; beta_i of each sequence; further columns."""
+    def losses(
+        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The losses, 0 where no sequence is present; beta_i of each sequence; further columns."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +150,24 @@ class Qrpo(PreferenceObjective):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return extras["present"].double().sum()
 
-    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def losses(
+        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         settings = self.settings
         present, quantiles = extras["present"], extras["rewards"]
-        beta = sequence_beta(lengths, beta=settings.beta, length_normalised=settings.length_normalised, beta_max=settings.beta_max)
+        beta = sequence_beta(
+            lengths,
+            beta=settings.beta,
+            length_normalised=settings.length_normalised,
+            beta_max=settings.beta_max,
+        )
         residual = torch.where(present, qrpo_residual(log_ratio, quantiles, beta), 0.0)
         target = quantiles.double() - beta_log_partition(beta)
-        return residual.square(), beta, {"target": _sum(target, present), "residual": _sum(residual.detach(), present)}
+        return (
+            residual.square(),
+            beta,
+            {"target": _sum(target, present), "residual": _sum(residual.detach(), present)},
+        )
 
 
 @dataclass(frozen=True)
@@ -152,10 +180,14 @@ class Dpo(PreferenceObjective):
         present = extras["present"]
         return (present[:, 0::2] & present[:, 1::2]).double().sum()
 
-    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def losses(
+        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         present = extras["present"]
         pairs = present[:, 0::2] & present[:, 1::2]
-        beta = sequence_beta(lengths, beta=self.settings.beta, length_normalised=self.settings.length_normalised)
+        beta = sequence_beta(
+            lengths, beta=self.settings.beta, length_normalised=self.settings.length_normalised
+        )
         implicit = beta.to(log_ratio.dtype) * log_ratio
         margin = implicit[:, 0::2] - implicit[:, 1::2]
         losses = torch.where(pairs, dpo(margin, self.settings.label_smoothing), 0.0)
@@ -172,7 +204,9 @@ class ExtraPass(CrossEntropy):
     def __init__(self, optimizer: WithExtraPass, step: int) -> None:
         self._optimizer, self._step = optimizer, step
 
-    def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch) -> MicroBatchLoss:
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
         return MicroBatchLoss(
             self._optimizer.extra_loss(
                 hidden,
@@ -188,13 +222,13 @@ class ExtraPass(CrossEntropy):
 
 
 def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str, Tensor]:
-    """Adds the fields of `ExtraPass` to the inputs of a micro-batch: weights, 1 where samples have none, and
+    """The inputs of a micro-batch with the fields of `ExtraPass`: weights, 1 where samples have none, and
     places.
 
     Args:
         inputs: name -> tensor; not changed.
         labels: (batch, sequence), whole rows.
-        rows: the number of each row in the step's batch.
+        rows: index of each row in the step's batch.
     """
     length = labels.shape[1]
     places = torch.tensor(rows)[:, None] * length + torch.arange(length)

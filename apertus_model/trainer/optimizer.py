@@ -1,12 +1,11 @@
-"""The optimizer of a run inside torchtitan, and what of its state is stored.
+"""The optimizer of a run inside torchtitan, and the form in which its state is stored.
 
 Invariants:
-- Hyperparameters are those of the spec, also after loading a checkpoint: they are never stored, so they
-  cannot come back.
-- The state is tensors, `state.<parameter>.<name>`; numbers that an optimizer keeps for all parameters stand
-  under each of them.
-- State exists from the start, all zeros, with counters as before the first step. torchtitan makes missing
-  state with a step on zero gradients, which would advance counters and warm-ups.
+- Hyperparameters always come from the spec, also after a checkpoint is loaded: they are never stored.
+- The state is tensors, `state.<parameter>.<name>`. A number that an optimizer keeps for all parameters is
+  stored under each of them.
+- State exists from the start, all zeros, with counters as before the first step. torchtitan would create it
+  by a step on zero gradients, which advances counters and warm-ups.
 """
 
 import logging
@@ -48,7 +47,7 @@ class Optimizers(OptimizersContainer):
         return OPTIMIZERS[name]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Tensors of the state, those in use where they are tensors there too."""
+        """The state as tensors. Where the optimizer itself has a tensor it is that one, not a copy."""
         state: dict[str, torch.Tensor] = {}
         for optimizer in self.optimizers:
             state |= _tensors(optimizer)
@@ -62,8 +61,8 @@ class Optimizers(OptimizersContainer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Take over the tensors; the hyperparameters stay what they are. A schedule-free optimizer sets the
-        weights of the model to those that it trains.
+        """Copies the tensors into the state; hyperparameters do not change. A schedule-free optimizer also
+        sets the weights of the model to those that it trains.
 
         Raises:
             KeyError: a tensor is missing.
@@ -73,18 +72,28 @@ class Optimizers(OptimizersContainer):
                 tensor.copy_(state_dict[name])
             for name, parameter in _named(optimizer):
                 if isinstance(optimizer, library.WithCounters):
-                    optimizer.set_counters({counter: state_dict[f"state.{name}.{counter}"].item() for counter in optimizer.COUNTERS})
+                    optimizer.set_counters(
+                        {
+                            counter: state_dict[f"state.{name}.{counter}"].item()
+                            for counter in optimizer.COUNTERS
+                        }
+                    )
                 if isinstance(optimizer, library.Averaging):
                     parameter.copy_(state_dict[f"state.{name}.y"])
 
     def extra_passes(self) -> list[WithExtraPass]:
-        """Those that want a pass of their own before the next step: the same on all ranks."""
-        return [optimizer for optimizer in self.optimizers if isinstance(optimizer, WithExtraPass) and optimizer.extra_pass_due]
+        """The optimizers that need an extra pass before the next step; the same on all ranks."""
+        return [
+            optimizer
+            for optimizer in self.optimizers
+            if isinstance(optimizer, WithExtraPass) and optimizer.extra_pass_due
+        ]
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model has the weights that are the result of training: for a schedule-free optimizer the
-        averaged ones, for the others those it has anyway. Afterwards it has the same bits as before."""
+        """In this context the model has the weights that are the result of training: the averaged ones of a
+        schedule-free optimizer; other optimizers change nothing. Afterwards it has the same bits as
+        before."""
         averaging = [optimizer for optimizer in self.optimizers if isinstance(optimizer, library.Averaging)]
         for optimizer in averaging:
             self._aside |= optimizer.to_average()
@@ -102,17 +111,21 @@ def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The tensors in use, also those in lists, which are counted: `state.<parameter>.<name>.<index>`."""
+    """The optimizer's own tensors. Those in lists are numbered: `state.<parameter>.<name>.<index>`."""
     found: dict[str, torch.Tensor] = {}
     for parameter_name, parameter in _named(optimizer):
         for name, value in optimizer.state[parameter].items():
             for part, tensor in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 if isinstance(tensor, torch.Tensor):
-                    found[f"state.{parameter_name}.{name}" + (f".{part}" if part is not None else "")] = tensor
+                    found[f"state.{parameter_name}.{name}" + (f".{part}" if part is not None else "")] = (
+                        tensor
+                    )
     return found
 
 
 def optimizer_config(spec: OptimizerSpec, *, adapters_only: bool = False) -> Optimizers.Config:
-    """torchtitan config of a resolved optimizer spec. With `adapters_only` only matrices are trained, which
-    is one group."""
-    return Optimizers.Config(implementation="foreach", param_groups=parameter_groups(spec, adapters_only=adapters_only))
+    """torchtitan's config of a resolved optimizer spec. With `adapters_only` all trained parameters are
+    matrices, in one group."""
+    return Optimizers.Config(
+        implementation="foreach", param_groups=parameter_groups(spec, adapters_only=adapters_only)
+    )

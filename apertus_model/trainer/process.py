@@ -16,7 +16,13 @@ import torch.distributed as dist
 from apertus_model.device import has_gpu
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
-_SINGLE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+_SINGLE_PROCESS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 
 
 @contextmanager
@@ -49,8 +55,8 @@ def _keep_freed_memory() -> None:
 
 
 def _quieten_libraries(rank: int) -> None:
-    """Our own lines on rank 0, errors everywhere; torchtitan logs to the root logger and warns about every
-    CPU."""
+    """Logs our own lines on rank 0, and errors everywhere: torchtitan uses the root logger, and warns about
+    every CPU."""
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s: %(message)s")
     logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("apertus_model").setLevel(logging.INFO if rank == 0 else logging.ERROR)

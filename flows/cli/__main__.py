@@ -11,7 +11,9 @@ import logging
 import sys
 
 from flows.cli.app import app
-from flows.cli.commands import keeping, metrics, plan, run, show, trace, verify  # noqa: F401  # they register on `app`
+
+# The commands register on `app`.
+from flows.cli.commands import ancestry, keeping, metrics, plan, rehearse, run, show, verify  # noqa: F401
 from specs.redaction import RedactedRecord
 
 

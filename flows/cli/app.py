@@ -54,11 +54,18 @@ console = make_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.envi
 errors = make_console(stderr=True)
 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="the YAML file of the pipeline")]
-StoreOption = Annotated[str | None, typer.Option("--store", envvar="APERTUS_STORE", help="URL of the store; wins over the spec's")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4")
+StoreOption = Annotated[
+    str | None, typer.Option("--store", envvar="APERTUS_STORE", help="URL of the store; wins over the spec's")
 ]
-DebugOption = Annotated[bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4"
+    ),
+]
+DebugOption = Annotated[
+    bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")
+]
 MISTAKES = (SpecError, StoreError, StageError, OSError)
 LONGEST = 500  # characters of an unexpected error
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
@@ -87,7 +94,9 @@ def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_net
 
     def reading(name: str, listing: Listing) -> None:
         if listing.bytes > 2**28:
-            errors.print(f"reading source {name} for its digest: {len(listing.files)} files, {amount(listing.bytes)}B")
+            errors.print(
+                f"reading source {name} for its digest: {len(listing.files)} files, {amount(listing.bytes)}B"
+            )
 
     return make(pipeline, opened, reading, ask_network=ask_network)
 

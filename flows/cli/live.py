@@ -7,11 +7,21 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from flows.format import describe, headline
 from flows.planning.plan import Step
+from specs.job import ProgressRow
 
 DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
 PLAIN_INTERVAL = 5.0
@@ -40,7 +50,9 @@ class Live:
             transient=False,
         )
         self.total = total
-        self.whole = self.display.add_task("[bold]pipeline[/]", total=total, numbers=f"0 of {total} parts", parts=True)
+        self.whole = self.display.add_task(
+            "[bold]pipeline[/]", total=total, numbers=f"0 of {total} parts", parts=True
+        )
         self.bars: dict[str, TaskID] = {}
         self.finished: set[str] = set()
 
@@ -63,9 +75,9 @@ class Live:
     def note(self, name: str, text: str) -> None:
         self.display.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
 
-    def progress(self, name: str, row: dict[str, Any]) -> None:
+    def progress(self, name: str, row: ProgressRow) -> None:
         if name in self.bars:
-            self.display.update(self.bars[name], total=row["total"], completed=row["done"], numbers=describe(row))
+            self.display.update(self.bars[name], total=row.total, completed=row.done, numbers=describe(row))
 
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
         name = step.node.name
@@ -91,7 +103,13 @@ class Plain:
     def __exit__(self, *_: object) -> None: ...
 
     def begin(self, step: Step) -> None:
-        self.console.print(escape(f"{step.node.name}: {step.action}, {step.reason}" if step.reason else f"{step.node.name}: {step.action}"))
+        self.console.print(
+            escape(
+                f"{step.node.name}: {step.action}, {step.reason}"
+                if step.reason
+                else f"{step.node.name}: {step.action}"
+            )
+        )
 
     def line(self, name: str, text: str) -> None:
         """A stage's own lines go to its log."""
@@ -99,10 +117,10 @@ class Plain:
     def note(self, name: str, text: str) -> None:
         self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
 
-    def progress(self, name: str, row: dict[str, Any]) -> None:
+    def progress(self, name: str, row: ProgressRow) -> None:
         now, text = time.monotonic(), describe(row)
         before, told = self.last.get(name, (0.0, ""))
-        if text != told and (row["done"] >= row["total"] or now - before >= PLAIN_INTERVAL):
+        if text != told and (row.done >= row.total or now - before >= PLAIN_INTERVAL):
             self.last[name] = now, text
             self.console.print(escape(f"{name}: {text}"))
 

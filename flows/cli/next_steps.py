@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.planning.plan import Plan
-from infra.store import Artifact, StoreError
+from infra.store import StoreError
 from specs.redaction import redacted
 
 
@@ -24,19 +24,26 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
     ]
     for node in exports:
         try:
-            artifact = Artifact(plan.store, node.path)
+            artifact = node.artifact(plan.store)
             folder = plan.store.location(artifact.stored_name("config.json").rsplit("/", 1)[0])
         except (StoreError, KeyError):
             continue
-        console.print(f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True)
-    program = shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).name == "apertus" else "python -m flows.cli"
+        console.print(
+            f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True
+        )
+    program = (
+        shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).name == "apertus" else "python -m flows.cli"
+    )
     last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
     training = [
         phase
         for phase, trajectory in plan.graph.trajectories.items()
         if phase == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
     ]
-    chosen = [*(["--store", store] if store else []), *(x for override in overrides for x in ("--set", override))]
+    chosen = [
+        *(["--store", store] if store else []),
+        *(x for override in overrides for x in ("--set", override)),
+    ]
     recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(redacted(option))}" for option in chosen)
     console.print("Next:")
     for command in (f"status {recipe}", f"lineage {recipe} {last}"):

@@ -34,22 +34,30 @@ from flows.execution.runner import Observer, Runner, StageFailed
 from flows.execution.watchdog import guard
 from flows.format import describe
 from flows.planning.plan import Plan, Step, decide, make
-from flows.planning.selection import select
+from flows.planning.stage_choice import select
 from flows.report import render
 from infra.store import Store
-from specs.profile import Profile, load_profile
+from specs.job import ProgressRow
+from specs.profiles import Profile, load_profile
 from specs.recipe import load
 from specs.redaction import RedactedRecord, redacted, without_secrets
 
-STOPPED_BY = {"KeyboardInterrupt": "Ctrl-C", "TerminationSignal": "SIGTERM or a cancellation", "WorkerLost": "the end of its worker"}
-ENDLESS = 10**6  # threads of the task runner, which the walk limits, and retries of a part, which the runner limits
+STOPPED_BY = {
+    "KeyboardInterrupt": "Ctrl-C",
+    "TerminationSignal": "SIGTERM or a cancellation",
+    "WorkerLost": "the end of its worker",
+}
+# threads of the task runner, which the walk limits, and retries of a part, which the runner limits
+ENDLESS = 10**6
 
 
 class PipelineFailed(RuntimeError):
     """At least one part did not finish. The message lists each with its reason."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__("\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items()))
+        super().__init__(
+            "\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items())
+        )
         self.reasons = reasons
 
 
@@ -67,7 +75,7 @@ class _Silent:
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
     def note(self, name: str, text: str) -> None: ...
-    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def progress(self, name: str, row: ProgressRow) -> None: ...
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
 
 
@@ -105,7 +113,7 @@ class _Logged:
             self.loggers[name].warning(text)
         self.inner.note(name, text)
 
-    def progress(self, name: str, row: dict[str, Any]) -> None:
+    def progress(self, name: str, row: ProgressRow) -> None:
         if name in self.bars:
             self.bars[name].update(row, f"{name}: {describe(row)}")
         self.inner.progress(name, row)
@@ -130,7 +138,11 @@ class Session:
         node = graph.nodes[name]
         duplicate = graph.duplicate_of(node)
         same = {duplicate} if duplicate is not None and graph.nodes[duplicate].stage in self.chosen else set()
-        return {*graph.parents(node), *same, *(other.name for stage in graph.after[node.stage] for other in graph.of(stage))}
+        return {
+            *graph.parents(node),
+            *same,
+            *(other.name for stage in graph.after[node.stage] for other in graph.of(stage)),
+        }
 
 
 def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
@@ -189,7 +201,9 @@ def walk(session: Session) -> None:
             interrupts.check()
             for name in [name for name in waiting if session.needs(name) & failed.keys()]:
                 waiting.remove(name)
-                failed[name] = f"not run, since {', '.join(sorted(session.needs(name) & failed.keys()))} did not finish"
+                failed[name] = (
+                    f"not run, since {', '.join(sorted(session.needs(name) & failed.keys()))} did not finish"
+                )
             for name in [name for name in waiting if session.needs(name) <= finished]:
                 if len(running) < plan.pipeline.concurrency:
                     waiting.remove(name)
@@ -272,13 +286,19 @@ def _publish(plan: Plan, failed: dict[str, str]) -> None:
     if runtime.deployment.id is None:
         return
     with only_shown("the report"):
-        plan = make(plan.pipeline, plan.store)  # what failed has gates and checkpoints that the plan of the run does not know
+        # what failed has gates and checkpoints that the plan of the run does not know
+        plan = make(plan.pipeline, plan.store)
         path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
         plan.store.write_bytes(path, render(plan).encode())
         publish_run(plan, plan.store.location(path), failed)
 
 
-@flow(name="apertus", validate_parameters=True, task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS), persist_result=False)  # type: ignore[arg-type]
+@flow(
+    name="apertus",
+    validate_parameters=True,
+    task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS),  # type: ignore[arg-type]
+    persist_result=False,
+)
 def pipeline(
     spec: RecipeFile,
     overrides: list[Override] | None = None,

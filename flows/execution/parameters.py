@@ -37,7 +37,10 @@ StoreUrl = Annotated[
     Field(
         title="Store",
         pattern=r"^([A-Za-z0-9+.:-]+://.*|[^:]+|/.*)$",
-        description="folder or fsspec URL, without credentials: the client of the storage reads them from the worker's environment",
+        description=(
+            "folder or fsspec URL, without credentials: the client of the storage reads them from the"
+            " worker's environment"
+        ),
         json_schema_extra=WITHOUT_CREDENTIALS,
     ),
 ]

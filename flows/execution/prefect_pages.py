@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 
 from flows.planning.plan import Plan, Step
-from infra.store import Artifact
 from specs.base import flatten
+from specs.job import ProgressRow
 from specs.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -47,15 +52,17 @@ class ProgressBar:
         self._told = clock()
         self._id: Any = None
         with only_shown(f"the progress of {name}"):
-            self._id = create_progress_artifact(progress=0.0, key=key(pipeline, name, "progress"), description=name)
+            self._id = create_progress_artifact(
+                progress=0.0, key=key(pipeline, name, "progress"), description=name
+            )
 
-    def update(self, row: dict[str, Any], text: str) -> None:
-        """`row`: done and total, in whatever unit; `text` describes it."""
-        done = row["done"] >= row["total"]
+    def update(self, row: ProgressRow, text: str) -> None:
+        """`text` describes the row."""
+        done = row.done >= row.total
         if not done and self._clock() - self._told < INTERVAL_SECONDS:
             return
         self._told = self._clock()
-        self._tell(100.0 * row["done"] / row["total"], text)
+        self._tell(100.0 * row.done / row.total, text)
 
     def finish(self) -> None:
         """Shows the part as finished, even if it reported no progress."""
@@ -73,22 +80,44 @@ class ProgressBar:
 def publish_results(step: Step, plan: Plan) -> None:
     """The results of a part as a table."""
     with only_shown(f"the table of {step.node.name}"):
-        manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest
-        values = flatten({**manifest.metrics, "seconds": manifest.seconds.model_dump() if manifest.seconds else {}})
-        rows = [{"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)} for name, value in values.items()]
-        create_table_artifact(key=key(plan.pipeline.name, step.node.name), table=rows, description=f"{step.node.name}: {step.node.path}")
+        manifest = step.node.artifact(plan.store).manifest
+        values = flatten(
+            {**manifest.metrics, "seconds": manifest.seconds.model_dump() if manifest.seconds else {}}
+        )
+        rows = [
+            {"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)}
+            for name, value in values.items()
+        ]
+        create_table_artifact(
+            key=key(plan.pipeline.name, step.node.name),
+            table=rows,
+            description=f"{step.node.name}: {step.node.path}",
+        )
 
 
 def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
     """The whole run on one page: a line per part, failures with reasons, and the place of the report."""
-    lines = [f"# {plan.pipeline.name}", "", f"The report: [{report}]({report})" if "://" in report else f"The report: `{report}`", ""]
+    lines = [
+        f"# {plan.pipeline.name}",
+        "",
+        f"The report: [{report}]({report})" if "://" in report else f"The report: `{report}`",
+        "",
+    ]
     lines += [f"- **{name}** did not finish: {_one_line(reason)}" for name, reason in failed.items()]
     lines += ["", "| part | kind | state | artifact |", "|---|---|---|---|"]
     for step in plan.steps.values():
-        state = "failed" if step.node.name in failed else ("finished" if step.action == "reuse" else step.reason or step.action)
+        state = (
+            "failed"
+            if step.node.name in failed
+            else ("finished" if step.action == "reuse" else step.reason or step.action)
+        )
         lines.append(f"| {step.node.name} | {step.node.kind} | {_one_line(state)} | `{step.node.path}` |")
     with only_shown("the page of the run"):
-        create_markdown_artifact(key=key(plan.pipeline.name, "run"), markdown="\n".join(lines), description=f"Run of {plan.pipeline.name}")
+        create_markdown_artifact(
+            key=key(plan.pipeline.name, "run"),
+            markdown="\n".join(lines),
+            description=f"Run of {plan.pipeline.name}",
+        )
 
 
 def _one_line(text: str) -> str:

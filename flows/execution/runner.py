@@ -25,9 +25,8 @@ from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
 from infra.store.writing.lease import Lease, LeaseLost, Leases, Timing
 from infra.store.writing.retention import hold, refer
-from specs.base import Spec
-from specs.job import InputRef, Job
-from specs.profile import Profile
+from specs.job import DamagedInput, InputRef, Job, ProgressRow
+from specs.profiles import Profile
 
 JOBS_IN_VAIN = 3
 REFUSALS = 100  # in a row, of a cluster that accepted jobs of this run before: most of a day
@@ -57,14 +56,16 @@ class Observer(Protocol):
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
     def note(self, name: str, text: str) -> None: ...
-    def progress(self, name: str, row: dict[str, Any]) -> None: ...
+    def progress(self, name: str, row: ProgressRow) -> None: ...
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
 
 
 class Runner:
     """Runs the parts of one plan. Safe to call, and to stop, from several threads."""
 
-    def __init__(self, plan: Plan, observer: Observer, timing: Timing | None = None, profile: Profile | None = None) -> None:
+    def __init__(
+        self, plan: Plan, observer: Observer, timing: Timing | None = None, profile: Profile | None = None
+    ) -> None:
         self.plan = plan
         self.profile = profile or Profile()
         self.observer = observer
@@ -83,15 +84,17 @@ class Runner:
         """Records, before anything runs, the artifacts of the run and the files of its sources."""
         self.plan.store.initialise()
         _note_inputs(self.plan)
-        Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, _dump(self.plan.pipeline))
+        Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, self.plan.pipeline.to_json())
 
     def adopt(self, plan: Plan) -> None:
         """Continues with a new plan, in which `@best:` and selections have their results. The differences are
         recorded first: the last record always names everything that this run has made."""
-        before, after = ([(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan))
+        before, after = (
+            [(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan)
+        )
         if (self.plan.graph.best, before) != (plan.graph.best, after):
             _note_inputs(plan)
-            Records(plan.store, plan.pipeline.name).keep(plan.graph, _dump(plan.pipeline))
+            Records(plan.store, plan.pipeline.name).keep(plan.graph, plan.pipeline.to_json())
         self.plan = plan
 
     def stop(self, reason: str) -> None:
@@ -154,7 +157,7 @@ class Runner:
         step = decide(node, self.plan)
         if step.action == "reuse" and self.plan.pipeline.stages[node.stage].protect:
             Records(self.plan.store, self.plan.pipeline.name).protect(node)
-        metrics = Artifact(self.plan.store, node.path, node.end_step).manifest.metrics if step.action == "reuse" else None
+        metrics = node.artifact(self.plan.store).manifest.metrics if step.action == "reuse" else None
         if step.gate_failures:
             self.observer.end(step, step.gate_failures[0], time.monotonic() - begun, metrics)
             raise GateFailed("; ".join(step.gate_failures))
@@ -164,7 +167,7 @@ class Runner:
     def _turn(self, node: Node) -> Lease | None:
         """Waits for the lease of a part; None when another run has finished it. Interrupted when it is told
         to stop."""
-        artifact = Artifact(self.plan.store, node.path, node.end_step)
+        artifact = node.artifact(self.plan.store)
         leases = Leases(self.plan.store, node.path, self.timing)
         told = ""
         while not artifact.complete:
@@ -212,6 +215,8 @@ class Runner:
                     self._processes.discard(process)
             self._taken = True
             log = self._keep_log(job, scratch)
+            if node.artifact(self.plan.store).complete:
+                return
             if ended.requeue and not self.stopping:
                 self._submit_again(node, ended, before, log)
             else:
@@ -220,16 +225,20 @@ class Runner:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _process(self, job: Job, node: Node) -> Launched:
-        return launch_job(job, node.launch, self.profile, distributed=node.part.ON_ENGINE, exclude=sorted(self._dead_nodes))
+        return launch_job(
+            job, node.launch, self.profile, distributed=node.part.ON_ENGINE, exclude=sorted(self._dead_nodes)
+        )
 
     def _committed(self, node: Node) -> set[str]:
         """The committed work that the next attempt does not repeat."""
-        return {f"{folder}/{name}" for folder in ("checkpoints", "units") for name in self.plan.store.names(f"{node.path}/{folder}")}
+        return {
+            f"{folder}/{name}"
+            for folder in ("checkpoints", "units")
+            for name in self.plan.store.names(f"{node.path}/{folder}")
+        }
 
     def _submit_again(self, node: Node, ended: Ended, before: set[str], log: str) -> None:
         """Announces the next attempt. StageFailed when attempts make no progress."""
-        if Artifact(self.plan.store, node.path, node.end_step).complete:
-            return
         self._dead_nodes |= {*ended.dead_nodes}
         in_vain = self._in_vain.get(node.name, 0) + 1 if self._committed(node) == before else 0
         self._in_vain[node.name] = in_vain
@@ -243,25 +252,27 @@ class Runner:
         self.observer.note(node.name, f"submitted again{without}, because {ended.requeue}")
 
     def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
-        if Artifact(self.plan.store, node.path, node.end_step).complete:
-            return
+        """Raises why there is no result; returns where another attempt may have one."""
         if ended.stopped and self.stopping:
-            saved = Artifact(self.plan.store, node.path).checkpoint_steps() if node.end_step is not None else []
+            saved = node.artifact(self.plan.store).checkpoint_steps() if node.end_step is not None else []
             kept = f"; checkpoints at steps {', '.join(map(str, saved))}" if saved else ""
             raise Interrupted(f"{node.name} was interrupted: {ended.stopped}{kept}")
         lease.check()
         if ended.stopped:
             raise StageFailed(f"{node.name}: {ended.stopped}", again=True)
-        if ended.error and ended.error.get("damaged"):
-            self._withdraw_damaged(node, ended.error["damaged"] | {"message": ended.error["message"]}, log, lease)
-            return
-        if ended.error and ended.error.get("interrupted"):  # stopped by a third party or by the time limit
-            self.stop(ended.error["message"])
-            raise Interrupted(f"{node.name} was interrupted: {ended.error['message']}")
-        if ended.error:
-            raise StageFailed(f"{node.name}: {ended.error['message']} (log: {log})", again=bool(ended.error["again"]))
+        if (error := ended.error) is not None:
+            message = f"{node.name}: {error.message} (log: {log})"
+            if error.damaged is not None:
+                self._withdraw_damaged(node, error.damaged, message, lease)
+                return
+            if error.interrupted:  # by a third party or by the time limit
+                self.stop(error.message)
+                raise Interrupted(f"{node.name} was interrupted: {error.message}")
+            raise StageFailed(message, again=error.again)
         last = ended.tail[-1] if ended.tail else "it printed nothing"
-        raise StageFailed(f"{node.name}: ended with exit code {ended.code} and no result: {last} (log: {log})", again=True)
+        raise StageFailed(
+            f"{node.name}: ended with exit code {ended.code} and no result: {last} (log: {log})", again=True
+        )
 
     def _keep_log(self, job: Job, scratch: Path) -> str:
         """Stores the output of an attempt; returns its path."""
@@ -284,10 +295,10 @@ class Runner:
             kind=node.kind,
             version=node.version,
             fingerprint=node.fingerprint,
-            spec=_dump(node.part),
+            spec=node.part.to_json(),
             identity=node.identity,
             inputs=inputs,
-            launch=_dump(node.launch),
+            launch=node.launch,
             store=self.plan.store.url,
             path=node.path,
             attempt=lease.holder.attempt,
@@ -295,7 +306,7 @@ class Runner:
             scratch=str(scratch),
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
-            profile=_dump(self.profile),
+            profile=self.profile,
             tracking=self.plan.pipeline.tracking.located(),
             launched_at=time.time(),
         )
@@ -310,14 +321,21 @@ class Runner:
             checkpoint = Artifact(self.plan.store, path).checkpoint(read.step)
             checkpoint.check(content=False)
             folder = checkpoint.folder
-        return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path, step=read.step, checkpoint=folder)
+        return InputRef(
+            kind=read.kind,
+            fingerprint=read.fingerprint,
+            name=read.name,
+            path=path,
+            step=read.step,
+            checkpoint=folder,
+        )
 
     def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
         """The last checkpoint of the part's trajectory, up to `step`, whose files have the lengths in its
         marker. The stage compares their content while it loads them (`_withdraw_damaged`).
 
         The marker of a damaged one is withdrawn, so that the step can be committed again."""
-        artifact = Artifact(self.plan.store, node.path)
+        artifact = node.artifact(self.plan.store)
         for candidate in reversed(self._own_steps(node)):
             if step is None or candidate > step:
                 continue
@@ -330,20 +348,21 @@ class Runner:
 
     def _own_steps(self, node: Node) -> list[int]:
         """Steps of the stored checkpoints that the part itself has made."""
-        return [step for step in Artifact(self.plan.store, node.path).checkpoint_steps() if step > (node.start_step or 0)]
+        steps = node.artifact(self.plan.store).checkpoint_steps()
+        return [step for step in steps if step > node.start_step]
 
-    def _withdraw_damaged(self, node: Node, damaged: dict[str, Any], log: str, lease: Lease) -> None:
+    def _withdraw_damaged(self, node: Node, damaged: DamagedInput, message: str, lease: Lease) -> None:
         """Handles a checkpoint that a stage found damaged while reading. A checkpoint of the part itself is
         withdrawn, with those after it (a rollback may read an earlier one), and the next attempt resumes from
         the one before. StageFailed for one of another part, and for one that is sound when all of it is read
         again."""
-        step, message = int(damaged["step"]), f"{node.name}: {damaged['message']} (log: {log})"
-        if damaged["artifact"] != node.path or step not in (own := self._own_steps(node)):
+        own = self._own_steps(node)
+        if damaged.artifact != node.path or damaged.step not in own:
             raise StageFailed(message, again=False)
         try:
-            Artifact(self.plan.store, node.path).checkpoint(step).check()
+            node.artifact(self.plan.store).checkpoint(damaged.step).check()
         except StoreError as error:
-            self._withdraw(node, [later for later in own if later >= step], error, lease)
+            self._withdraw(node, [later for later in own if later >= damaged.step], error, lease)
             return
         raise StageFailed(f"{message}; a second reading found no damage", again=True)
 
@@ -352,8 +371,10 @@ class Runner:
         for step in reversed(steps):
             if lease is not None:
                 lease.check()
-            self.observer.note(node.name, f"checkpoint {step} is withdrawn, the one before it is used: {error}")
-            Artifact(self.plan.store, node.path).withdraw(step)
+            self.observer.note(
+                node.name, f"checkpoint {step} is withdrawn, the one before it is used: {error}"
+            )
+            node.artifact(self.plan.store).withdraw(step)
 
 
 def attempt_id() -> str:
@@ -366,7 +387,3 @@ def _note_inputs(plan: Plan) -> None:
         lock(plan.store, listing, plan.graph.digests[name])
     for node, parent, step in plan.graph.starts(plan.pipeline):
         refer(plan.store, parent.path, step, node.path)
-
-
-def _dump(spec: Spec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", by_alias=True)

@@ -1,4 +1,5 @@
-"""Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names one.
+"""Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names
+one.
 
 Invariant: the temporary server lives as long as the process, however that ends. It must learn how the run
 ended, so the signals that end a run do not end it. It is killed at exit, after its logs are delivered; if
@@ -36,7 +37,8 @@ def start_prefect() -> None:
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 
-    refresh_global_settings_context()  # Prefect read the environment when it was imported, which may be long ago
+    # Prefect read the environment when it was imported, which may be long ago
+    refresh_global_settings_context()
     _log_to_the_server_only()
     url = get_current_settings().api.url
     if url is not None:
@@ -100,7 +102,9 @@ def _reach(url: str) -> None:
     try:
         httpx.get(f"{url}/health", timeout=10)
     except httpx.TransportError as error:
-        raise ConnectionError(f"no Prefect server answers at {url} ({error}). Fix: start it, or unset PREFECT_API_URL") from error
+        raise ConnectionError(
+            f"no Prefect server answers at {url} ({error}). Fix: start it, or unset PREFECT_API_URL"
+        ) from error
 
 
 def _log_to_the_server_only() -> None:

@@ -1,7 +1,9 @@
-"""What the model sees: the samples of a step of training, decoded, with document borders, what is trained and where each comes from.
+"""What the model sees: the samples of a step of training, decoded, with document borders, what is trained and
+where each comes from.
 
-A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored. The first token of a document
-is never predicted. In text, what is not trained was left out by the Goldfish loss; in conversations it is not the assistant's.
+A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored.
+The first token of a document is never predicted. In text, what is not trained was left out by the Goldfish
+loss; in conversations it is not the assistant's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rich.text import Text
 from flows.inspection.common import Options, artifact, references
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
-from specs.errors import Problem, SpecError
+from specs.errors import SpecError
 from specs.stages.training import Segment
 
 MARKS = {"untrained": ("⟦", "⟧"), "first": ("‹", "›")}  # of what is printed without colours
@@ -25,20 +27,27 @@ STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "p
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
-    """The segment that a step lies in, of one phase; the first one by default. SpecError for a step that there is not."""
+    """The segment that a step lies in, of one phase; the first one by default. SpecError for a step that
+    there is not."""
     phases = sorted({node.phase for node in nodes})
     if len(phases) > 1:
-        raise SpecError([Problem((), f"'{name}' has {len(phases)} steps of its own length", f"name one: {', '.join(phases)}.", "inspect")])
-    step = options.step if options.step is not None else (nodes[0].start_step or 0) + 1
+        raise SpecError.of(
+            (),
+            f"'{name}' has {len(phases)} steps of its own length",
+            f"name one: {', '.join(phases)}.",
+            "inspect",
+        )
+    step = options.step if options.step is not None else nodes[0].start_step + 1
     for node in nodes:
-        if (node.start_step or 0) < step <= (node.end_step or 0):
+        if node.start_step < step <= (node.end_step or 0):
             return node
-    first, last = (nodes[0].start_step or 0) + 1, nodes[-1].end_step
-    raise SpecError([Problem((), f"'{name}' has no step {step}", f"name one from {first} to {last}.", "--step")])
+    first, last = nodes[0].start_step + 1, nodes[-1].end_step
+    raise SpecError.of((), f"'{name}' has no step {step}", f"name one from {first} to {last}.", "--step")
 
 
 def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
-    """`samples`: for each its index, source, arrays (`input`, `labels`, `positions`, ...) and `documents` with decoded pieces."""
+    """`samples`: for each its index, source, arrays (`input`, `labels`, `positions`, ...) and `documents`
+    with decoded pieces."""
     from tokenizers import Tokenizer
 
     from apertus_model.stages.training_data import open_data
@@ -47,22 +56,30 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     assert isinstance(segment, Segment)
     inputs = references(plan, node)
     data: Any = open_data(
-        plan.store, inputs, segment.model_copy(update={"validation": segment.validation.model_copy(update={"interval": 0})})
+        plan.store,
+        inputs,
+        segment.model_copy(update={"validation": segment.validation.model_copy(update={"interval": 0})}),
     )
     tokenizer_artifact = artifact(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
     tokenizer = Tokenizer.from_str(tokenizer_artifact.bytes("tokenizer.json").decode())
-    step = options.step if options.step is not None else (node.start_step or 0) + 1
+    step = options.step if options.step is not None else node.start_step + 1
     begin, count = segment.sample_at(step - 1), segment.global_batch_size
     if options.sample is not None:
         begin, count = options.sample, 1
     pad = {tokenizer_artifact.manifest.facts.get("pad_id"), tokenizer_artifact.manifest.facts.get("eos_id")}
-    samples = [sample_of(data, tokenizer, index, pad) for index in range(begin, begin + min(count, options.limit))]
+    samples = [
+        sample_of(data, tokenizer, index, pad) for index in range(begin, begin + min(count, options.limit))
+    ]
     first, end = segment.sample_at(segment.start_step), segment.sample_at(segment.end_step)
     drawn = first <= begin < end
     return {
         "name": node.name,
         "kind": node.kind,
-        "note": "" if drawn else f"training draws the samples {first:,} to {end - 1:,} here; {begin:,} is not among them",
+        "note": (
+            ""
+            if drawn
+            else f"training draws the samples {first:,} to {end - 1:,} here; {begin:,} is not among them"
+        ),
         "step": step if options.sample is None else None,
         "global_batch_size": segment.global_batch_size,
         "sequence_length": segment.sequence_length,
@@ -91,14 +108,30 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> di
         padding = not trained and end == len(ids) and {ids[place] for place in inside} <= pad
         kinds = ["padding" if padding else _status(place, start, labels) for place in inside]
         pieces = [
-            {"status": status, "tokens": len(places), "text": tokenizer.decode([ids[place] for place in places], skip_special_tokens=False)}
+            {
+                "status": status,
+                "tokens": len(places),
+                "text": tokenizer.decode([ids[place] for place in places], skip_special_tokens=False),
+            }
             for status, places in _runs(list(inside), kinds)
         ]
         origin = "padding" if padding else (origins[number] if number < len(origins) else origins[-1])
-        found["documents"].append({"begin": start, "tokens": end - start, "trained": len(trained), "source": origin, "pieces": pieces})
+        found["documents"].append(
+            {
+                "begin": start,
+                "tokens": end - start,
+                "trained": len(trained),
+                "source": origin,
+                "pieces": pieces,
+            }
+        )
     if labels[-1] >= 0:
         found["last_label"] = tokenizer.decode([labels[-1]], skip_special_tokens=False)
-    found["source"] = ", ".join(dict.fromkeys(document["source"] for document in found["documents"] if document["source"] != "padding"))
+    found["source"] = ", ".join(
+        dict.fromkeys(
+            document["source"] for document in found["documents"] if document["source"] != "padding"
+        )
+    )
     return found
 
 
@@ -119,19 +152,33 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
     samples = data.samples
     if hasattr(samples, "order"):
         draw = samples.order[index]
-        return [f"{data.names[draw.source]} (sequence {draw.window:,} of {samples.order.windows[draw.source]:,}, pass {draw.epoch + 1})"]
+        return [
+            f"{data.names[draw.source]} (sequence {draw.window:,} of {samples.order.windows[draw.source]:,},"
+            f" pass {draw.epoch + 1})"
+        ]
     if hasattr(samples, "conversations"):
-        return [f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)]
+        return [
+            f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)
+        ]
     sides = ("chosen", "rejected")
     return [
-        f"{data.names[0]} ({sides[number % 2]}, quantile reward {reward:.3f}, reference log-probability {logp:.2f})"
-        for number, (reward, logp) in enumerate(zip(sample.rewards.tolist(), sample.reference.tolist(), strict=True))
+        f"{data.names[0]} ({sides[number % 2]}, quantile reward {reward:.3f}, reference log-probability"
+        f" {logp:.2f})"
+        for number, (reward, logp) in enumerate(
+            zip(sample.rewards.tolist(), sample.reference.tolist(), strict=True)
+        )
     ]
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    at = f"step {found['step']}, {found['global_batch_size']} sequences" if found["step"] is not None else "one sample"
-    console.print(f"[bold]{escape(found['name'])}[/]: {at} of {found['sequence_length']} tokens", highlight=False)
+    at = (
+        f"step {found['step']}, {found['global_batch_size']} sequences"
+        if found["step"] is not None
+        else "one sample"
+    )
+    console.print(
+        f"[bold]{escape(found['name'])}[/]: {at} of {found['sequence_length']} tokens", highlight=False
+    )
     if found["note"]:
         console.print(f"[yellow]note[/] {escape(found['note'])}", highlight=False, soft_wrap=True)
     marks = {} if console.is_terminal or console.record else MARKS
@@ -145,7 +192,10 @@ def show(console: Console, found: dict[str, Any]) -> None:
         console.rule(Text(f"sample {sample['index']}: {trained} of {len(sample['input'])} places trained"))
         for document in sample["documents"]:
             end = document["begin"] + document["tokens"] - 1
-            heading = f"tokens {document['begin']} to {end}, positions 0 to {document['tokens'] - 1}: {document['source']}"
+            heading = (
+                f"tokens {document['begin']} to {end}, positions 0 to {document['tokens'] - 1}:"
+                f" {document['source']}"
+            )
             console.print(Text(heading, style="bold magenta"), soft_wrap=True)
             if document["source"] != "padding":
                 text = Text()
@@ -154,4 +204,6 @@ def show(console: Console, found: dict[str, Any]) -> None:
                     text.append(f"{begin}{piece['text']}{end}", style=STYLES[piece["status"]])
                 console.print(text)
         if "last_label" in sample:
-            console.print(Text(f"and then, predicted at the last place: {sample['last_label']!r}", style="dim"))
+            console.print(
+                Text(f"and then, predicted at the last place: {sample['last_label']!r}", style="dim")
+            )

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from flows.planning.graph import Input, Node
 from flows.planning.plan import Plan
 from infra.store import Artifact
-from specs.errors import Problem, SpecError
+from specs.errors import SpecError
 from specs.job import InputRef
 
 
 @dataclass(frozen=True)
 class Options:
-    """`step`: of training, from 1; `sample`: index in the training data, from 0, in place of a step; `limit`: samples or examples that are
-    shown; `samples`: over which the shares of a mixture are counted; `reason`: of a corpus's examples, the only one to show."""
+    """`step`: of training, from 1; `sample`: index in the training data, from 0, in place of a step;
+    `limit`: samples or examples that are shown; `samples`: over which the shares of a mixture are counted;
+    `reason`: of a corpus's examples, the only one to show."""
 
     step: int | None = None
     sample: int | None = None
@@ -25,15 +26,18 @@ class Options:
 
 def artifact(plan: Plan, node: Node) -> Artifact:
     """The finished artifact of a part. SpecError when it has not been made."""
-    found = Artifact(plan.store, node.path)
+    found = node.artifact(plan.store)
     if not found.complete:
         fix = f"apertus run ... --until {node.stage}"
-        raise SpecError([Problem((), f"'{node.name}' has not been made yet, so there is nothing to look at", fix, "inspect")])
+        raise SpecError.of(
+            (), f"'{node.name}' has not been made yet, so there is nothing to look at", fix, "inspect"
+        )
     return found
 
 
 def references(plan: Plan, node: Node) -> dict[str, InputRef]:
-    """The inputs of a part by role, checkpoints left out, and all that mixtures among them read. SpecError for one that is not made."""
+    """The inputs of a part by role, checkpoints left out, and all that mixtures among them read. SpecError
+    for one that is not made."""
     found: dict[str, InputRef] = {}
     for role, read in node.inputs.items():
         if read.step is None and read.node is not None:

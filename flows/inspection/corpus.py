@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -19,8 +18,9 @@ from apertus_model.data.examples import Row, from_jsonl
 from flows.inspection.common import Options, artifact
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
+from flows.terminal import empty_table
 from infra.store import Artifact
-from specs.errors import Problem, SpecError, did_you_mean
+from specs.errors import SpecError, did_you_mean
 
 EXAMPLES = "examples.jsonl"
 LINES = 15
@@ -33,8 +33,8 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
 
 
 def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> dict[str, Any]:
-    """`account`: rows from what was read to what was kept; `kept`: what became of it; `examples`: at most `limit` of each reason, or of
-    `reason` alone: the label of a filter, `kept`, or `replaced`.
+    """`account`: rows from what was read to what was kept; `kept`: what became of it; `examples`: at most
+    `limit` of each reason, or of `reason` alone: the label of a filter, `kept`, or `replaced`.
 
     Raises:
         SpecError: for a reason that the corpus does not know.
@@ -42,16 +42,23 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
     metrics = corpus.manifest.metrics
     reasons = [*metrics["filters"], "kept", "replaced"]
     if reason is not None and reason not in reasons:
-        raise SpecError([Problem((), f"there is no reason '{reason}' in this corpus", did_you_mean(reason, reasons), "inspect")])
+        raise SpecError.of(
+            (), f"there is no reason '{reason}' in this corpus", did_you_mean(reason, reasons), "inspect"
+        )
     rows = from_jsonl(corpus.bytes(EXAMPLES))
     return {
         "name": corpus.identity.name,
         "kind": "corpus",
-        "account": [{"what": what, "documents": documents, "characters": characters} for what, documents, characters in account(metrics)],
+        "account": [
+            {"what": what, "documents": documents, "characters": characters}
+            for what, documents, characters in account(metrics)
+        ],
         "kept": {"train": metrics["train"], "validation": metrics["validation"], "probes": metrics["probes"]},
         "replaced": metrics["replaced"],
         "examples": [
-            row for name in (reasons if reason is None else [reason]) for row in [row for row in rows if row["reason"] == name][:limit]
+            row
+            for name in (reasons if reason is None else [reason])
+            for row in [row for row in rows if row["reason"] == name][:limit]
         ],
     }
 
@@ -65,10 +72,12 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
-    """(what, documents, characters) from what was read to what was kept. Characters are those of the text as read; what was rejected never
-    became a text."""
+    """(what, documents, characters) from what was read to what was kept. Characters are those of the text
+    as read; what was rejected never became a text."""
     read, dropped, characters = metrics["read"], metrics["dropped"], metrics["dropped_characters"]
-    rows: list[tuple[str, int, int | None]] = [(f"rejected: {name}", count, None) for name, count in sorted(metrics["rejected"].items())]
+    rows: list[tuple[str, int, int | None]] = [
+        (f"rejected: {name}", count, None) for name, count in sorted(metrics["rejected"].items())
+    ]
     rows.append(("read", read["documents"], read["characters"]))
     rows += [(f"dropped: {name}", dropped[name], characters[name]) for name in metrics["filters"]]
     kept = read["documents"] - sum(dropped.values()), read["characters"] - sum(characters.values())
@@ -76,19 +85,24 @@ def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
 
 
 def _account(found: dict[str, Any]) -> Table:
-    table = Table(title=escape(found["name"]), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column("documents", justify="right", no_wrap=True)
-    table.add_column("characters", justify="right", no_wrap=True)
+    counted = ("documents", "characters")
+    table = empty_table(escape(found["name"]), ("", *counted), numbers=counted)
     for row in found["account"]:
-        table.add_row(escape(row["what"]), f"{row['documents']:,}", "" if row["characters"] is None else f"{row['characters']:,}")
+        table.add_row(
+            escape(row["what"]),
+            f"{row['documents']:,}",
+            "" if row["characters"] is None else f"{row['characters']:,}",
+        )
     return table
 
 
 def _destination(found: dict[str, Any]) -> str:
     replaced = ", ".join(f"{count:,} {kind}" for kind, count in found["replaced"].items())
     kept = found["kept"]
-    splits = f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out, {kept['probes']:,} probes"
+    splits = (
+        f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out,"
+        f" {kept['probes']:,} probes"
+    )
     return f"kept: {splits}; replaced: {replaced or 'nothing'}\n"
 
 

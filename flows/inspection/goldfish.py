@@ -1,7 +1,7 @@
 """How many labels the hash of the Goldfish loss leaves out: fewer than one in k, since many ids are even.
 
-Invariant: the planner does not import this module, which takes the hash's table with numpy from `apertus_model.data.goldfish`; whoever
-shows a plan hands `masked_by_hash` to it.
+Invariant: the planner does not import this module, which takes the hash's table with numpy from
+`apertus_model.data.goldfish`; whoever shows a plan hands `masked_by_hash` to it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ def masked_by_hash(segment: Segment, tokens: int) -> int:
 
 
 def masked_share(goldfish: Goldfish, sequence_length: int, vocab_size: int) -> float:
-    """Share of the labels that the Goldfish hash leaves out, for token ids that are uniform in [0, vocab_size). The first h - 1 labels of a
-    sequence always stay."""
-    return _of_windows(goldfish.k, goldfish.h, vocab_size) * max(0, sequence_length - goldfish.h + 1) / sequence_length
+    """Share of the labels that the Goldfish hash leaves out, for token ids that are uniform in [0,
+    vocab_size). The first h - 1 labels of a sequence always stay."""
+    return (
+        _of_windows(goldfish.k, goldfish.h, vocab_size)
+        * max(0, sequence_length - goldfish.h + 1)
+        / sequence_length
+    )
 
 
 @functools.cache
 def _of_windows(k: int, h: int, vocab_size: int) -> float:
     """The share of windows of h ids whose last label is left out.
 
-    A window's hash is the product of its h ids modulo 2^64. With v factors of two together it is 2^v times an odd number, one of
-    2^(63-v); so for many even ids the hash takes few values, and the table's entries for just these decide (a single one for 0). With few
-    factors of two it falls evenly on the table.
+    A window's hash is the product of its h ids modulo 2^64. With v factors of two together it is 2^v times an
+    odd number, one of 2^(63-v); so for many even ids the hash takes few values, and the table's entries for
+    just these decide (a single one for 0). With few factors of two it falls evenly on the table.
     """
     twos = np.zeros(65)  # of one id, by number of factors of two; 64 stands for 64 and more
     divisible = [(vocab_size - 1) >> v for v in range(65)]  # ids from 1 on, by 2^v

@@ -1,7 +1,8 @@
 """`apertus inspect SPEC NAME`: what is in an artifact, as people read it. One inspector per kind of part.
 
-Invariants: an inspector reads the store and changes nothing; what it finds is one JSON document, and what is printed is that document.
-Torch is not imported. What has not been made yet is an error that says how to make it.
+Invariants: an inspector reads the store and changes nothing; what it finds is one JSON document, and what is
+printed is that document. Torch is not imported. What has not been made yet is an error that says how to make
+it.
 
 To add one: `INSPECTORS[kind] = Inspector(collect, show)`.
 """
@@ -18,7 +19,7 @@ from flows.inspection import batch, corpus, mixture
 from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
-from specs.errors import Problem, SpecError, a, did_you_mean
+from specs.errors import SpecError, a
 from specs.stages import TRAINING
 
 
@@ -38,28 +39,39 @@ INSPECTORS: dict[str, Inspector] = {
 
 
 def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, Node]:
-    """The inspector for a stage, or one part of it, and the part that it looks at. SpecError when there is none, and for an option that is
-    not of its kind."""
-    nodes = plan.graph.nodes
-    chosen = [nodes[name]] if name in nodes else [node for node in plan.graph.of(name) if node.kind in INSPECTORS]
-    if name not in nodes and not plan.graph.of(name):
-        raise SpecError([Problem((), f"there is no stage '{name}'", did_you_mean(name, [*plan.pipeline.stages, *nodes]), "inspect")])
-    chosen = [node for node in chosen if node.kind in INSPECTORS]
+    """The inspector for a stage, or one part of it, and the part that it looks at. SpecError when there is
+    none, and for an option that is not of its kind."""
+    parts = plan.named(name, "inspect")
+    chosen = [node for node in parts if node.kind in INSPECTORS]
     if not chosen:
-        kind = nodes[name].kind if name in nodes else plan.pipeline.stages[name].kind
-        raise SpecError([Problem((), f"there is nothing to inspect in {a(kind)}", f"name one of: {', '.join(INSPECTORS)}.", "inspect")])
+        kind = parts[0].kind if name == parts[0].name else plan.pipeline.stages[name].kind
+        raise SpecError.of(
+            (),
+            f"there is nothing to inspect in {a(kind)}",
+            f"name one of: {', '.join(INSPECTORS)}.",
+            "inspect",
+        )
     trains = chosen[0].end_step is not None
     if options.step is not None and options.sample is not None:
-        raise SpecError([Problem((), "--step shows the samples of a step, --sample one by its index", "give one of the two.", "inspect")])
-    given: dict[str, int | str | None] = {} if trains else {"--step": options.step, "--sample": options.sample}
+        raise SpecError.of(
+            (),
+            "--step shows the samples of a step, --sample one by its index",
+            "give one of the two.",
+            "inspect",
+        )
+    given: dict[str, int | str | None] = (
+        {} if trains else {"--step": options.step, "--sample": options.sample}
+    )
     given |= {"--reason": options.reason} if chosen[0].kind != "corpus" else {}
     for option, value in given.items():
         if value is not None:
             wanted = "a corpus" if option == "--reason" else "a stage of training"
-            raise SpecError([Problem((), f"{option} is of {wanted}; '{name}' is {a(chosen[0].kind)}", "leave it out.", "inspect")])
+            raise SpecError.of(
+                (), f"{option} is of {wanted}; '{name}' is {a(chosen[0].kind)}", "leave it out.", "inspect"
+            )
     if trains:
         return INSPECTORS[chosen[0].kind], batch.segment_at(name, chosen, options)
     if len(chosen) > 1:
         names = ", ".join(node.name for node in chosen)
-        raise SpecError([Problem((), f"'{name}' has {len(chosen)} parts", f"name one: {names}.", "inspect")])
+        raise SpecError.of((), f"'{name}' has {len(chosen)} parts", f"name one: {names}.", "inspect")
     return INSPECTORS[chosen[0].kind], chosen[0]

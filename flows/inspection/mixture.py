@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from flows.inspection.common import Options, artifact
 from flows.planning.graph import Node
 from flows.planning.mixtures import corpora
 from flows.planning.plan import Plan
+from flows.terminal import empty_table
 
 
 def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
-    """`sources`: a row for each, with what every stage that trains on the mixture asks of it; `first`: sources of the first samples."""
+    """`sources`: a row for each, with what every stage that trains on the mixture asks of it; `first`:
+    sources of the first samples."""
     from fractions import Fraction
 
     from apertus_model.data.order import BLOCK, MixtureOrder
@@ -27,13 +27,20 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     order = MixtureOrder([Fraction(entry["weight"]) for entry in entries], [1] * len(entries), recipe["seed"])
     drawn = order.drawn(options.samples)
     readers = {
-        segment.stage for segment in plan.graph.nodes.values() if "mixture" in segment.inputs and _stage(plan, segment) == node.stage
+        segment.stage
+        for segment in plan.graph.nodes.values()
+        if "mixture" in segment.inputs and _stage(plan, segment) == node.stage
     }
     sources = []
     for index, entry in enumerate(entries):
         name = names[entry["fingerprint"]]
         uses = [
-            {"stage": usage.stage, "sequences": usage.sequences, "sequence_length": usage.sequence_length, "tokens": usage.tokens}
+            {
+                "stage": usage.stage,
+                "sequences": usage.sequences,
+                "sequence_length": usage.sequence_length,
+                "tokens": usage.tokens,
+            }
             | {"passes": usage.passes, "allowed": usage.allowed}
             for usage in plan.source_usage
             if usage.source == name and usage.stage in readers
@@ -53,7 +60,13 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
             }
         )
     first = [names[entries[order[i].source]["fingerprint"]] for i in range(options.limit)]
-    return {"name": node.name, "kind": "mixture", "seed": recipe["seed"], "samples": options.samples, "block": BLOCK} | {
+    return {
+        "name": node.name,
+        "kind": "mixture",
+        "seed": recipe["seed"],
+        "samples": options.samples,
+        "block": BLOCK,
+    } | {
         "sources": sources,
         "first": first,
     }
@@ -65,20 +78,28 @@ def _stage(plan: Plan, segment: Node) -> str:
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    title = f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first {found['samples']:,} samples"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("source", "weight", "asked", "realised", "off by", "bound", "tokens"):
-        table.add_column(heading, justify="left" if heading == "source" else "right", no_wrap=True)
-    uses = Table(title="passes, at the end of a stage", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("source", "stage", "passes", "allowed"):
-        uses.add_column(heading, justify="right" if heading in ("passes", "allowed") else "left", no_wrap=True)
+    title = (
+        f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first"
+        f" {found['samples']:,} samples"
+    )
+    counted = ("weight", "asked", "realised", "off by", "bound", "tokens")
+    table = empty_table(title, ("source", *counted), numbers=counted)
+    passes = ("passes", "allowed")
+    uses = empty_table("passes, at the end of a stage", ("source", "stage", *passes), numbers=passes)
     for row in sorted(found["sources"], key=lambda row: -row["share"]):
         table.add_row(
-            *(escape(row["source"]), str(row["weight"]), f"{row['share']:.4%}", f"{row['realised']:.4%}", f"{row['off_by']:+.2f}"),
-            *(f"{row['bound']:.1f}", f"{row['tokens']:,}"),
+            escape(row["source"]),
+            str(row["weight"]),
+            f"{row['share']:.4%}",
+            f"{row['realised']:.4%}",
+            f"{row['off_by']:+.2f}",
+            f"{row['bound']:.1f}",
+            f"{row['tokens']:,}",
         )
         for use in row["uses"]:
-            uses.add_row(escape(row["source"]), escape(use["stage"]), f"{use['passes']:.2f}", f"{use['allowed']:g}")
+            uses.add_row(
+                escape(row["source"]), escape(use["stage"]), f"{use['passes']:.2f}", f"{use['allowed']:g}"
+            )
     console.print(table)
     console.print("off by, bound: in samples; the bound holds for any number of samples.", style="dim")
     if uses.row_count:

@@ -1,6 +1,7 @@
 """Two plans side by side: fields of the recipes that differ, and what training comes to.
 
-Invariant: recipes are compared as they are read (composed, defaults filled in), so that two spellings of one recipe do not differ.
+Invariant: recipes are compared as they are read (composed, defaults filled in), so that two spellings of one
+recipe do not differ.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ if TYPE_CHECKING:
     from flows.planning.plan import Plan
 
 COMPARED = (
-    *("parameters", "tokens", "steps", "flops", "gpu_hours", "seconds", "energy_kwh", "cost", "memory_bytes", "peak_storage_bytes"),
+    "parameters",
+    "tokens",
+    "steps",
+    "flops",
+    "gpu_hours",
+    "seconds",
+    "energy_kwh",
+    "cost",
+    "memory_bytes",
+    "peak_storage_bytes",
 )
 NAMES = ("name", "description", "store")
 
 
 class Comparison(NamedTuple):
-    """fields: by path, the value in the other recipe and in this one, None where it is not there; totals: by name, likewise, None where
-    it is not known (`Estimates.totals`); by_stage: the fields again, by stage, "" for what is of none; where variants of a stage differ in
-    the same way, under the name of the stage."""
+    """fields: by path, the value in the other recipe and in this one, None where it is not there; totals:
+    by name, likewise, None where it is not known (`Estimates.totals`); by_stage: the fields again, by
+    stage, "" for what is of none; where variants of a stage differ in the same way, under the name of the
+    stage."""
 
     fields: dict[str, tuple[Any, Any]]
     totals: dict[str, tuple[float | None, float | None]]
@@ -44,13 +55,21 @@ def compare(plan: Plan, other: Plan) -> Comparison:
         "stages": plan.pipeline.stages.keys() & other.pipeline.stages.keys(),
         "sources": plan.pipeline.sources.keys() & other.pipeline.sources.keys(),
     }
-    fields = {change.name: (change.b, change.a) for change in changes(_fields(plan.pipeline, common), _fields(other.pipeline, common))}
+    fields = {
+        change.name: (change.b, change.a)
+        for change in changes(_fields(plan.pipeline, common), _fields(other.pipeline, common))
+    }
     totals, others = plan.estimates.totals(), other.estimates.totals()
-    return Comparison(fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline))
+    return Comparison(
+        fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline)
+    )
 
 
-def _by_stage(fields: dict[str, tuple[Any, Any]], pipeline: Pipeline) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Differing fields by stage and path in it; those of all variants that differ in the same way once, under the name of their stage."""
+def _by_stage(
+    fields: dict[str, tuple[Any, Any]], pipeline: Pipeline
+) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Differing fields by stage and path in it; those of all variants that differ in the same way once,
+    under the name of their stage."""
     stages = sorted(pipeline.stages, key=len, reverse=True)
     alike: dict[tuple[str, str], list[tuple[str, tuple[Any, Any]]]] = {}
     for path, pair in fields.items():
@@ -70,6 +89,7 @@ def _fields(pipeline: Pipeline, common: dict[str, set[str]]) -> dict[str, Any]:
     document = pipeline.model_dump(mode="json", by_alias=True, exclude=set(NAMES))
     for group in ("stages", "sources"):
         document[group] = {
-            name: value if name in common[group] else value.get("kind", "declared") for name, value in document[group].items()
+            name: value if name in common[group] else value.get("kind", "declared")
+            for name, value in document[group].items()
         }
     return {name: value for name, value in flatten(document).items() if value is not None}

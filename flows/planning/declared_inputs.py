@@ -23,7 +23,9 @@ all."""
 
 def own(graph: Graph, node: Node) -> list[str]:
     """The unavailable inputs that a part reads directly."""
-    return [read.name for read in node.inputs.values() if read.node is None and read.name in graph.unavailable]
+    return [
+        read.name for read in node.inputs.values() if read.node is None and read.name in graph.unavailable
+    ]
 
 
 def reason(graph: Graph, node: Node) -> str:
@@ -32,7 +34,9 @@ def reason(graph: Graph, node: Node) -> str:
     return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
 
-def notes(graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]) -> list[str]:
+def notes(
+    graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]
+) -> list[str]:
     """One line on unavailable inputs, and one for each source whose declared size is off by more than
     `TOLERANCE`. `available`: training tokens of a part of a corpus, and whether the number is exact or a
     bound."""
@@ -44,8 +48,8 @@ def notes(graph: Graph, store: Store, available: Callable[[Graph, Store, Node], 
         names = list(graph.unavailable)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found.append(
-            f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are provisional, and running them "
-            "needs the data"
+            f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are"
+            " provisional, and running them needs the data"
         )
     for node in graph.nodes.values():
         part = node.part
@@ -56,13 +60,20 @@ def notes(graph: Graph, store: Store, available: Callable[[Graph, Store, Node], 
         if not artifact.complete:
             bound, _ = available(graph, store, node)
             if declared.tokens is not None and bound < declared.tokens.amount:
-                found.append(f"source {name} declares {declared.tokens.amount:,} tokens; its files can hold {bound:,} at most")
+                found.append(
+                    f"source {name} declares {declared.tokens.amount:,} tokens; its files can hold {bound:,}"
+                    " at most"
+                )
         else:
             metrics = artifact.manifest.metrics
-            sizes = {"tokens": declared.tokens.amount if declared.tokens else None, "documents": declared.documents}
+            sizes = {
+                "tokens": declared.tokens.amount if declared.tokens else None,
+                "documents": declared.documents,
+            }
             for what, stated in sizes.items():
                 if stated is not None and abs(metrics.get(what, stated) - stated) > TOLERANCE * stated:
                     found.append(
-                        f"source {name} declares {stated:,} {what}; '{node.name}' has {metrics[what]:,} ({metrics[what] / stated:.2f})"
+                        f"source {name} declares {stated:,} {what}; '{node.name}' has {metrics[what]:,}"
+                        f" ({metrics[what] / stated:.2f})"
                     )
     return found

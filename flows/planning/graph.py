@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from flows.planning.unavailable import Unavailable
+from infra.store import Artifact, Store
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import fingerprint
@@ -52,7 +53,7 @@ class Node:
     part: Part
     inputs: dict[str, Input]
     launch: Launch
-    start_step: int | None = None
+    start_step: int = 0  # of a segment; it has made the steps after it
     end_step: int | None = None
     tokens: int = 0
     flops: int = 0
@@ -64,16 +65,31 @@ class Node:
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(self.kind, self.version, self.identity, {role: read.hashed for role, read in self.inputs.items()})
+        return fingerprint(
+            self.kind, self.version, self.identity, {role: read.hashed for role, read in self.inputs.items()}
+        )
 
     @property
     def path(self) -> str:
         """Folder of the artifact in the store."""
         return f"{self.kind}/{self.fingerprint}"
 
+    def artifact(self, store: Store) -> Artifact:
+        """Its artifact, finished or not; for training with the manifest of its end."""
+        return Artifact(store, self.path, self.end_step)
+
+    def kept_steps(self, store: Store) -> list[int]:
+        """Its steps whose checkpoints are stored; its trajectory may have gone on behind its end."""
+        stored = self.artifact(store).checkpoint_steps()
+        return [step for step in stored if self.start_step < step <= (self.end_step or 0)]
+
     @property
     def steps(self) -> int:
-        return (self.end_step or 0) - (self.start_step or 0)
+        return (self.end_step or 0) - self.start_step
+
+    def tokens_until(self, step: int) -> int:
+        """Its tokens up to one of its steps, which have equally many."""
+        return self.tokens * (step - self.start_step) // self.steps if self.steps else 0
 
 
 @dataclass
@@ -94,7 +110,12 @@ class Graph:
         """The facts about documents outside the store that the recipe states: url, format, language,
         licence."""
         if (source := pipeline.sources.get(name)) is not None:
-            return {"url": source.url, "format": source.format, "language": source.language, "license": source.license}
+            return {
+                "url": source.url,
+                "format": source.format,
+                "language": source.language,
+                "license": source.license,
+            }
         model = self.models.get(name.removesuffix(TOKENIZER))
         return model.facts if model is not None else {}
 
@@ -103,7 +124,11 @@ class Graph:
         found: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
             read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
-            found[name] = tuple(dict.fromkeys(unavailable for names in read for unavailable in names if unavailable in self.unavailable))
+            found[name] = tuple(
+                dict.fromkeys(
+                    unavailable for names in read for unavailable in names if unavailable in self.unavailable
+                )
+            )
         return found
 
     def provisional(self, pipeline: Pipeline) -> set[str]:
@@ -112,9 +137,15 @@ class Graph:
 
         def unknown(ref: Reference) -> bool:
             chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
-            return (ref.best is not None and str(ref) not in self.best) or (chosen and ref.stage not in self.best)
+            return (ref.best is not None and str(ref) not in self.best) or (
+                chosen and ref.stage not in self.best
+            )
 
-        stages = {name for name, stage in pipeline.stages.items() if any(unknown(use.reference) for use in uses(name, stage))}
+        stages = {
+            name
+            for name, stage in pipeline.stages.items()
+            if any(unknown(use.reference) for use in uses(name, stage))
+        }
         found = {name for name, unavailable in self.waits_for().items() if unavailable}
         for name, node in self.nodes.items():  # inputs first
             if node.stage in stages or found & {*self.parents(node)}:
@@ -154,7 +185,9 @@ class Graph:
     def duplicates(self) -> dict[str, str]:
         """Every part that shares the work of another one, with the first part of that work."""
         first: dict[tuple[str, int | None], str] = {}
-        names = {node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()}
+        names = {
+            node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()
+        }
         return {name: other for name, other in names.items() if name != other}
 
     def ends_of(self, stage: str) -> list[str]:

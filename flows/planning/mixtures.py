@@ -34,7 +34,11 @@ def shares(graph: Graph, name: str, tokens: Tokens) -> dict[str, Fraction]:
     assert isinstance(node.part, MixturePart)
     found: dict[str, Fraction] = {}
     for read, weight in zip(node.inputs.values(), node.part.weights, strict=True):
-        inner = shares(graph, read.node or "", tokens) if read.kind == "mixture" else {read.fingerprint: Fraction(1)}
+        inner = (
+            shares(graph, read.node or "", tokens)
+            if read.kind == "mixture"
+            else {read.fingerprint: Fraction(1)}
+        )
         size = tokens(graph.nodes[read.node or ""]) if node.part.proportional else 1
         for fingerprint, share in inner.items():
             found[fingerprint] = found.get(fingerprint, Fraction(0)) + weight * size * share
@@ -46,7 +50,9 @@ def by_size(graph: Graph, name: str) -> bool:
     """Whether the shares of a mixture depend on the sizes of its corpora."""
     node = graph.nodes[name]
     assert isinstance(node.part, MixturePart)
-    return node.part.proportional or any(by_size(graph, read.node or "") for read in node.inputs.values() if read.kind == "mixture")
+    return node.part.proportional or any(
+        by_size(graph, read.node or "") for read in node.inputs.values() if read.kind == "mixture"
+    )
 
 
 def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float]:
@@ -59,10 +65,15 @@ def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float
     return found
 
 
-def _limits(graph: Graph, pipeline: Pipeline, stage_name: str, stated: float | None) -> Iterator[tuple[str, float]]:
+def _limits(
+    graph: Graph, pipeline: Pipeline, stage_name: str, stated: float | None
+) -> Iterator[tuple[str, float]]:
     stage = pipeline.stages[stage_name]
     assert isinstance(stage, MixtureStage)
-    named: list[tuple[str, Weight]] = [*stage.sources.items(), *(stage.anneal.to.items() if stage.anneal else [])]
+    named: list[tuple[str, Weight]] = [
+        *stage.sources.items(),
+        *(stage.anneal.to.items() if stage.anneal else []),
+    ]
     for source, weight in named:
         ref = Reference.parse(source)
         limit = stated or weight.max_repetition
@@ -70,5 +81,8 @@ def _limits(graph: Graph, pipeline: Pipeline, stage_name: str, stated: float | N
             yield from _limits(graph, pipeline, ref.stage, limit)
         else:
             parts = graph.of(ref.stage)
-            corpus = next((part for part in parts if ref.part is not None and part.name == f"{ref.stage}/{ref.part}"), parts[-1])
+            corpus = next(
+                (part for part in parts if ref.part is not None and part.name == f"{ref.stage}/{ref.part}"),
+                parts[-1],
+            )
             yield corpus.fingerprint, limit or stage.max_repetition

@@ -1,7 +1,8 @@
 """What a run would do, and why: for each part *reuse*, *resume at step N* or *run*.
 
-Invariants: `make` is a pure function of recipe, store and listing; it writes nothing and imports neither torch nor Prefect. The
-state of a part depends on its fingerprint alone, so nothing is rerun because of a name, a place or the number of processes.
+Invariants: `make` is a pure function of recipe, store and listing; it writes nothing and imports neither
+torch nor Prefect. The state of a part depends on its fingerprint alone, so nothing is rerun because of a
+name, a place or the number of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from infra.store import Artifact, Store
 from infra.store.inputs import Listing
 from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
-from specs.errors import FieldPath, Problem, SpecError
+from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.pipeline import Pipeline
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Segment
@@ -43,7 +44,8 @@ class Step:
     stored: bool
     resume_step: int | None = None  # the last usable checkpoint of its own trajectory
     gate_failures: tuple[str, ...] = ()
-    unavailable: tuple[str, ...] = ()  # inputs that it depends on: it cannot run, and its fingerprint is provisional
+    # inputs that it depends on: it cannot run, and its fingerprint is provisional
+    unavailable: tuple[str, ...] = ()
     holder: str = ""  # who seems to work at it now
 
     @property
@@ -53,11 +55,16 @@ class Step:
 
     @property
     def left(self) -> dict[str, int]:
-        """Tokens, steps and FLOPs that are still to be done; what lies before `resume_step` is not done again."""
+        """Tokens, steps and FLOPs that are still to be done; what lies before `resume_step` is not done
+        again."""
         node, share = self.node, Fraction(0 if self.action == "reuse" else 1)
         if self.resume_step is not None and node.end_step is not None and node.steps:
             share = Fraction(node.end_step - self.resume_step, node.steps)
-        return {"tokens": int(node.tokens * share), "steps": int(node.steps * share), "flops": int(node.flops * share)}
+        return {
+            "tokens": int(node.tokens * share),
+            "steps": int(node.steps * share),
+            "flops": int(node.flops * share),
+        }
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,7 +88,8 @@ class Step:
 
 @dataclass
 class Plan:
-    """Steps by part, inputs first; `source_usage`: what training asks of the sources; `estimates`: what it takes."""
+    """Steps by part, inputs first; `source_usage`: what training asks of the sources; `estimates`: what it
+    takes."""
 
     pipeline: Pipeline
     store: Store
@@ -101,20 +109,37 @@ class Plan:
         """What is not finished: parts to run or resume, and finished ones whose gates are not met."""
         return [step for step in self.steps.values() if step.action != "reuse" or step.gate_failures]
 
+    def named(self, name: str, where: str) -> list[Node]:
+        """The part of that name, or all parts of the stage. SpecError, which says `where`, for neither."""
+        nodes = self.graph.nodes
+        if found := [nodes[name]] if name in nodes else self.graph.of(name):
+            return found
+        fix = did_you_mean(name, [*self.pipeline.stages, *nodes])
+        raise SpecError.of((), f"there is no stage '{name}'", fix, where)
+
     def totals(self) -> dict[str, Any]:
         """What there is and what is still to be done, work that two stages share once."""
-        once = [self.steps[node.name] for node in self.graph.nodes.values() if self.graph.duplicate_of(node) is None]
+        once = [
+            self.steps[node.name]
+            for node in self.graph.nodes.values()
+            if self.graph.duplicate_of(node) is None
+        ]
         todo = [step for step in once if step.action != "reuse"]
-        totals: dict[str, Any] = {key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps", "flops")}
-        totals["to_do"] = {key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")} | {"parts": len(todo)}
+        totals: dict[str, Any] = {
+            key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps", "flops")
+        }
+        totals["to_do"] = {
+            key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")
+        } | {"parts": len(todo)}
         trajectories = list(self.graph.trajectories.values())
-        own = [t for t in trajectories if not t.imported] or trajectories  # of an imported one, it may be the tokenizer that is read
+        # of an imported one, it may be the tokenizer that is read
+        own = [t for t in trajectories if not t.imported] or trajectories
         totals["parameters"] = max((t.model.parameters for t in own), default=0)
         return totals
 
     def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
-        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is and what is still to be done.
-        `masked_by_hash`: as in `Estimates.to_json`."""
+        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is
+        and what is still to be done. `masked_by_hash`: as in `Estimates.to_json`."""
         stages = []
         for name in order(self.pipeline):
             parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
@@ -132,12 +157,17 @@ class Plan:
 
 
 def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stage as the sum of its parts; fingerprint and path are those of the last, which is what other stages read of a chain."""
+    """A stage as the sum of its parts; fingerprint and path are those of the last, which is what other
+    stages read of a chain."""
     actions = [part["action"] for part in parts]
     action = "reuse" if set(actions) == {"reuse"} else ("run" if set(actions) == {"run"} else "resume")
     states = {part["state"] for part in parts} - {"reuse", "run", "resume"}
     decisive = next((part for part in parts if part["action"] != "reuse"), parts[-1])
-    reason = decisive["reason"] if len(parts) == 1 or action == "reuse" else f"{decisive['name']}: {decisive['reason']}"
+    reason = (
+        decisive["reason"]
+        if len(parts) == 1 or action == "reuse"
+        else f"{decisive['name']}: {decisive['reason']}"
+    )
     return {
         "name": name,
         "kind": kind,
@@ -160,9 +190,9 @@ def make(
     *,
     ask_network: bool = True,
 ) -> Plan:
-    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as unavailable. SpecError when it cannot be
-    run: a source that is missing and not declared, data that do not suffice, a parent that was not kept, a protected stage that would be
-    rerun."""
+    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as unavailable.
+    SpecError when it cannot be run: a source that is missing and not declared, data that do not suffice, a
+    parent that was not kept, a protected stage that would be rerun."""
     try:
         plan = Plan(pipeline, store, build(pipeline, store, on_read, ask_network))
     except SpecError as error:
@@ -171,11 +201,15 @@ def make(
     waiting = plan.graph.waits_for()
     for node in plan.graph.nodes.values():
         if missing := waiting[node.name]:
-            plan.steps[node.name] = Step(node, "run", declared_inputs.reason(plan.graph, node), False, unavailable=missing)
+            plan.steps[node.name] = Step(
+                node, "run", declared_inputs.reason(plan.graph, node), False, unavailable=missing
+            )
             continue
         step = decide(node, plan, records)
         held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
-        plan.steps[node.name] = step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
+        plan.steps[node.name] = (
+            step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
+        )
     plan.graph.notes += [*declared_inputs.notes(plan.graph, store, available), *_packing_notes(plan)]
     plan.source_usage = usages(plan.graph, pipeline, store)
     problems = [*usage_problems(plan.source_usage), *_lost_parents(plan), *_protected(plan, records)]
@@ -190,16 +224,23 @@ def make(
 def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     """The state of one part in the store."""
     store = plan.store
-    if Artifact(store, node.path, node.end_step).complete:
+    if node.artifact(store).complete:
         failures = _failed_gates(plan.pipeline, node, store)
         return Step(node, "reuse", failures[0] if failures else "finished", True, gate_failures=failures)
-    if node.end_step is not None:
-        artifact = Artifact(store, node.path)
-        usable = [step for step in artifact.checkpoint_steps() if (node.start_step or 0) < step <= node.end_step]
-        if usable:
-            ended = [step for step in artifact.manifest_steps() if step <= node.end_step]
-            why = f"the budget grew: it ended at step {max(ended)} before" if usable[-1] in ended else "it was interrupted"
-            return Step(node, "resume", f"at step {usable[-1]} of {node.end_step}; {why}", True, resume_step=usable[-1])
+    if node.end_step is not None and (usable := node.kept_steps(store)):
+        ended = [step for step in node.artifact(store).manifest_steps() if step <= node.end_step]
+        why = (
+            f"the budget grew: it ended at step {max(ended)} before"
+            if usable[-1] in ended
+            else "it was interrupted"
+        )
+        return Step(
+            node,
+            "resume",
+            f"at step {usable[-1]} of {node.end_step}; {why}",
+            True,
+            resume_step=usable[-1],
+        )
     stored = bool(store.names(node.path))
     if records is None:
         return Step(node, "run", "", stored)
@@ -207,7 +248,11 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
         return Step(node, "run", f"done once, as {duplicate}", stored)
     if stored:
         units = len(store.names(f"{node.path}/units"))
-        reason = f"it was interrupted; {units} units of work are stored" if units else "it was interrupted before anything was committed"
+        reason = (
+            f"it was interrupted; {units} units of work are stored"
+            if units
+            else "it was interrupted before anything was committed"
+        )
         if not units and any(store.names(f"damaged/{when}/{node.path}") for when in store.names("damaged")):
             reason = "it was damaged, and is withdrawn"
         return Step(node, "run", reason, stored)
@@ -229,12 +274,12 @@ def _packing_notes(plan: Plan) -> list[str]:
     for step in plan.steps.values():
         node = step.node
         if node.kind == "packing" and step.action == "reuse" and plan.graph.duplicate_of(node) is None:
-            artifact = Artifact(plan.store, node.path)
+            artifact = node.artifact(plan.store)
             names = ("padding", "cropped", "cropped_by_windows")
             padding, cropped, windows = (artifact.metric(f"share/{name}") for name in names)
             notes.append(
-                f"{node.name}: {artifact.metric('rows'):,} rows with {padding:.2%} padding; {cropped:.1%} of the tokens "
-                f"are in documents that are cut, {windows:.1%} would be if they were concatenated"
+                f"{node.name}: {artifact.metric('rows'):,} rows with {padding:.2%} padding; {cropped:.1%} of"
+                f" the tokens are in documents that are cut, {windows:.1%} would be if they were concatenated"
             )
     return notes
 
@@ -243,7 +288,8 @@ def _packing_notes(plan: Plan) -> list[str]:
 
 
 def _lost_parents(plan: Plan) -> list[Problem]:
-    """Stages that start from a step that is not there and will not be: its trajectory has finished, or is past it, without keeping it."""
+    """Stages that start from a step that is not there and will not be: its trajectory has finished, or is
+    past it, without keeping it."""
     problems = []
     for step in plan.steps.values():
         for read in step.node.inputs.values():
@@ -251,18 +297,25 @@ def _lost_parents(plan: Plan) -> list[Problem]:
                 continue
             parent = plan.steps[read.node]
             past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
-            if not past or read.step in kept_steps(plan, parent.node):
+            if not past or read.step in parent.node.kept_steps(plan.store):
                 continue
-            kept = [kept for node in plan.graph.segments(parent.node.phase) or [parent.node] for kept in kept_steps(plan, node)]
-            message = f"step {read.step} of '{read.node}' was not kept; kept are {', '.join(map(str, kept)) or 'none'}"
-            problems.append(Problem(_where_named(plan, step.node, read), message, "start from one of these, or rerun the parent."))
+            kept = [
+                kept
+                for node in plan.graph.segments(parent.node.phase) or [parent.node]
+                for kept in node.kept_steps(plan.store)
+            ]
+            message = (
+                f"step {read.step} of '{read.node}' was not kept; kept are"
+                f" {', '.join(map(str, kept)) or 'none'}"
+            )
+            problems.append(
+                Problem(
+                    _where_named(plan, step.node, read),
+                    message,
+                    "start from one of these, or rerun the parent.",
+                )
+            )
     return list(dict.fromkeys(problems))
-
-
-def kept_steps(plan: Plan, node: Node) -> list[int]:
-    """Steps of a part whose checkpoints are stored; its trajectory may have gone on behind its end."""
-    stored = Artifact(plan.store, node.path).checkpoint_steps()
-    return [step for step in stored if (node.start_step or 0) < step <= (node.end_step or 0)]
 
 
 def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
@@ -275,20 +328,32 @@ def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
 
 
 def _protected(plan: Plan, records: Records) -> list[Problem]:
-    """Parts of protected stages that had finished, and would not be reused: changed themselves or by what they read, continued to another
-    end, or gone from the store."""
+    """Parts of protected stages that had finished, and would not be reused: changed themselves or by what
+    they read, continued to another end, or gone from the store."""
     problems: dict[str, Problem] = {}  # the first of each stage: what follows in it follows from it
     for step in plan.steps.values():
         node = step.node
-        if step.action == "reuse" or step.unavailable or node.stage in problems or not plan.pipeline.stages[node.stage].protect:
+        if (
+            step.action == "reuse"
+            or step.unavailable
+            or node.stage in problems
+            or not plan.pipeline.stages[node.stage].protect
+        ):
             continue
         before, path = records.last(node.name), ("stages", node.stage, "protect")
         if records.had_finished(node.path, node.end_step):
-            message = f"'{node.name}' is protected and had finished; {node.path} is not complete in the store any more"
+            message = (
+                f"'{node.name}' is protected and had finished; {node.path} is not complete in the store any"
+                " more"
+            )
             fix = "bring it back from a copy (apertus cp), or remove protect: true to have it made again."
             problems[node.stage] = Problem(path, message, fix)
         elif before is not None and (before.complete or records.had_finished(before.path, before.step)):
-            why = step.reason if before.path != node.path else f"it ended at step {before.step}, and is to end at step {node.end_step}"
+            why = (
+                step.reason
+                if before.path != node.path
+                else f"it ended at step {before.step}, and is to end at step {node.end_step}"
+            )
             message = f"'{node.name}' is protected and would run again: {why}"
             problems[node.stage] = Problem(path, message, "undo the change, or remove protect: true.")
     return list(problems.values())

@@ -1,14 +1,14 @@
 """Why a part that is not stored has to run: what it differs in from the stored one that is most like it.
 
-The part of the same name in the last run of the pipeline is looked at first; otherwise the stored artifact of the same kind with the
-fewest differing fields.
+The part of the same name in the last run of the pipeline is looked at first; otherwise the stored artifact of
+the same kind with the fewest differing fields.
 """
 
 from __future__ import annotations
 
 from flows.planning.graph import Node
 from flows.planning.run_records import Records
-from infra.store import Artifact, Store, StoreError
+from infra.store import Artifact
 from infra.store.documents import Identity
 from specs.base import flatten
 from specs.differences import Change, ReadInput, changes
@@ -19,29 +19,38 @@ SHOWN = 3
 
 def difference(node: Node, records: Records) -> str:
     """Why a part that is not stored has to run: field, old value, new value."""
-    candidates = [identity for path in _candidates(node, records) if (identity := _identity(records.store, path)) is not None]
-    best = min(((_reasons(node, identity), identity) for identity in candidates), key=lambda pair: len(pair[0]), default=None)
+    candidates = [
+        identity
+        for path in _candidates(node, records)
+        if (identity := Artifact(records.store, path).readable_identity) is not None
+    ]
+    best = min(
+        ((_reasons(node, identity), identity) for identity in candidates),
+        key=lambda pair: len(pair[0]),
+        default=None,
+    )
     last = records.last(node.name)
-    if last is not None and (identity := _identity(records.store, last.path)) is not None and identity.kind == node.kind:
+    if (
+        last is not None
+        and (identity := Artifact(records.store, last.path).readable_identity) is not None
+        and identity.kind == node.kind
+    ):
         best = (_reasons(node, identity), identity)
     if best is None:
         return "new"
     reasons, identity = best
-    shown = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else "")
+    shown = "; ".join(reasons[:SHOWN]) + (
+        f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+    )
     if not reasons:
         return "its files are gone from the store"
-    return shown if identity.name == node.name else f"{shown} (against {identity.name} {identity.fingerprint[:8]})"
+    if identity.name == node.name:
+        return shown
+    return f"{shown} (against {identity.name} {identity.fingerprint[:8]})"
 
 
 def _candidates(node: Node, records: Records) -> list[str]:
     return [f"{node.kind}/{name}" for name in records.store.names(node.kind)[-LOOKED_AT:]]
-
-
-def _identity(store: Store, path: str) -> Identity | None:
-    try:
-        return Artifact(store, path).identity
-    except StoreError:
-        return None
 
 
 def _reasons(node: Node, identity: Identity) -> list[str]:
@@ -54,7 +63,10 @@ def _reasons(node: Node, identity: Identity) -> list[str]:
         new = "not set" if change.only_in == "b" else repr(change.a)
         reasons.append(f"{change.name}: {old} -> {new}")
     reads = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
-    read_then = {role: ReadInput(read.fingerprint, read.step, read.name or role) for role, read in identity.inputs.items()}
+    read_then = {
+        role: ReadInput(read.fingerprint, read.step, read.name or role)
+        for role, read in identity.inputs.items()
+    }
     documents = {role for role, read in node.inputs.items() if read.node is None}
     return reasons + [_input_reason(change, change.name in documents) for change in changes(reads, read_then)]
 

@@ -64,7 +64,10 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
                 furthest[segment.name] = segment, step
         ancestry = list(furthest.values())
         for corpus in corpora(graph, mixture.name):
-            drawn = [(segment.stage, sources.tokens(segment, step, corpus.fingerprint)) for segment, step in ancestry]
+            drawn = [
+                (segment.stage, sources.tokens(segment, step, corpus.fingerprint))
+                for segment, step in ancestry
+            ]
             tokens = sum(count for stage, count in drawn if stage == node.stage)
             in_all = sum(count for _, count in drawn)
             passes = sum(sources.passes(segment, step, corpus.fingerprint) for segment, step in ancestry)
@@ -75,10 +78,19 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
             shortfall = lacking if passes > limit else 0.0
             declared = corpus_is_declared(graph, graph.nodes[corpus.name])
             usage = SourceUsage(
-                *(node.stage, mixture.name, corpus.name, tokens, in_all, passes, limit, available_tokens, exact, declared),
-                sequences,
-                length,
-                shortfall,
+                stage=node.stage,
+                mixture=mixture.name,
+                source=corpus.name,
+                tokens=tokens,
+                consumed=in_all,
+                passes=passes,
+                allowed=limit,
+                available=available_tokens,
+                exact=exact,
+                declared=declared,
+                sequences=sequences,
+                sequence_length=length,
+                shortfall=shortfall,
             )
             before = found.get((node.stage, corpus.name))
             if before is None or usage.passes / limit >= before.passes / before.allowed:
@@ -94,12 +106,14 @@ def problems(found: list[SourceUsage]) -> list[Problem]:
             known = "holds" if usage.exact else "is declared with" if usage.declared else "can hold at most"
             held = f"{known} {usage.available:,} training tokens"
             message = (
-                f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture '{usage.mixture}', which "
-                f"{held} ({usage.sequences:,} sequences of {usage.sequence_length}): with what was drawn before "
-                f"{usage.passes:.1f} passes, {usage.allowed:g} are allowed"
+                f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture"
+                f" '{usage.mixture}', which {held} ({usage.sequences:,} sequences of"
+                f" {usage.sequence_length}): with what was drawn before {usage.passes:.1f} passes,"
+                f" {usage.allowed:g} are allowed"
             )
             fix = "lower the budget or the source's weight, add data" + (
-                f" ({usage.passes / usage.allowed:.2f} times as much), or raise max_repetition to {_above(usage.passes):g}."
+                f" ({usage.passes / usage.allowed:.2f} times as much), or raise max_repetition to"
+                f" {_above(usage.passes):g}."
                 if math.isfinite(usage.passes)
                 else ", or shorten the sequences."
             )
@@ -137,7 +151,9 @@ class _Sources:
                 if artifact.complete:
                     return int(artifact.metric("rows"))
         node = next(
-            self._graph.nodes[read.name] for read in corpora(self._graph, segment.inputs["mixture"].name) if read.fingerprint == corpus
+            self._graph.nodes[read.name]
+            for read in corpora(self._graph, segment.inputs["mixture"].name)
+            if read.fingerprint == corpus
         )
         return max(0, (self.available(node)[0] - 1) // part.sequence_length)
 

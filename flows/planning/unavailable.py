@@ -25,7 +25,12 @@ class Unavailable:
 
     def to_json(self) -> dict[str, Any]:
         tokens = self.size.tokens.amount if self.size and self.size.tokens else None
-        return {"url": self.url, "reason": self.reason, "tokens": tokens, "documents": self.size.documents if self.size else None}
+        return {
+            "url": self.url,
+            "reason": self.reason,
+            "tokens": tokens,
+            "documents": self.size.documents if self.size else None,
+        }
 
 
 def provisional(source: SourceSpec) -> str:

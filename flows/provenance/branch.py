@@ -1,14 +1,15 @@
 """`apertus branch`: a small recipe that extends another and trains on from one of its checkpoints.
 
 The new recipe has one more stage, of the name of the branch, which starts from the branch point and takes the
-`rest of parent` for mixture, batch, schedule and budget (`specs.trajectory`): without a change, it does in every
-step what the branched stage would have done. Optimizer, sequence length, precision, Goldfish and packing are
-inherited; what else the branched stage states, the new one states again. What read the branched stage after the
-point reads the new one.
+`rest of parent` for mixture, batch, schedule and budget (`specs.trajectory`): without a change, it does in
+every step what the branched stage would have done. Optimizer, sequence length, precision, Goldfish and
+packing are inherited; what else the branched stage states, the new one states again. What read the branched
+stage after the point reads the new one.
 
 Invariants: a file is written when it has been composed, checked and planned, and never over another one. What
-comes before the point has the fingerprints that it has in the original recipe, or nothing is written. A stored
-checkpoint that the branch starts from is referred to before the file is there, so that pruning leaves it.
+comes before the point has the fingerprints that it has in the original recipe, or nothing is written. A
+stored checkpoint that the branch starts from is referred to before the file is there, so that pruning leaves
+it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.planning.graph import Node
-from flows.planning.plan import Plan, kept_steps, make
+from flows.planning.plan import Plan, make
 from flows.provenance.branch_file import Draft, written
 from infra.store import Store, StoreError
 from infra.store.writing.retention import hold, refer
 from specs.compose import expand, extended
 from specs.dependencies import CHECKPOINT, uses
 from specs.differences import changes
-from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
+from specs.errors import FieldPath, SpecError, a, did_you_mean
 from specs.pipeline import Pipeline
 from specs.recipe import load, validate
 from specs.stages.cooldown import CooldownStage
@@ -40,7 +41,8 @@ from specs.trajectory import Point, point_of
 from specs.units import REST, Reference
 
 FROM_PARENT = ("mixture", "global_batch_size", "schedule", "budget")  # `rest of parent`
-# Fields that follow from the point, are inherited, or are about the branched stage alone; the others are stated again.
+# Fields that follow from the point, are inherited, or are about the branched stage alone; the others are
+# stated again.
 NOT_TAKEN = (
     *("kind", "from", "carry", "stop_at", "after", "protect", "silence", "description"),
     *("optimizer", "sequence_length", "rope_theta", "precision", "goldfish", "packing", "model", "seed"),
@@ -60,11 +62,19 @@ class Made:
     notes: list[str]
 
 
-def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), output: Path | None = None, store: str | None = None) -> Made:
+def branch(
+    spec: str,
+    point: str,
+    name: str,
+    overrides: Iterable[str] = (),
+    output: Path | None = None,
+    store: str | None = None,
+) -> Made:
     """Writes the recipe `name`, which resumes from `point` (`pretrain@step=1200`) of `spec`.
 
     Raises:
-        SpecError: the point is not there or was not kept, an override changes what lies before it, or the recipe cannot be planned. Each
+        SpecError: the point is not there or was not kept, an override changes what lies before it, or the
+        recipe cannot be planned. Each
             problem with its place, in the new file where it is about that.
         StoreError: another file stands where the branch is to be written.
     """
@@ -74,7 +84,7 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
     plan = make(pipeline, opened)
     ref = _reference(pipeline, point, spec)
     if name in pipeline.stages:
-        raise SpecError([Problem((), f"there is a stage '{name}' already", "choose another name.", "--name")])
+        raise SpecError.of((), f"there is a stage '{name}' already", "choose another name.", "--name")
     try:
         start = point_of(ref, plan.graph.trajectories, (), plan.graph.best)
     except SpecError as error:
@@ -86,7 +96,9 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
     if not path.parent.is_dir():
         raise StoreError(f"there is no folder '{path.parent}' to write {path.name} to")
 
-    draft = Draft(pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent), extended(spec).data)
+    draft = Draft(
+        pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent), extended(spec).data
+    )
     _fill(draft, plan, ref, start, overrides)
     options = [*(("--output", str(output)) if output else ()), *(x for o in overrides for x in ("--set", o))]
     command = " ".join(map(shlex.quote, ["apertus", "branch", spec, point, "--name", name, *options]))
@@ -98,12 +110,13 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
     ]
     text = written(draft, head)
     branched = make(validate(expand(extended(path, text))), opened)
-    changed = _changed(plan, branched, start)
-    if changed:
-        raise SpecError([_not_shared(one, name) for one in changed])
+    if (changed := _changed(plan, branched, start)) is not None:
+        raise _not_shared(*changed, name)
     stands = path.exists()
     if stands and path.read_text(encoding="utf-8") != text:
-        raise StoreError(f"'{path}' exists and is another file; choose another name, or --output, or remove it")
+        raise StoreError(
+            f"'{path}' exists and is another file; choose another name, or --output, or remove it"
+        )
     before = {node.path for node in plan.graph.nodes.values()}
     _refer(branched, before)
     if not stands:
@@ -111,31 +124,44 @@ def branch(spec: str, point: str, name: str, overrides: Iterable[str] = (), outp
             file.write(text)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
     stored = sum(branched.steps[part].action == "reuse" for part in shared)
-    return Made(path, text, not stands, shared, stored, [part for part in branched.graph.nodes if part not in shared], draft.notes)
+    return Made(
+        path,
+        text,
+        not stands,
+        shared,
+        stored,
+        [part for part in branched.graph.nodes if part not in shared],
+        draft.notes,
+    )
 
 
 def _refer(branched: Plan, before: set[str]) -> None:
-    """Says, beside the stored checkpoints of the original that new parts start from, that they do: pruning leaves them from now on."""
+    """Says, beside the stored checkpoints of the original that new parts start from, that they do: pruning
+    leaves them from now on."""
     for node, parent, step in branched.graph.starts(branched.pipeline):
         if node.path not in before and branched.steps[parent.name].stored:
-            (hold if step in kept_steps(branched, parent) else refer)(branched.store, parent.path, step, node.path)
+            (hold if step in parent.kept_steps(branched.store) else refer)(
+                branched.store, parent.path, step, node.path
+            )
 
 
 def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:
     try:
         ref = Reference.parse(point)
     except ValueError as error:
-        raise SpecError([Problem((), str(error), where="STAGE@REF")]) from None
+        raise SpecError.of((), str(error), where="STAGE@REF") from None
     stage = pipeline.stages.get(ref.stage)
     if stage is None:
         training = [name for name, other in pipeline.stages.items() if isinstance(other, TrainingStage)]
-        raise SpecError([Problem((), f"there is no stage '{ref.stage}'", did_you_mean(ref.stage, training), spec)])
+        raise SpecError.of((), f"there is no stage '{ref.stage}'", did_you_mean(ref.stage, training), spec)
     if not isinstance(stage, TrainingStage):
-        message = f"'{ref.stage}' is {a(stage.kind)}; there is no training in it to go on with"
-        raise SpecError([Problem((), message, "branch a stage that trains.", spec)])
+        message = f"'{ref.stage}' is {a(stage.kind)}, which has no training to continue"
+        raise SpecError.of((), message, "branch a stage that trains.", spec)
     parts = [phase.name for phase in stage.phases(ref.stage)]
     if ref.part is not None and ref.target not in parts:
-        raise SpecError([Problem((), f"'{ref.stage}' has no part '{ref.part}'", did_you_mean(ref.target, parts), spec)])
+        raise SpecError.of(
+            (), f"'{ref.stage}' has no part '{ref.part}'", did_you_mean(ref.target, parts), spec
+        )
     return ref
 
 
@@ -143,15 +169,21 @@ def _check_kept(plan: Plan, ref: Reference, start: Point, point: str) -> None:
     """SpecError for a step that a trajectory has passed without keeping it."""
     nodes = plan.graph.segments(start.phase)
     parent = plan.steps[nodes[start.segment].name]
-    kept = [step for node in nodes for step in kept_steps(plan, node)]
+    kept = [step for node in nodes for step in node.kept_steps(plan.store)]
     if (parent.action == "reuse" or (parent.resume_step or 0) > start.step) and start.step not in kept:
-        message = f"step {start.step} of '{ref.target}' was not kept; kept are {', '.join(map(str, kept)) or 'none'}"
-        fix = "branch at one of these; a step that a recipe starts from, or that stands in checkpoint.milestones, is kept."
-        raise SpecError([Problem((), message, fix, point)])
+        message = (
+            f"step {start.step} of '{ref.target}' was not kept; kept are"
+            f" {', '.join(map(str, kept)) or 'none'}"
+        )
+        fix = (
+            "branch at one of these; a step that a recipe starts from, or that stands in"
+            " checkpoint.milestones, is kept."
+        )
+        raise SpecError.of((), message, fix, point)
 
 
-def _changed(plan: Plan, branched: Plan, start: Point) -> list[tuple[Node, Node]]:
-    """Parts up to the branch point, in both plans, that are not the same work; the first ones only."""
+def _changed(plan: Plan, branched: Plan, start: Point) -> tuple[Node, Node] | None:
+    """The first part up to the branch point that is not the same work in both plans."""
     found, seen = [], set()
 
     def visit(name: str) -> None:
@@ -166,19 +198,20 @@ def _changed(plan: Plan, branched: Plan, start: Point) -> list[tuple[Node, Node]
             found.append((old, new or old))
 
     visit(plan.graph.segments(start.phase)[start.segment].name)
-    return found[:1]
+    return next(iter(found), None)
 
 
 def _segment(branched: Plan, old: Node) -> Node | None:
     """The same segment under another name: a stage that ends earlier may have one only."""
-    return next((node for node in branched.graph.segments(old.phase) if node.start_step == old.start_step), None) if old.phase else None
+    same = (node for node in branched.graph.segments(old.phase) if node.start_step == old.start_step)
+    return next(same, None) if old.phase else None
 
 
-def _not_shared(changed: tuple[Node, Node], name: str) -> Problem:
-    old, new = changed
+def _not_shared(old: Node, new: Node, name: str) -> SpecError:
     fields = ", ".join(change.name for change in changes(old.identity, new.identity)) or "what it reads"
     message = f"'{old.name}' would change ({fields}), and a branch shares everything before its point"
-    return Problem(("stages", old.stage), message, f"change it in stages.{name}, or write a recipe of its own.", "--set")
+    fix = f"change it in stages.{name}, or write a recipe of its own."
+    return SpecError.of(("stages", old.stage), message, fix, "--set")
 
 
 # What the new stage says
@@ -193,11 +226,17 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
     index = next(i for i, phase in enumerate(phases) if phase.name == start.phase)
     point = f"{ref.target if ref.part or len(phases) == 1 else start.phase}@step={start.step}"
     data = pipeline._document.data["stages"][ref.stage] if pipeline._document else {}
-    new: dict[str, Any] = {"kind": "cooldown" if isinstance(stage, PretrainStage) else stage.kind, "from": point}
+    new: dict[str, Any] = {
+        "kind": "cooldown" if isinstance(stage, PretrainStage) else stage.kind,
+        "from": point,
+    }
     if isinstance(stage, LongContextStage):
         step = {"sequence_length": trajectory.sequence_length, "rope_theta": phases[index].rope_theta}
         step |= _continuation(phases[index], data["steps"][index], draft)
-        following = [{key: value for key, value in step.items() if value is not None} for step in data["steps"][index + 1 :]]
+        following = [
+            {key: value for key, value in step.items() if value is not None}
+            for step in data["steps"][index + 1 :]
+        ]
         new["steps"] = [step, *following]
     else:
         new |= _continuation(phases[index], data, draft)
@@ -205,11 +244,17 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
     left = _repoint(draft, plan, ref, start)
     if left:
         those = f"{', '.join(left)} read {ref.stage} as before"
-        draft.notes.append(f"{those}: a matrix states that for all of its variants; state stages that read {draft.name}")
+        draft.notes.append(
+            f"{those}: a matrix states that for all of its variants; state stages that read {draft.name}"
+        )
     behind = plan.graph.segments(start.phase)[start.segment :]
     if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in behind):
         if isinstance(stage, Training) and not left and not draft.is_variant(ref.stage):
-            draft.add(("stages", ref.stage, "stop_at"), f"{start.step} steps", f"not trained to its end, step {trajectory.steps:,}")
+            draft.add(
+                ("stages", ref.stage, "stop_at"),
+                f"{start.step} steps",
+                f"not trained to its end, step {trajectory.steps:,}",
+            )
         else:
             draft.notes.append(f"{ref.stage} itself trains on to its end")
     for override in overrides:
@@ -217,18 +262,26 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
 
 
 def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str, Any]:
-    """The fields of the stage, or of the step of a `long_context` stage, that goes on with a phase."""
-    known = (CooldownStage if isinstance(phase.settings, PretrainStage) else type(phase.settings)).model_fields
+    """The fields of the stage, or of the step of a `long_context` stage, that continues a phase."""
+    known = (
+        CooldownStage if isinstance(phase.settings, PretrainStage) else type(phase.settings)
+    ).model_fields
     carry = ["weights", "optimizer", "data"]
     if getattr(phase.settings, "lora", None):
         carry = ["weights", "data"]
-        draft.notes.append("an adapter is added to the weights and a new one begins, so the optimizer's states begin anew")
+        draft.notes.append(
+            "an adapter is added to the weights and a new one begins, so the optimizer's states begin anew"
+        )
     usual = known["carry"].get_default(call_default_factory=True)
     fields: dict[str, Any] = {"carry": carry} if carry != usual else {}
     fields |= {name: REST for name in FROM_PARENT if name in known}
-    taken = {name: value for name, value in data.items() if value is not None and name not in (*NOT_TAKEN, *fields)}
+    taken = {
+        name: value for name, value in data.items() if value is not None and name not in (*NOT_TAKEN, *fields)
+    }
     if isinstance(taken.get("checkpoint"), dict):
-        taken["checkpoint"] = {name: value for name, value in taken["checkpoint"].items() if name != "milestones"}
+        taken["checkpoint"] = {
+            name: value for name, value in taken["checkpoint"].items() if name != "milestones"
+        }
     return fields | taken
 
 
@@ -236,7 +289,8 @@ def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str,
 
 
 def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str]:
-    """What reads the branched stage behind the point reads the new one. The stages of which a file cannot say so."""
+    """What reads the branched stage behind the point reads the new one. The stages of which a file cannot
+    say so."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains
     behind = set(phases[phases.index(start.phase) :])
@@ -254,21 +308,35 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
                 continue
             there = point_of(other, trajectories, path, plan.graph.best)
             last = not other.selector or other.best is not None
-            if there.phase not in behind or (there.phase == start.phase and there.step <= start.step and not last):
+            if there.phase not in behind or (
+                there.phase == start.phase and there.step <= start.step and not last
+            ):
                 continue
             state(path, str(_moved(draft.name, other, there, start, phases, trajectories)), f"was {other}")
         if ref.stage in stage.after:
-            state(("stages", name, "after"), [draft.name if one == ref.stage else one for one in stage.after], f"was {ref.stage}")
+            state(
+                ("stages", name, "after"),
+                [draft.name if one == ref.stage else one for one in stage.after],
+                f"was {ref.stage}",
+            )
         if isinstance(stage, MixtureStage) and ref.stage in stage.exclude:
             state(("stages", name, "exclude"), [*stage.exclude, draft.name], "")
     return list(left)
 
 
-def _moved(name: str, other: Reference, there: Point, start: Point, phases: list[str], trajectories: Any) -> Reference:
+def _moved(
+    name: str, other: Reference, there: Point, start: Point, phases: list[str], trajectories: Any
+) -> Reference:
     """The same place in the new stage."""
     part = str(phases.index(there.phase) - phases.index(start.phase) + 1) if other.part is not None else None
     if there.phase != start.phase:
         return replace(other, stage=name, part=part)
     done = trajectories[start.phase].tokens_at(start.step)
     step = other.step - start.step if other.step is not None else None
-    return replace(other, stage=name, part=part, step=step, tokens=other.tokens - done if other.tokens is not None else None)
+    return replace(
+        other,
+        stage=name,
+        part=part,
+        step=step,
+        tokens=other.tokens - done if other.tokens is not None else None,
+    )

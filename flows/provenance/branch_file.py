@@ -1,7 +1,8 @@
 """The file of a branch: what it says over the recipe that it extends, as YAML that people read.
 
-Invariant: a value stands where composing looks for it: a field of a stage that is a variant of a matrix is stated for the matrix, when all
-its variants share it, and refused otherwise. A mapping that replaces one of the recipe removes the keys that it has no more.
+Invariant: a value stands where composing looks for it: a field of a stage that is a variant of a matrix is
+stated for the matrix, when all its variants share it, and refused otherwise. A mapping that replaces one of
+the recipe removes the keys that it has no more.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from specs.document import parse, stage_of
-from specs.errors import FieldPath, Problem, SpecError, did_you_mean
+from specs.document import keys_of, parse, stage_of
+from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.pipeline import Pipeline
 from specs.redaction import mask_url
 
@@ -22,8 +23,8 @@ WIDTH = 100  # of a line, beside its indentation
 
 
 class Draft:
-    """What the new file states. `data` is its content, `comments` what stands behind a field. `base` is the file that it extends, and
-    `stated` what that says before its variables are filled in."""
+    """What the new file states. `data` is its content, `comments` what stands behind a field. `base` is
+    the file that it extends, and `stated` what that says before its variables are filled in."""
 
     def __init__(self, pipeline: Pipeline, name: str, base: str, stated: dict[str, Any]) -> None:
         assert pipeline._document is not None, "a recipe that was loaded has a document"
@@ -42,26 +43,29 @@ class Draft:
             self.comments[place] = comment
 
     def override(self, assignment: str) -> None:
-        """One `path=value` of `--set`. SpecError for one that is malformed; the fields are checked with the whole recipe."""
+        """One `path=value` of `--set`. SpecError for one that is malformed; the fields are checked with
+        the whole recipe."""
         where = f"--set {mask_url(assignment)}"
         target, equals, text = assignment.partition("=")
         target = target.strip()
-        stage = self.name if f"{target}.".startswith(f"stages.{self.name}.") else stage_of(self.document, target)
-        keys = target.split(".") if stage is None else ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
+        stage = (
+            self.name if f"{target}.".startswith(f"stages.{self.name}.") else stage_of(self.document, target)
+        )
+        keys = keys_of(target, stage)
         if not equals or not all(keys):
             message = f"'{mask_url(assignment)}' is not an assignment"
-            raise SpecError([Problem((), message, "write path=value.", where)])
+            raise SpecError.of((), message, "write path=value.", where)
         if keys[0] in ("extends", "name"):
-            raise SpecError([Problem((), f"a branch states its own {keys[0]}", "leave it out.", where)])
+            raise SpecError.of((), f"a branch states its own {keys[0]}", "leave it out.", where)
         there = [*self.document.data["stages"], *self.data["stages"]]
         if keys[0] == "stages" and len(keys) > 2 and keys[1] not in there:
             fix = did_you_mean(keys[1], [self.name, *there])
-            raise SpecError([Problem((), f"the override matches nothing: there is no stage '{keys[1]}'", fix, where)])
+            raise SpecError.of((), f"the override matches nothing: there is no stage '{keys[1]}'", fix, where)
         try:
             value = parse(f"value: {text}" if "\n" not in text else f"value:\n{text}", where).data["value"]
         except SpecError:
             message = f"the value '{mask_url(text)}' is not YAML"
-            raise SpecError([Problem((), message, "quote it.", where)]) from None
+            raise SpecError.of((), message, "quote it.", where) from None
         path = self._written(tuple(keys), value)
         for place in [place for place in self.comments if place[: len(path)] == path]:
             del self.comments[place]
@@ -73,9 +77,15 @@ class Draft:
         if matrix is None:
             return path
         if self.differs(path):
-            message = f"'{path[1]}' is a variant of the matrix '{matrix}', whose variants differ in {'.'.join(map(str, path[2:]))}"
-            fix = f"a branch cannot state {value!r} for one of them: give '{path[1]}' a stage of its own in the recipe."
-            raise SpecError([Problem(path, message, fix, self.document.where(path))])
+            message = (
+                f"'{path[1]}' is a variant of the matrix '{matrix}', whose variants differ in"
+                f" {'.'.join(map(str, path[2:]))}"
+            )
+            fix = (
+                f"a branch cannot state {value!r} for one of them: give '{path[1]}' a stage of its own in the"
+                " recipe."
+            )
+            raise SpecError.of(path, message, fix, self.document.where(path))
         return ("stages", matrix, *path[2:])
 
     def _matrix(self, path: FieldPath) -> str | None:
@@ -87,14 +97,15 @@ class Draft:
         return any(stage in made for made in self.document.variants.values())
 
     def differs(self, path: FieldPath) -> bool:
-        """Whether a field is that of a variant of a matrix whose variants differ in it, so that it cannot be stated for one of them."""
+        """Whether a field is that of a variant of a matrix whose variants differ in it, so that it cannot
+        be stated for one of them."""
         variants = self.document.variants.get(self._matrix(path) or "", [])
         values = [_at(self.document.data, ("stages", variant, *path[2:])) for variant in variants]
         return any(value != values[0] for value in values)
 
     def _set(self, keys: list[str | int], value: Any) -> None:
-        """Sets a field of the new file. A list is stated as a whole, and so is a mapping that is a variable; what a new mapping leaves out
-        of the old one is removed."""
+        """Sets a field of the new file. A list is stated as a whole, and so is a mapping that is a
+        variable; what a new mapping leaves out of the old one is removed."""
         place: Any = self.data
         whole = False  # what is stated here replaces all of what the base has
         for depth, key in enumerate(keys[:-1]):
@@ -115,7 +126,12 @@ class Draft:
             place.pop(keys[-1], None)
         else:
             old = _at(self.document.data, tuple(keys))
-            if isinstance(value, dict) and isinstance(old, dict) and not whole and not self._is_variable(tuple(keys)):
+            if (
+                isinstance(value, dict)
+                and isinstance(old, dict)
+                and not whole
+                and not self._is_variable(tuple(keys))
+            ):
                 value = {**{key: None for key in old if key not in value}, **value}
             place[keys[-1]] = value
 
@@ -133,7 +149,9 @@ class Draft:
 def _index(key: str | int, items: list[Any]) -> int:
     if str(key).isdecimal() and int(key) < len(items):
         return int(key)
-    raise SpecError([Problem((), f"the override matches nothing: there is no item '{key}'; there are {len(items)}", where="--set")])
+    raise SpecError.of(
+        (), f"the override matches nothing: there is no item '{key}'; there are {len(items)}", where="--set"
+    )
 
 
 def _at(data: Any, path: FieldPath) -> Any:
@@ -178,7 +196,8 @@ def _stage(draft: Draft, name: str, fields: Any) -> list[str]:
 
 
 def _field(name: str, value: Any) -> list[str]:
-    """A field as YAML, as `specs.document` reads it back. Text with `${` has come out of variables already, and stays as it is."""
+    """A field as YAML, as `specs.document` reads it back. Text with `${` has come out of variables
+    already, and stays as it is."""
     yaml, text = YAML(typ="rt"), io.StringIO()
     yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values stand in brackets
     yaml.representer.ignore_aliases = lambda data: True

@@ -1,7 +1,8 @@
-"""What two recipes, stages, runs or stored artifacts differ in: field by field, inputs, and results side by side.
+"""What two recipes, stages, runs or stored artifacts differ in: field by field, inputs, and results side by
+side.
 
-Invariants: reading only. A field that bears identity is told apart from one of execution by what was hashed, not by its name. Losses are
-compared where the lineages have consumed equally many tokens, and nowhere else.
+Invariants: reading only. A field that bears identity is told apart from one of execution by what was hashed,
+not by its name. Losses are compared where the lineages have consumed equally many tokens, and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,26 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from flows.format import is_number
 from flows.planning.plan import Plan, make
 from flows.provenance.lookup import Found, find
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.reading.lineage import tokens_before
 from specs.base import flatten
 from specs.differences import Change, ReadInput, changes
-from specs.errors import Problem, SpecError, did_you_mean
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
 from specs.trajectory import phases
 
 POINTS = 8  # steps at which losses are shown
 PARENT = "parent"  # input of a segment: the checkpoint that it resumes from
-WITH_MORE = ("checkpoint.milestones", "checkpoint.best")  # where a part has what other stages ask for beside what its own states
-NUMBERED = (int, float)
+# where a part has what other stages ask for beside what its own states
+WITH_MORE = ("checkpoint.milestones", "checkpoint.best")
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,9 @@ class Difference:
 
 
 def side(text: str, store: str | None, other: str = "") -> Side:
-    """What an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other` names, or anything stored
-    (`flows.provenance.lookup.find`; `RUN@TIME` is an earlier record of a run). SpecError or StoreError when there is none."""
+    """What an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other` names, or
+    anything stored (`flows.provenance.lookup.find`; `RUN@TIME` is an earlier record of a run). SpecError
+    or StoreError when there is none."""
     if text.startswith(":"):
         text = other.partition(":")[0] + text
     spec, _, stage = text.partition(":")
@@ -101,30 +98,31 @@ def side(text: str, store: str | None, other: str = "") -> Side:
 
 
 def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
-    names = list(plan.graph.nodes)
-    if stage:
-        names = [stage] if stage in plan.graph.nodes else [node.name for node in plan.graph.of(stage)]
-        if not names:
-            fix = did_you_mean(stage, [*plan.pipeline.stages, *plan.graph.nodes])
-            raise SpecError([Problem((), f"there is no stage '{stage}'", fix, spec)])
     parts = {}
-    for name in names:
-        node, step = plan.graph.nodes[name], plan.steps[name]
-        full = flatten({**node.part.model_dump(mode="json", by_alias=True), "launch": node.launch.model_dump(mode="json", by_alias=True)})
-        stated = next((phase.settings.checkpoint for phase in phases(plan.pipeline, node.stage) if phase.name == node.phase), None)
-        if stated is not None:
-            full = _without_more(full) | {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
-        inputs = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
-        artifact = Artifact(plan.store, node.path, node.end_step)
-        metrics, loss = _results(artifact) if step.action == "reuse" else ({}, {})
-        parts[name] = Part(name, node.kind, node.fingerprint, full, frozenset(flatten(node.identity)), inputs, metrics, loss)
+    for node in plan.named(stage, spec) if stage else plan.graph.nodes.values():
+        full = flatten({**node.part.to_json(), "launch": node.launch.to_json()})
+        for phase in phases(plan.pipeline, node.stage):
+            if phase.name == node.phase:
+                stated = phase.settings.checkpoint
+                own = {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
+                full = _without_more(full) | own
+        inputs = {
+            role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()
+        }
+        artifact = node.artifact(plan.store)
+        hashed = frozenset(flatten(node.identity))
+        results = _results(artifact) if plan.steps[node.name].action == "reuse" else ({}, {})
+        parts[node.name] = Part(node.name, node.kind, node.fingerprint, full, hashed, inputs, *results)
     return Side(label, parts, bool(stage))
 
 
 def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
     stamps = [one for one in runs.stamps(store, run) if one.startswith(stamp)]
     if not stamps:
-        raise StoreError(f"run '{run}' has no record that begins with '{stamp}'; it has {', '.join(runs.stamps(store, run))}")
+        raise StoreError(
+            f"run '{run}' has no record that begins with '{stamp}'; it has"
+            f" {', '.join(runs.stamps(store, run))}"
+        )
     record = runs.read(store, run, stamps[-1])
     parts = {}
     for name, (path, step) in record.parts.items():
@@ -136,18 +134,17 @@ def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
 def _stored(store: Store, found: Found, name: str = "") -> Part:
     artifact = Artifact(store, found.path, found.step)
     identity, hashed = artifact.identity, flatten(artifact.identity.spec)
-    fields = dict(hashed)
-    metrics: dict[str, Any] = {}
-    loss: dict[int, dict[str, float]] = {}
+    fields = hashed
     if artifact.complete:
         execution = artifact.manifest.execution
-        fields = {**flatten({**execution.spec, "launch": execution.launch}), **fields}
-        fields = _without_more(fields)
-        metrics, loss = _results(artifact)
+        fields = _without_more(flatten({**execution.spec, "launch": execution.launch}) | hashed)
     inputs = {
-        role: ReadInput(read.fingerprint, read.step, read.name or read.place or "documents") for role, read in identity.inputs.items()
+        role: ReadInput(read.fingerprint, read.step, read.name or read.place or "documents")
+        for role, read in identity.inputs.items()
     }
-    return Part(name or identity.name, identity.kind, identity.fingerprint, fields, frozenset(hashed), inputs, metrics, loss)
+    results = _results(artifact) if artifact.complete else ({}, {})
+    name = name or identity.name
+    return Part(name, identity.kind, identity.fingerprint, fields, frozenset(hashed), inputs, *results)
 
 
 def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
@@ -157,57 +154,67 @@ def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
 def _results(artifact: Artifact) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
     """Metrics of a finished part, and the rows of its history by the tokens that its lineage had consumed."""
     manifest = artifact.manifest
-    metrics = {name: value for name, value in flatten(manifest.metrics).items() if _is_number(value)}
+    metrics = {name: value for name, value in flatten(manifest.metrics).items() if is_number(value)}
     rows: dict[int, dict[str, Any]] = {}
     tokens_at: dict[int, int] = {}
     try:
-        begin = tokens_before(artifact.store, artifact.path) - int(artifact.identity.spec.get("start_tokens", 0))
+        begin = tokens_before(artifact.store, artifact.path) - int(
+            artifact.identity.spec.get("start_tokens", 0)
+        )
         for row in artifact.history():
-            if _is_number(row.get("tokens")):
+            if is_number(row.get("tokens")):
                 tokens = tokens_at[row["step"]] = begin + int(row["tokens"])
                 rows.setdefault(tokens, {})["loss"] = row.get("loss")
             measured = row.get("validation")
             if isinstance(measured, dict) and row.get("step") in tokens_at:
-                values = {f"validation/{name}": value for name, value in measured.items() if _is_number(value)}
+                values = {f"validation/{name}": value for name, value in measured.items() if is_number(value)}
                 rows.setdefault(tokens_at[row["step"]], {}).update(values)
     except (StoreError, OSError, ValueError, KeyError):
         return metrics, {}
-    return metrics, {tokens: {name: value for name, value in row.items() if _is_number(value)} for tokens, row in rows.items()}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, NUMBERED) and not isinstance(value, bool)
+    return metrics, {
+        tokens: {name: value for name, value in row.items() if is_number(value)}
+        for tokens, row in rows.items()
+    }
 
 
 # The comparison
 
 
 def compare(a: Side, b: Side) -> list[Difference]:
-    """Part by part in the order of A, then what only B has. Compared are parts of one name, parts of different names that are the same
-    work, those of a branch with what they branch off, and of two stages that were named the remaining ones in their order."""
+    """Part by part in the order of A, then what only B has. Compared are parts of one name, parts of
+    different names that are the same work, those of a branch with what they branch off, and of two stages
+    that were named the remaining ones in their order."""
     left = {part.fingerprint: name for name, part in b.parts.items() if name not in a.parts}
     pairs = [
         (name, duplicate)
         for name, part in a.parts.items()
         if (duplicate := name if name in b.parts else left.get(part.fingerprint)) is not None
     ]
-    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
-    beside = [(one, other) for other, one in _beside(b, a) if other not in theirs]
-    beside += [(one, other) for one, other in _beside(a, b) if one not in ours]
-    pairs += beside
-    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
-    if a.chosen and b.chosen and not beside:
-        pairs += zip([one for one in a.parts if one not in ours], [other for other in b.parts if other not in theirs], strict=False)
+
+    def unpaired() -> tuple[list[str], list[str]]:
         ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
-    order = {name: index for index, name in enumerate(a.parts)}
-    found = [(one, _difference(one if one == other else f"{one} | {other}", a.parts[one], b.parts[other])) for one, other in pairs]
-    found += [(one, _difference(one, part, None)) for one, part in a.parts.items() if one not in ours]
-    found.sort(key=lambda pair: order[pair[0]])
-    return [one for _, one in found] + [_difference(name, None, part) for name, part in b.parts.items() if name not in theirs]
+        return [one for one in a.parts if one not in ours], [one for one in b.parts if one not in theirs]
+
+    only_a, only_b = unpaired()
+    beside = [(one, other) for other, one in _beside(b, a) if other in only_b]
+    beside += [(one, other) for one, other in _beside(a, b) if one in only_a]
+    pairs += beside
+    if a.chosen and b.chosen and not beside:
+        pairs += zip(only_a, only_b, strict=False)
+    only_a, only_b = unpaired()
+    order = list(a.parts)
+    found = [
+        (one, _difference(one if one == other else f"{one} | {other}", a.parts[one], b.parts[other]))
+        for one, other in pairs
+    ]
+    found += [(one, _difference(one, a.parts[one], None)) for one in only_a]
+    found.sort(key=lambda pair: order.index(pair[0]))
+    return [one for _, one in found] + [_difference(name, None, b.parts[name]) for name in only_b]
 
 
 def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
-    """Segments that resume from inside a stage of the other side, with the segments there that resume from the same place."""
+    """Segments that resume from inside a stage of the other side, with the segments there that resume from
+    the same place."""
     pairs: dict[str, str] = {}
     names = {part.fingerprint: name for name, part in original.parts.items()}
     own = {part.fingerprint: name for name, part in branched.parts.items()}
@@ -228,7 +235,9 @@ def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
             for other, one in original.parts.items()
             if of_stage(other, origin) and PARENT in one.inputs and one.inputs[PARENT].fingerprint == there
         ]
-        inside = there == parent.fingerprint and (parent.step or 0) < int(original.parts[origin].fields.get("end_step", 0))
+        inside = there == parent.fingerprint and (parent.step or 0) < int(
+            original.parts[origin].fields.get("end_step", 0)
+        )
         if counterpart := origin if inside else next(iter(following), None):
             pairs[name] = counterpart
     return list(pairs.items())
@@ -246,7 +255,8 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
         elif change.only_in is None:
             found.execution.append(change)
     found.inputs = changes(a.inputs, b.inputs)
-    same = a.fingerprint == b.fingerprint  # then what was measured is told where it differs, at another step of the trajectory
+    # then what was measured is told where it differs, at another step of the trajectory
+    same = a.fingerprint == b.fingerprint
     for metric in a.metrics:
         if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):
             found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric]))
@@ -255,72 +265,30 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
 
 
 def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
-    """(tokens, column, value of A, value of B) at some of the token counts that both have, the first and the last among them."""
-    names = {name for row in a.loss.values() for name in row} & {name for row in b.loss.values() for name in row}
+    """(tokens, column, value of A, value of B) at some of the token counts that both have, the first and
+    the last among them."""
+    names = {name for row in a.loss.values() for name in row} & {
+        name for row in b.loss.values() for name in row
+    }
     for name in sorted(names):
-        common = sorted(tokens for tokens in a.loss.keys() & b.loss.keys() if name in a.loss[tokens] and name in b.loss[tokens])
-        chosen = {common[round(index * (len(common) - 1) / (POINTS - 1))] for index in range(POINTS)} if common else set()
+        common = sorted(
+            tokens
+            for tokens in a.loss.keys() & b.loss.keys()
+            if name in a.loss[tokens] and name in b.loss[tokens]
+        )
+        chosen = (
+            {common[round(index * (len(common) - 1) / (POINTS - 1))] for index in range(POINTS)}
+            if common
+            else set()
+        )
         for tokens in sorted(chosen):
             yield tokens, name, a.loss[tokens][name], b.loss[tokens][name]
 
 
-# Shown
+# As plain values
 
 
-def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
-    """Tables: all parts with what became of them, then what differs; parts that differ in the same way share a table."""
-    console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
-    if len(found) > 1:
-        same = [one.name for one in found if one.verdict == "same"]
-        if same:
-            console.print(f"[green]same[/] {len(same)} of {len(found)} parts: {escape(', '.join(same))}")
-        for verdict, colour in (("only in A", "yellow"), ("only in B", "yellow")):
-            if names := [one.name for one in found if one.verdict == verdict]:
-                console.print(f"[{colour}]{verdict}[/] {escape(', '.join(names))}")
-    changed = [one for one in found if one.a is not None and one.b is not None and (one.verdict != "same" or len(found) == 1)]
-    if not changed and not any(one.a is None or one.b is None for one in found):
-        console.print("nothing differs")
-    alike: dict[str, list[Difference]] = {}
-    for one in changed:
-        alike.setdefault(repr((one.verdict, one.identity, one.execution, one.inputs, one.metrics, one.losses)), []).append(one)
-    for parts in alike.values():
-        _show_parts(console, parts)
-
-
-def _show_parts(console: Console, parts: list[Difference]) -> None:
-    one = parts[0]
-    assert one.a is not None and one.b is not None
-    told = {
-        "same": "[green]same fingerprint[/], run in the same way",
-        "execution": "[green]same fingerprint[/]: the same result, run in another way",
-        "differs": "[red]differs[/]",
-    }[one.verdict]
-    if len(parts) > 1:
-        console.print(f"\n[bold]{len(parts)} parts[/] {told}: {escape(', '.join(part.name for part in parts))}")
-    else:
-        fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
-        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("")
-    table.add_column("", overflow="fold")
-    for heading in ("A", "B", "B - A"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "B - A" else "left")
-    rows: list[tuple[str, list[Change[Any]]]] = [
-        ("[bold]identity[/]", one.identity),
-        ("[dim]execution[/]", one.execution),
-        ("[bold]input[/]", [_named(read) for read in one.inputs]),
-        ("[cyan]metric[/]", one.metrics),
-    ]
-    for role, found in rows:
-        for change in found:
-            table.add_row(role, escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b))
-    for tokens, name, left, right in one.losses:
-        table.add_row("[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right))
-    if table.row_count:
-        console.print(table)
-
-
-def _named(change: Change[ReadInput]) -> Change[str]:
+def named(change: Change[ReadInput]) -> Change[str]:
     """The inputs as text: name, step and the begin of the fingerprint."""
 
     def text(read: ReadInput | None) -> str | None:
@@ -331,18 +299,8 @@ def _named(change: Change[ReadInput]) -> Change[str]:
     return Change(change.name, text(change.a), text(change.b), change.only_in)
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "[dim]-[/]"
-    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
-
-
-def _gap(a: Any, b: Any) -> str:
-    return f"{b - a:+.4g}" if _is_number(a) and _is_number(b) and a != b else ""
-
-
 def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
-    """The same as plain values."""
+    """The comparison as plain values."""
 
     def change(one: Change[Any]) -> dict[str, Any]:
         return {"name": one.name, "a": one.a, "b": one.b}
@@ -357,9 +315,12 @@ def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
                 "fingerprints": [part.fingerprint if part else None for part in (one.a, one.b)],
                 "identity": [change(field_) for field_ in one.identity],
                 "execution": [change(field_) for field_ in one.execution],
-                "inputs": [change(_named(read)) for read in one.inputs],
+                "inputs": [change(named(read)) for read in one.inputs],
                 "metrics": [change(metric) for metric in one.metrics],
-                "losses": [{"tokens": tokens, "name": name, "a": left, "b": right} for tokens, name, left, right in one.losses],
+                "losses": [
+                    {"tokens": tokens, "name": name, "a": left, "b": right}
+                    for tokens, name, left, right in one.losses
+                ],
             }
             for one in found
         ],

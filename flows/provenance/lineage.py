@@ -1,8 +1,11 @@
-"""What a part was made from, down to the source documents: as a tree, as JSON, and for a picture (`flows.provenance.picture`).
+"""What a part was made from, down to the source documents: as a tree, as JSON, and for a picture
+(`flows.provenance.picture`).
 
-A lineage comes from a plan (also of what has not run yet), or from the store alone, for somebody who has an exported model and no recipe.
+A lineage comes from a plan (also of what has not run yet), or from the store alone, for somebody who has an
+exported model and no recipe.
 
-Invariant: reading only. Licence, language and settings are what was recorded when a part was made, where it has been; nothing is inferred.
+Invariant: reading only. Licence, language and settings are what was recorded when a part was made, where it
+has been; nothing is inferred.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
 from flows.format import COLOURS, amount
 from flows.planning.plan import Plan
+from flows.terminal import empty_table
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
@@ -27,7 +30,8 @@ from specs.stages import TRAINING
 
 @dataclass(frozen=True)
 class Documents:
-    """Files outside the store, by the digest of what they hold. `facts`: url, format, language, license, as far as they are known."""
+    """Files outside the store, by the digest of what they hold. `facts`: url, format, language, license,
+    as far as they are known."""
 
     name: str
     digest: str
@@ -46,7 +50,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Item:
-    """One part. `action`: what a plan would do with it; `stored` or `gone` where there is no plan. `spec`: what bears its identity."""
+    """One part. `action`: what a plan would do with it; `stored` or `gone` where there is no plan. `spec`:
+    what bears its identity."""
 
     key: str
     name: str
@@ -84,7 +89,8 @@ class Lineage:
             return {}
 
     def trained_on(self) -> dict[str, float]:
-        """Tokens of every corpus that were trained on along the lineage, by key; of a trajectory up to its furthest step here."""
+        """Tokens of every corpus that were trained on along the lineage, by key; of a trajectory up to its
+        furthest step here."""
         furthest: dict[str, Item] = {}
         for item in self.items.values():
             if item.kind in TRAINING and item.tokens >= furthest.get(item.path, item).tokens:
@@ -97,7 +103,11 @@ class Lineage:
 
     def shares_of(self, trained: Item) -> dict[str, float]:
         """The same for a part that trains: of its mixture, or all of the one data set that it reads."""
-        data = [link.key for role, link in trained.inputs.items() if role.split(":")[0] in ("mixture", "conversations", "pairs")]
+        data = [
+            link.key
+            for role, link in trained.inputs.items()
+            if role.split(":")[0] in ("mixture", "conversations", "pairs")
+        ]
         if "mixture" in trained.inputs:
             return self.shares(self.items[trained.inputs["mixture"].key])
         return {data[0]: 1.0} if len(data) == 1 else {}
@@ -121,16 +131,29 @@ def of_plan(plan: Plan, names: list[str]) -> Lineage:
                 inputs[role] = Link(visit(read.node, read.step), read.step)
                 continue
             source, listing = plan.pipeline.sources.get(read.name), plan.graph.listings.get(read.name)
-            facts = source.model_dump(mode="json") if source else plan.graph.facts_of(plan.pipeline, read.name)
+            facts = source.to_json() if source else plan.graph.facts_of(plan.pipeline, read.name)
             size = (len(listing.files), listing.bytes) if listing else (0, 0)
-            found.documents.setdefault(read.fingerprint, Documents(read.name, read.fingerprint, dict(facts), *size))
+            found.documents.setdefault(
+                read.fingerprint, Documents(read.name, read.fingerprint, dict(facts), *size)
+            )
             inputs[role] = Link(read.fingerprint)
-        artifact = Artifact(plan.store, node.path, node.end_step)
+        artifact = node.artifact(plan.store)
         manifest = artifact.manifest if step.action == "reuse" else None
-        steps = (at - (node.start_step or 0)) if at is not None else node.steps
-        tokens = node.tokens * steps // node.steps if node.steps else 0
+        steps, tokens = (at - node.start_step, node.tokens_until(at)) if at is not None else (0, 0)
         action = step.action if step.stored or step.action != "reuse" else "run"
-        found.items[key] = Item(key, name, node.kind, node.fingerprint, node.path, action, steps, tokens, node.identity, manifest, inputs)
+        found.items[key] = Item(
+            key,
+            name,
+            node.kind,
+            node.fingerprint,
+            node.path,
+            action,
+            steps,
+            tokens,
+            node.identity,
+            manifest,
+            inputs,
+        )
         return key
 
     for name in names:
@@ -173,7 +196,8 @@ def _key(path: str, step: int | None) -> str:
 
 
 def tree(found: Lineage, root: str) -> Tree:
-    """A part and what it was made from. What is shown already is named only; the tokenizer, which everything reads, not even that."""
+    """A part and what it was made from. What is shown already is named only; the tokenizer, which
+    everything reads, not even that."""
     shown = {root}
 
     def grow(item: Item, branch: Tree) -> Tree:
@@ -199,25 +223,36 @@ def _label(found: Lineage, item: Item, role: str, at: str) -> str:
     prefix = f"[dim]{role}:[/] " if role else ""
     numbers = f", {item.steps} steps, {amount(item.tokens)} tokens" if item.steps else ""
     action = f"[{COLOURS.get(item.action, 'green' if item.action == 'stored' else 'red')}]{item.action}[/]"
-    lines = [f"{prefix}[bold]{escape(item.name)}[/]{at} [dim]{item.fingerprint[:8]}[/] {item.kind}, {action}{numbers}"]
+    lines = [
+        f"{prefix}[bold]{escape(item.name)}[/]{at} [dim]{item.fingerprint[:8]}[/] {item.kind},"
+        f" {action}{numbers}"
+    ]
     return "\n".join([*lines, *(f"[dim]{escape(line)}[/]" for line in story(found, item))])
 
 
 def _documents_label(role: str, documents: Documents) -> str:
     known = ("url", "format", "language", "license")
-    facts = ", ".join(str(documents.facts[name]) for name in known if documents.facts.get(name)) or documents.name
+    facts = (
+        ", ".join(str(documents.facts[name]) for name in known if documents.facts.get(name)) or documents.name
+    )
     size = f", {documents.files} files, {amount(documents.bytes)}B" if documents.files else ""
     return f"[dim]{role}:[/] {escape(documents.name)} [dim]{documents.digest[:8]}[/] {escape(facts)}{size}"
 
 
 def story(found: Lineage, item: Item) -> list[str]:
-    """What a finished part says of itself, in a few lines: documents and filters of data, shares of a mixture, results."""
+    """What a finished part says of itself, in a few lines: documents and filters of data, shares of a
+    mixture, results."""
     metrics = item.metrics
     if item.kind in ("corpus", "conversations") and isinstance(metrics.get("train"), dict):
         return list(_data_lines(metrics))
     if item.kind == "mixture" and (shares := found.shares(item)):
         names = {other.path: other.name for other in found.items.values()}
-        return [", ".join(f"{names.get(path, path)} {share:.1%}" for path, share in sorted(shares.items(), key=lambda pair: -pair[1]))]
+        return [
+            ", ".join(
+                f"{names.get(path, path)} {share:.1%}"
+                for path, share in sorted(shares.items(), key=lambda pair: -pair[1])
+            )
+        ]
     return []
 
 
@@ -226,8 +261,15 @@ def _data_lines(metrics: dict[str, Any]) -> Iterator[str]:
     unit = "conversations" if "conversations" in train else "documents"
     read = metrics.get("read") or {}
     begin = f"{read['documents']:,} read, " if isinstance(read.get("documents"), int) else ""
-    yield f"{begin}{train.get(unit, 0):,} {unit} with {train.get('tokens', 0):,} tokens to train on, {held_out.get(unit, 0):,} held out"
-    for title, group in (("not read", "rejected"), ("filters dropped", "dropped"), ("personal data replaced", "replaced")):
+    yield (
+        f"{begin}{train.get(unit, 0):,} {unit} with {train.get('tokens', 0):,} tokens to train on,"
+        f" {held_out.get(unit, 0):,} held out"
+    )
+    for title, group in (
+        ("not read", "rejected"),
+        ("filters dropped", "dropped"),
+        ("personal data replaced", "replaced"),
+    ):
         counts = metrics.get(group)
         if isinstance(counts, dict) and counts:
             order = [name for name in metrics.get("filters") or () if name in counts]
@@ -237,14 +279,20 @@ def _data_lines(metrics: dict[str, Any]) -> Iterator[str]:
 
 def sources_table(found: Lineage) -> Table:
     """Every source with licence and language, and what was trained on of it."""
-    table = Table(title="sources", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("source", "licence", "language", "files", "size", "used for", "tokens held", "tokens trained on", "digest"):
-        table.add_column(heading, justify="right" if heading in ("files", "size", "tokens held", "tokens trained on") else "left")
+    counted = ("files", "size", "tokens held", "tokens trained on")
+    headings = ("source", "licence", "language", *counted[:2], "used for", *counted[2:], "digest")
+    table = empty_table("sources", headings, numbers=counted, folded=headings)
     for row in source_rows(found):
         numbers = (str(row["files"] or "-"), f"{amount(row['bytes'])}B" if row["bytes"] else "-")
-        facts = (escape(row["name"]), escape(row["license"] or "not stated"), escape(row["language"] or "not stated"))
+        facts = (
+            escape(row["name"]),
+            escape(row["license"] or "not stated"),
+            escape(row["language"] or "not stated"),
+        )
         tokens = (amount(row["tokens_held"]), amount(row["tokens_trained_on"]))
-        table.add_row(*facts, *numbers, escape(", ".join(row["used_for"])), *tokens, f"[dim]{row['digest'][:12]}[/]")
+        table.add_row(
+            *facts, *numbers, escape(", ".join(row["used_for"])), *tokens, f"[dim]{row['digest'][:12]}[/]"
+        )
     return table
 
 
@@ -253,8 +301,16 @@ def source_rows(found: Lineage) -> list[dict[str, Any]]:
     trained = found.trained_on()
     rows = []
     for digest, documents in found.documents.items():
-        users = {item.path: item for item in found.items.values() if any(link.key == digest for link in item.inputs.values())}
-        held = [item.metrics["train"].get("tokens", 0) for item in users.values() if isinstance(item.metrics.get("train"), dict)]
+        users = {
+            item.path: item
+            for item in found.items.values()
+            if any(link.key == digest for link in item.inputs.values())
+        }
+        held = [
+            item.metrics["train"].get("tokens", 0)
+            for item in users.values()
+            if isinstance(item.metrics.get("train"), dict)
+        ]
         rows.append(
             {
                 "name": documents.name,
@@ -272,9 +328,11 @@ def source_rows(found: Lineage) -> list[dict[str, Any]]:
 
 
 def file_rows(found: Lineage) -> list[dict[str, Any]]:
-    """Every source file with its size and SHA-256, by source; `files` is None where they were not recorded."""
+    """Every source file with its size and SHA-256, by source; `files` is None where they were not
+    recorded."""
     return [
-        {"name": documents.name, "digest": digest, "files": _files(found.store, digest)} for digest, documents in found.documents.items()
+        {"name": documents.name, "digest": digest, "files": _files(found.store, digest)}
+        for digest, documents in found.documents.items()
     ]
 
 
@@ -292,7 +350,12 @@ def to_json(found: Lineage, root: str, *, files: bool = False) -> dict[str, Any]
         if documents is None:
             inputs[role] = to_json(found, link.key, files=files) | {"step": link.step}
             continue
-        inputs[role] = {"name": documents.name, "kind": "external", "fingerprint": documents.digest, "source": documents.facts}
+        inputs[role] = {
+            "name": documents.name,
+            "kind": "external",
+            "fingerprint": documents.digest,
+            "source": documents.facts,
+        }
         if files:
             inputs[role]["files"] = _files(found.store, documents.digest)
     return {

@@ -17,7 +17,9 @@ from infra.store.store import CHUNK
 LEAST = 6  # hex digits of a shortened fingerprint
 NOT_ARTIFACTS = ("runs", "inputs", "reports", "protected", "damaged")
 WEIGHTS = "*.safetensors"
-_PLACE = re.compile(r"^(?:(?P<kind>[a-z][a-z0-9_]*)/)?(?P<fingerprint>[0-9a-f]+)(?:@(?:step=)?(?P<step>\d+))?$")
+_PLACE = re.compile(
+    r"^(?:(?P<kind>[a-z][a-z0-9_]*)/)?(?P<fingerprint>[0-9a-f]+)(?:@(?:step=)?(?P<step>\d+))?$"
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class Found:
 
 
 def find(store: Store, text: str) -> list[Found]:
-    """What a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports, else its last part), `RUN:PART`, or a
-    local folder that was exported. StoreError when there is nothing, or several things, of that name."""
+    """What a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports, else its
+    last part), `RUN:PART`, or a local folder that was exported. StoreError when there is nothing, or
+    several things, of that name."""
     if (match := _PLACE.match(text)) and len(match["fingerprint"]) >= LEAST:
         return [_by_fingerprint(store, text, match)]
     if Path(text).is_dir():
@@ -43,8 +46,8 @@ def find(store: Store, text: str) -> list[Found]:
         return _of_run(store, run, part)
     there = ", ".join(runs.names(store)) or "none"
     raise StoreError(
-        f"'{text}' is no artifact (kind/fingerprint, or {LEAST} digits of it), no run and no exported folder; "
-        f"the runs of {store.url} are {there}"
+        f"'{text}' is no artifact (kind/fingerprint, or {LEAST} digits of it), no run and no exported folder;"
+        f" the runs of {store.url} are {there}"
     )
 
 
@@ -55,7 +58,12 @@ def kinds(store: Store) -> list[str]:
 
 def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
     among = [match["kind"]] if match["kind"] else kinds(store)
-    paths = [f"{kind}/{name}" for kind in among for name in store.names(kind) if name.startswith(match["fingerprint"])]
+    paths = [
+        f"{kind}/{name}"
+        for kind in among
+        for name in store.names(kind)
+        if name.startswith(match["fingerprint"])
+    ]
     paths = [path for path in paths if ARTIFACT.match(path)]
     if len(paths) != 1:
         what = f"fits {', '.join(paths)}; write more of it" if paths else f"is not in the store {store.url}"
@@ -64,7 +72,8 @@ def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
 
 
 def last_step(store: Store, path: str) -> int | None:
-    """The furthest committed step of a trajectory, finished ones first; None for an artifact without steps."""
+    """The furthest committed step of a trajectory, finished ones first; None for an artifact without
+    steps."""
     artifact = Artifact(store, path)
     return max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
 
@@ -72,17 +81,22 @@ def last_step(store: Store, path: str) -> int | None:
 def _of_run(store: Store, run: str, part: str) -> list[Found]:
     parts = runs.last(store, run).parts
     if part:
-        chosen = [name for name in parts if name == part] or [name for name in parts if name.split("/")[0] == part][-1:]
+        chosen = [name for name in parts if name == part] or [
+            name for name in parts if name.split("/")[0] == part
+        ][-1:]
         if not chosen:
             raise StoreError(f"run '{run}' has no part '{part}'; it has {', '.join(parts)}")
     else:
-        chosen = [name for name, (path, _) in parts.items() if path.startswith("export/") and name.count("/") == 0]
+        chosen = [
+            name for name, (path, _) in parts.items() if path.startswith("export/") and name.count("/") == 0
+        ]
         chosen = [name for name in chosen if Artifact(store, parts[name][0]).complete] or list(parts)[-1:]
     return [Found(*parts[name]) for name in chosen]
 
 
 def find_export(store: Store, folder: Path) -> Found:
-    """The export whose weights and configuration a folder holds, byte by byte, wherever the folder lies. StoreError when there is none."""
+    """The export whose weights and configuration a folder holds, byte by byte, wherever the folder lies.
+    StoreError when there is none."""
     names = ["config.json", *sorted(path.name for path in folder.glob(WEIGHTS))]
     if len(names) < 2 or not (folder / "config.json").is_file():
         raise StoreError(f"'{folder}' has no config.json with {WEIGHTS} beside it: it is no exported model")
@@ -106,4 +120,7 @@ def find_export(store: Store, folder: Path) -> Found:
         alike = all(name in files and files[name].size == size for name, size in sizes.items())
         if alike and all(files[name].sha256 == digest(name) for name in names):
             return Found(artifact.path, None)
-    raise StoreError(f"no export in the store {store.url} has the weights of '{folder}'; was it changed, or made with another store?")
+    raise StoreError(
+        f"no export in the store {store.url} has the weights of '{folder}'; was it changed, or made with"
+        " another store?"
+    )

@@ -1,6 +1,7 @@
 """The picture of a lineage: an SVG file of boxes in layers, from the source files to what was asked for.
 
-Invariants: the file stands alone, holds no script and loads nothing; all text in it is escaped. The same lineage gives the same bytes.
+Invariants: the file stands alone, holds no script and loads nothing; all text in it is escaped. The same
+lineage gives the same bytes.
 """
 
 from __future__ import annotations
@@ -28,20 +29,30 @@ RESULTS = ("evaluate", "probe", "export", "harness")
 def svg(found: Lineage, title: str) -> str:
     """A lineage as SVG text."""
     reads: dict[str, list[str]] = {digest: [] for digest in found.documents}
-    reads |= {key: list(dict.fromkeys(link.key for link in item.inputs.values())) for key, item in found.items.items()}
+    reads |= {
+        key: list(dict.fromkeys(link.key for link in item.inputs.values()))
+        for key, item in found.items.items()
+    }
     drawing = draw(reads, {})
     width, height = max(drawing.width, 560), drawing.height + TOP + 34
     lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' viewBox='0 0 {width:.0f} {height:.0f}' {FONT}>",
-        "<defs><marker id='tip' viewBox='0 0 8 8' refX='2' refY='4' markerWidth='7' markerHeight='7' orient='auto'>"
-        "<path d='M0 0 L8 4 L0 8 z' fill='#7b8794'/></marker></defs>",
+        (
+            f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' viewBox='0 0"
+            f" {width:.0f} {height:.0f}' {FONT}>"
+        ),
+        (
+            "<defs><marker id='tip' viewBox='0 0 8 8' refX='2' refY='4' markerWidth='7' markerHeight='7'"
+            " orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='#7b8794'/></marker></defs>"
+        ),
         f"<rect width='{width:.0f}' height='{height:.0f}' fill='#ffffff'/>",
         f"<text x='10' y='24' font-size='17' font-weight='600' fill='#1f2933'>{escape(title)}</text>",
         f"<text x='10' y='43' font-size='12' fill='#52606d'>{escape(_summary(found))}</text>",
         f"<g transform='translate(0 {TOP})'>",
     ]
     for arrow in drawing.arrows:
-        lines.append(f"<path d='{arrow.path}' fill='none' stroke='#7b8794' stroke-width='1.4' marker-end='url(#tip)'/>")
+        lines.append(
+            f"<path d='{arrow.path}' fill='none' stroke='#7b8794' stroke-width='1.4' marker-end='url(#tip)'/>"
+        )
     lines += [_box(found, box) for box in drawing.boxes]
     lines += ["</g>", _legend(height - 14), "</svg>"]
     return "\n".join(lines) + "\n"
@@ -53,7 +64,9 @@ def _summary(found: Lineage) -> str:
     files = sum(row["files"] for row in rows)
     sources = f"{len(rows)} sources" + (f" of {files:,} files" if files else "")
     trained = sum(found.trained_on().values())
-    return f"{sources}; licences: {', '.join(licences) or 'none'}" + (f"; {amount(trained)} tokens trained on" if trained else "")
+    return f"{sources}; licences: {', '.join(licences) or 'none'}" + (
+        f"; {amount(trained)} tokens trained on" if trained else ""
+    )
 
 
 def _box(found: Lineage, box: Box) -> str:
@@ -62,19 +75,41 @@ def _box(found: Lineage, box: Box) -> str:
         documents = found.documents[box.stage]
         facts = documents.facts
         licence = f"licence: {facts.get('license') or 'not stated'}"
-        size = f"{documents.files:,} files, {amount(documents.bytes)}B" if documents.files else str(facts.get("language") or "")
+        size = (
+            f"{documents.files:,} files, {amount(documents.bytes)}B"
+            if documents.files
+            else str(facts.get("language") or "")
+        )
         group, texts = "documents", [documents.name, licence, size, f"sha-256 {documents.digest[:16]}"]
     else:
         group = "result" if item.kind in RESULTS else "training" if item.kind in MODELS else "data"
         at = f", step {item.key.rpartition('@')[2]}" if "@" in item.key else ""
-        texts = [item.name, f"{item.kind}{at}", _numbers(found, item), f"{item.fingerprint[:16]} {item.action}"]
+        texts = [
+            item.name,
+            f"{item.kind}{at}",
+            _numbers(found, item),
+            f"{item.fingerprint[:16]} {item.action}",
+        ]
     fill, border = COLOURS[group]
     dashed = " stroke-dasharray='5 3'" if item is not None and item.action in ("run", "gone") else ""
-    shape = f"<rect width='{WIDTH}' height='{HEIGHT}' rx='7' fill='{fill}' stroke='{border}' stroke-width='1.3'{dashed}/>"
-    parts = [f"<g transform='translate({box.x:.1f} {box.y:.1f})'><title>{escape(chr(10).join(texts))}</title>", shape]
+    shape = (
+        f"<rect width='{WIDTH}' height='{HEIGHT}' rx='7' fill='{fill}' stroke='{border}'"
+        f" stroke-width='1.3'{dashed}/>"
+    )
+    parts = [
+        f"<g transform='translate({box.x:.1f} {box.y:.1f})'><title>{escape(chr(10).join(texts))}</title>",
+        shape,
+    ]
     for index, text in enumerate(texts):
-        style = "font-size='13' font-weight='600' fill='#1f2933'" if index == 0 else "font-size='11' fill='#3e4c59'"
-        parts.append(f"<text x='10' y='{21 + 18 * index}' {style}>{escape(_short(text, FITS if index else FITS_BOLD))}</text>")
+        style = (
+            "font-size='13' font-weight='600' fill='#1f2933'"
+            if index == 0
+            else "font-size='11' fill='#3e4c59'"
+        )
+        parts.append(
+            f"<text x='10' y='{21 + 18 * index}'"
+            f" {style}>{escape(_short(text, FITS if index else FITS_BOLD))}</text>"
+        )
     return "".join([*parts, "</g>"])
 
 
@@ -97,7 +132,9 @@ def _short(text: str, room: int) -> str:
 def _legend(y: float) -> str:
     parts, x = [], 10
     for name, (fill, border) in COLOURS.items():
-        parts.append(f"<rect x='{x}' y='{y - 9:.0f}' width='12' height='12' rx='2' fill='{fill}' stroke='{border}'/>")
+        parts.append(
+            f"<rect x='{x}' y='{y - 9:.0f}' width='12' height='12' rx='2' fill='{fill}' stroke='{border}'/>"
+        )
         parts.append(f"<text x='{x + 17}' y='{y + 1:.0f}' font-size='11' fill='#3e4c59'>{name}</text>")
         x += 30 + 7 * len(name)
     return "".join(parts)

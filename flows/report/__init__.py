@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -25,20 +26,29 @@ from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.planning.plan import Plan
 from flows.report import experiments, result_charts, training_charts
 from flows.report import wording as words
-from flows.report.content import Part, Run, collect
+from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
+from flows.report.rehearsal_charts import RehearsedPart, rehearsals
 from flows.report.results import PROMPTS, numbers, undrawn
+from flows.report.run_data import Part, Run
+
+__all__ = ["RehearsedPart", "render"]
 
 
-def render(plan: Plan) -> str:
-    """The report of a plan and its store, as HTML."""
+def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
+    """The report of a plan and its store, and of parts that were rehearsed, as HTML."""
     run = collect(plan)
     scripts = [get_plotlyjs(), _asset("report.js")]
-    digests = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    digests = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
+    )
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
     environment.filters |= {"pretty": words.pretty, "elided": words.elided}
-    charts = Charts.of(run)
+    charts = Charts.of(run, rehearsed)
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,
         charts=charts,
@@ -72,13 +82,19 @@ class Charts:
     masked: list[Figure] = field(default_factory=list)
     evaluation: list[Figure] = field(default_factory=list)
     rewards: list[Figure] = field(default_factory=list)
+    rehearsals: list[Figure] = field(default_factory=list)
 
     @classmethod
-    def of(cls, run: Run) -> Charts:
-        stages = Styles([stage.name for stage in run.stages if any(part.steps for part in stage.parts)], STAGE_COLOURS)
+    def of(cls, run: Run, rehearsed: Sequence[RehearsedPart] = ()) -> Charts:
+        stages = Styles(
+            [stage.name for stage in run.stages if any(part.steps for part in stage.parts)], STAGE_COLOURS
+        )
         sources = Styles(_source_names(run), SOURCE_COLOURS)
         look = result_charts.styles(run.evaluations, stages)
-        losses, masked = training_charts.losses(run.curves, stages, sources), training_charts.masked(run.curves, stages)
+        losses, masked = (
+            training_charts.losses(run.curves, stages, sources),
+            training_charts.masked(run.curves, stages),
+        )
         own = [curve for curve in run.curves if curve.kind in training_charts.OWN_LOSS or curve.extras]
         difference = result_charts.differences(run.evaluations, look)
         compared = [(evaluation, evaluation.rewards) for evaluation in run.evaluations if evaluation.rewards]
@@ -89,9 +105,17 @@ class Charts:
             [training_charts.mixtures(run.mixtures, sources)] if run.mixtures else [],
             [masked] if masked else [],
             result_charts.results(run.evaluations, look),
-            [result_charts.rewards(evaluation.name, found, look[evaluation.name], stages) for evaluation, found in compared]
+            [
+                result_charts.rewards(evaluation.name, found, look[evaluation.name], stages)
+                for evaluation, found in compared
+            ]
             + ([difference] if difference else [])
-            + [result_charts.quantiles(part.name, counts) for part in run.parts if (counts := _histogram(part))],
+            + [
+                result_charts.quantiles(part.name, counts)
+                for part in run.parts
+                if (counts := _histogram(part))
+            ],
+            rehearsals(rehearsed),
         )
 
     def name(self, figure: Figure) -> str:
@@ -100,7 +124,15 @@ class Charts:
 
     @property
     def all(self) -> list[Figure]:
-        return [*self.experiments, *self.training, *self.mixtures, *self.masked, *self.evaluation, *self.rewards]
+        return [
+            *self.experiments,
+            *self.training,
+            *self.mixtures,
+            *self.masked,
+            *self.evaluation,
+            *self.rewards,
+            *self.rehearsals,
+        ]
 
     @property
     def plots(self) -> dict[str, Any]:

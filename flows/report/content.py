@@ -6,8 +6,8 @@ note, never an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from flows.planning.graph import Input
 from flows.planning.mixtures import by_size, corpora
@@ -15,183 +15,59 @@ from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.plan import Plan, Step
 from flows.report.experiments import Experiment, experiment
 from flows.report.history import Curve, curve
-from flows.report.results import Evaluation, Gate, Prompt, is_evaluation, number, numbers, read_rewards, read_samples, side_by_side
+from flows.report.results import (
+    Evaluation,
+    Gate,
+    is_evaluation,
+    number,
+    numbers,
+    read_rewards,
+    read_samples,
+    side_by_side,
+)
+from flows.report.run_data import Part, Run, Share, Source, Stage, State
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
 from specs.stages.mixture import MixturePart
 
-State = Literal["finished", "gate failed", "partial", "not run"]
-SECONDS = ("startup", "compute", "storage")
 FOLDED = 4  # least number of variants of a stage that are one box of the graph
 LISTED = 30  # entries of a long list in the settings
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a stage with the facts of its manifest or its last checkpoint."""
-
-    name: str
-    stage: str
-    kind: str
-    state: State
-    reason: str
-    fingerprint: str
-    path: str | None
-    steps: int
-    done_steps: int
-    tokens: int
-    done_tokens: int
-    flops: int
-    inputs: dict[str, Input]
-    settings: dict[str, Any]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    passes: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    created: str = ""
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.files.values())
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of the recipe."""
-
-    name: str
-    kind: str
-    description: str
-    parts: list[Part]
-    reads: list[str]  # stages whose parts it reads
-    after: list[str]  # stages that it only waits for
-    result: dict[str, Any]
-    variants: list[str] = field(default_factory=list)  # stages that are drawn as this one
-
-    @property
-    def finished(self) -> int:
-        return sum(part.state in ("finished", "gate failed") for part in self.parts)
-
-    @property
-    def state(self) -> State:
-        states = {part.state for part in self.parts}
-        if "gate failed" in states:
-            return "gate failed"
-        if len(states) == 1:
-            return next(iter(states))
-        return "partial"
-
-
-@dataclass(frozen=True)
-class Share:
-    """One source in a mixture."""
-
-    source: str
-    share: float
-    tokens: int | None  # None before it is built
-    passes: float | None  # over it through this mixture; None where nothing was trained
-    passes_in_all: float | None
-
-
-@dataclass(frozen=True)
-class Source:
-    """Documents outside the store."""
-
-    name: str
-    facts: dict[str, str]
-    files: int
-    bytes: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Run:
-    """A whole run."""
-
-    name: str
-    description: str
-    store: str
-    parameters: int
-    stages: list[Stage]
-    boxes: list[Stage]  # the stages as the graph shows them
-    curves: list[Curve]
-    mixtures: dict[str, list[Share]]
-    evaluations: list[Evaluation]
-    prompts: list[Prompt]
-    experiments: dict[str, Experiment]
-    sources: list[Source]
-    notes: list[str]
-
-    @property
-    def parts(self) -> list[Part]:
-        return [part for stage in self.stages for part in stage.parts]
-
-    @property
-    def _stored(self) -> list[Part]:
-        """Parts with something in the store; two names of one artifact count once."""
-        return list({(part.path, part.done_steps): part for part in self.parts if part.path}.values())
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        return {name: sum(part.seconds.get(name, 0.0) for part in self._stored) for name in SECONDS}
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self._stored)
-
-    @property
-    def newest(self) -> str:
-        """When the newest manifest or checkpoint was written."""
-        return max((part.created for part in self.parts), default="")
-
-    @property
-    def versions(self) -> dict[str, list[str]]:
-        """All versions of every library used."""
-        found: dict[str, set[str]] = {}
-        for part in self.parts:
-            for library, version in part.versions.items():
-                found.setdefault(library, set()).add(version)
-        return {library: sorted(versions) for library, versions in sorted(found.items())}
 
 
 def collect(plan: Plan) -> Run:
     """Reads the content of the report."""
     notes = list(plan.graph.notes)
     parts = {name: _part(plan, step, notes) for name, step in plan.steps.items()}
-    stages = [_stage(plan, name, [parts[node.name] for node in plan.graph.of(name)]) for name in _in_order(plan)]
+    names = dict.fromkeys(part.stage for part in parts.values())  # inputs first
+    stages = [_stage(plan, name, [part for part in parts.values() if part.stage == name]) for name in names]
     evaluations, sampled = [], []
     for part in parts.values():
         if is_evaluation(part.kind, part.inputs, metrics := numbers(part.metrics)):
             evaluations.append(_evaluation(plan, part, metrics, notes))
         if "samples.json" in part.files:
             sampled.append(read_samples(_document(plan, part, "samples.json", notes)))
+    models = [model for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))]
     return Run(
-        plan.pipeline.name,
-        plan.pipeline.description,
-        plan.store.url,
-        max((model.parameters for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))), default=0),
-        stages,
-        _folded(plan, stages),
-        _curves(plan, stages, notes),
-        _mixtures(plan, parts),
-        evaluations,
-        side_by_side(sampled),
-        _experiments(plan, stages),
-        _sources(plan),
-        notes,
+        name=plan.pipeline.name,
+        description=plan.pipeline.description,
+        store=plan.store.url,
+        parameters=max((model.parameters for model in models), default=0),
+        stages=stages,
+        boxes=_folded(plan, stages),
+        curves=_curves(plan, stages, notes),
+        mixtures=_mixtures(plan, parts),
+        evaluations=evaluations,
+        prompts=side_by_side(sampled),
+        experiments=_experiments(plan, stages),
+        sources=_sources(plan),
+        notes=notes,
     )
-
-
-def _in_order(plan: Plan) -> list[str]:
-    """Stages, inputs first."""
-    return list(dict.fromkeys(node.stage for node in plan.graph.nodes.values()))
 
 
 def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
     node, metrics = step.node, dict[str, Any]()
     document: Manifest | CheckpointMarker | None = None
-    artifact = Artifact(plan.store, node.path, node.end_step)
+    artifact = node.artifact(plan.store)
     try:
         if step.action == "reuse":
             document = artifact.manifest
@@ -203,7 +79,6 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
         notes.append(str(error))
     state: State = "finished" if step.action == "reuse" else ("partial" if step.stored else "not run")
     done = node.end_step if step.action == "reuse" else step.resume_step
-    done_steps = (done - (node.start_step or 0)) if done is not None else 0
     return Part(
         name=node.name,
         stage=node.stage,
@@ -213,12 +88,15 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
         fingerprint=node.fingerprint,
         path=node.path if step.stored else None,
         steps=node.steps,
-        done_steps=done_steps,
+        done_steps=done - node.start_step if done is not None else 0,
         tokens=node.tokens,
-        done_tokens=node.tokens * done_steps // node.steps if node.steps else 0,
+        done_tokens=node.tokens_until(done) if done is not None else 0,
         flops=node.flops,
         inputs=node.inputs,
-        settings={"part": _shortened(node.part.model_dump(mode="json", by_alias=True)), "launch": node.launch.model_dump(mode="json")},
+        settings={
+            "part": _shortened(node.part.to_json()),
+            "launch": node.launch.to_json(),
+        },
         metrics=metrics,
         passes=_passes(artifact, done),
         seconds=document.seconds.model_dump() if document and document.seconds else {},
@@ -262,25 +140,36 @@ def _stage(plan: Plan, name: str, parts: list[Part]) -> Stage:
 
 
 def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
-    """The numbers of a stage as a whole: of the last part of a chain that has any; counts of independent parts are summed."""
+    """The numbers of a stage as a whole: of the last part of a chain that has any; counts of independent
+    parts are summed."""
     stored = [numbers(part.metrics) for part in parts if part.metrics]
     if not stored:
         return {}
     if len(plan.graph.ends_of(name)) == 1:
         return stored[-1]
-    return {key: sum(metrics[key] for metrics in stored) for key in ("tokens", "documents") if all(key in metrics for metrics in stored)}
+    return {
+        key: sum(metrics[key] for metrics in stored)
+        for key in ("tokens", "documents")
+        if all(key in metrics for metrics in stored)
+    }
 
 
 def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
     """The stages, with many variants of a matrix joined into one."""
     document = plan.pipeline._document
-    many = {name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED}
+    many = {
+        name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED
+    }
     names = {variant: name for name, made in many.items() for variant in made}
     found: dict[str, Stage] = {}
     for stage in stages:
         name = names.get(stage.name, stage.name)
-        reads, after = ([names.get(other, other) for other in others] for others in (stage.reads, stage.after))
-        so_far = found.get(name, Stage(name, stage.kind, "", [], [], [], stage.result if name == stage.name else {}))
+        reads, after = (
+            [names.get(other, other) for other in others] for others in (stage.reads, stage.after)
+        )
+        so_far = found.get(
+            name, Stage(name, stage.kind, "", [], [], [], stage.result if name == stage.name else {})
+        )
         found[name] = replace(
             so_far,
             parts=so_far.parts + stage.parts,
@@ -320,7 +209,10 @@ def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:
         if found is not None:
             curves.append(found)
             if found.broken:
-                notes.append(f"{stage.name}: {found.broken} recorded values are not finite and are left out of the curves")
+                notes.append(
+                    f"{stage.name}: {found.broken} recorded values are not finite and are left out of the"
+                    " curves"
+                )
     return curves
 
 
@@ -332,36 +224,58 @@ def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
         if not isinstance(node.part, MixturePart):
             continue
         read = {entry.fingerprint: entry for entry in corpora(plan.graph, node.name)}
-        trained = [part for part in parts.values() if "mixture" in part.inputs and part.inputs["mixture"].name == node.name]
-        sizes = {entry.name: parts[entry.name].metrics.get("train", {}).get("tokens") for entry in read.values()}
+        trained = [
+            part
+            for part in parts.values()
+            if "mixture" in part.inputs and part.inputs["mixture"].name == node.name
+        ]
+        sizes = {
+            entry.name: parts[entry.name].metrics.get("train", {}).get("tokens") for entry in read.values()
+        }
         if None in sizes.values() and by_size(plan.graph, node.name):
             continue
         asked = mixture_shares(plan.graph, node.name, lambda corpus, sizes=sizes: sizes[corpus.name])  # type: ignore[misc]  # bound here
-        shares = [_share(entry, float(asked[fingerprint]), parts, trained) for fingerprint, entry in read.items()]
+        shares = [
+            _share(entry, float(asked[fingerprint]), parts, trained) for fingerprint, entry in read.items()
+        ]
         found[node.name] = sorted(shares, key=lambda share: (-share.share, share.source))
     return found
 
 
 def _share(entry: Input, share: float, parts: dict[str, Part], trained: list[Part]) -> Share:
     corpus = parts[entry.name].metrics.get("train", {}) if entry.name in parts else {}
-    through = [value for part in trained if (value := numbers(part.metrics.get("epochs")).get(entry.name)) is not None]
+    through = [
+        value
+        for part in trained
+        if (value := numbers(part.metrics.get("epochs")).get(entry.name)) is not None
+    ]
     in_all = [part.passes[entry.fingerprint] for part in parts.values() if entry.fingerprint in part.passes]
-    return Share(entry.name, share, corpus.get("tokens"), max(through, default=None), max(in_all, default=None))
+    return Share(
+        entry.name, share, corpus.get("tokens"), max(through, default=None), max(in_all, default=None)
+    )
 
 
 def _evaluation(plan: Plan, part: Part, metrics: dict[str, float], notes: list[str]) -> Evaluation:
     read = part.inputs.get("checkpoint")
     stage = plan.graph.nodes[read.node].stage if read and read.node else part.stage
     label = f"{read.name}@step={read.step}" if read else part.name
-    rewards = read_rewards(_document(plan, part, "rewards.json", notes)) if "rewards.json" in part.files else None
-    return Evaluation(part.name, part.stage, stage, label, metrics, _gates(plan, part.stage, metrics), rewards)
+    rewards = (
+        read_rewards(_document(plan, part, "rewards.json", notes)) if "rewards.json" in part.files else None
+    )
+    return Evaluation(
+        part.name, part.stage, stage, label, metrics, _gates(plan, part.stage, metrics), rewards
+    )
 
 
 def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
     gates = []
     for gate in getattr(plan.pipeline.stages[stage], "gates", ()):
-        bounds = [f"{sign} {bound:g}" for sign, bound in (("≥", gate.min), ("≤", gate.max)) if bound is not None]
-        gates.append(Gate(gate.metric, " and ".join(bounds), number(metrics.get(gate.metric)), gate.failure(metrics)))
+        bounds = [
+            f"{sign} {bound:g}" for sign, bound in (("≥", gate.min), ("≤", gate.max)) if bound is not None
+        ]
+        gates.append(
+            Gate(gate.metric, " and ".join(bounds), number(metrics.get(gate.metric)), gate.failure(metrics))
+        )
     return gates
 
 

@@ -71,7 +71,9 @@ def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iter
         places = sorted(
             int(name[len(before) : len(name) - len(after)])
             for name in of_y
-            if name.startswith(before) and name.endswith(after) and name[len(before) : len(name) - len(after)].isdecimal()
+            if name.startswith(before)
+            and name.endswith(after)
+            and name[len(before) : len(name) - len(after)].isdecimal()
         )
         for place in places if times else ():
             y = _value(of_y, f"{before}{place}{after}")
@@ -95,7 +97,8 @@ def _value(metrics: Mapping[str, float], name: str) -> Value | None:
 
 
 def front(points: list[Point], x_better: str | None, y_better: str | None) -> list[Point]:
-    """The points that no other beats: none is at least as good on both axes and better on one. In the order of x."""
+    """The points that no other beats: none is at least as good on both axes and better on one. In the
+    order of x."""
     assert x_better and y_better, "the spec requires `better` of both axes"
     signs = (1 if x_better == "lower" else -1, 1 if y_better == "lower" else -1)
     costs = [(signs[0] * point.x.value, signs[1] * point.y.value) for point in points if point.x is not None]
@@ -119,7 +122,13 @@ def draw(name: str, found: Experiment) -> Figure | None:
     traces, layout = make(name, found, look)
     drawn = plot(traces, margin={"l": 64, "r": 24, "t": 14, "b": 54, "pad": 4}, **layout)
     legend = (
-        [] if spec.form == "bars" else [Entry(series, _group(name, series), look[series]) for series in spec.series if found.points[series]]
+        []
+        if spec.form == "bars"
+        else [
+            Entry(series, _group(name, series), look[series])
+            for series in spec.series
+            if found.points[series]
+        ]
     )
     return Figure(spec.title, _summary(found), HEIGHT, drawn, legend, text=spec.text)
 
@@ -127,9 +136,17 @@ def draw(name: str, found: Experiment) -> Figure | None:
 def _summary(found: Experiment) -> str:
     """The better direction of each axis, and the meaning of intervals."""
     spec = found.spec
-    better = "; ".join(f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better)
+    better = "; ".join(
+        f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better
+    )
     said = [f"{better[:1].upper()}{better[1:]}."] if better else []
-    values = [value for points in found.points.values() for point in points for value in (point.x, point.y) if value is not None]
+    values = [
+        value
+        for points in found.points.values()
+        for point in points
+        for value in (point.x, point.y)
+        if value is not None
+    ]
     if any(value.low is not None for value in values):
         said.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals.")
     if spec.front:
@@ -156,7 +173,15 @@ def _whiskers(values: list[Value], colour: str) -> dict[str, Any] | None:
         return None
     above = [value.high - value.value if value.high is not None else 0.0 for value in values]
     below = [value.value - value.low if value.low is not None else 0.0 for value in values]
-    return {"type": "data", "array": above, "arrayminus": below, "symmetric": False, "thickness": 1.6, "width": 5, "color": colour}
+    return {
+        "type": "data",
+        "array": above,
+        "arrayminus": below,
+        "symmetric": False,
+        "thickness": 1.6,
+        "width": 5,
+        "color": colour,
+    }
 
 
 def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
@@ -176,9 +201,16 @@ def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[
                 name=label(series),
                 legendgroup=_group(name, series),
                 text=[label(point.text) for point in points],
-                textposition=[SIDES[(order if spec.connect else index) % len(SIDES)] for index in range(len(points))],
+                textposition=[
+                    SIDES[(order if spec.connect else index) % len(SIDES)] for index in range(len(points))
+                ],
                 textfont={"size": 11},
-                marker={"color": style.colour, "symbol": style.symbol, "size": 11, "line": {"width": 1, "color": "rgba(127,127,127,.4)"}},
+                marker={
+                    "color": style.colour,
+                    "symbol": style.symbol,
+                    "size": 11,
+                    "line": {"width": 1, "color": "rgba(127,127,127,.4)"},
+                },
                 line={"color": style.colour, "width": 1.6, "dash": style.dash},
                 error_x=_whiskers([x for x, _ in values], style.colour),
                 error_y=_whiskers([y for _, y in values], style.colour),
@@ -214,7 +246,12 @@ def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[l
             at = [places.index(_place(point)) for point in line]
             if all(point.y.low is not None and point.y.high is not None for point in line):
                 edge = [point.y.low for point in line] + [point.y.high for point in reversed(line)]
-                band = {"fill": "toself", "fillcolor": _faint(style.colour), "line": {"width": 0}, "hoverinfo": "skip"}
+                band = {
+                    "fill": "toself",
+                    "fillcolor": _faint(style.colour),
+                    "line": {"width": 0},
+                    "hoverinfo": "skip",
+                }
                 traces.append(go.Scatter(x=at + at[::-1], y=edge, mode="lines", legendgroup=group, **band))
             traces.append(
                 go.Scatter(
@@ -230,7 +267,12 @@ def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[l
                     hovertemplate="%{fullData.name}, %{customdata}<br>%{y:.4g}<extra></extra>",
                 )
             )
-    ticks = {"tickmode": "array", "tickvals": list(range(len(places))), "ticktext": [f"{place:,}" for place in places], "type": "linear"}
+    ticks = {
+        "tickmode": "array",
+        "tickvals": list(range(len(places))),
+        "ticktext": [f"{place:,}" for place in places],
+        "type": "linear",
+    }
     return traces, {"xaxis": _axis(spec.x) | ticks, "yaxis": _axis(spec.y) | {"rangemode": "tozero"}}
 
 
@@ -259,7 +301,11 @@ def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[li
                 hovertemplate="%{x}: %{y:.4g}<extra></extra>",
             )
         )
-    return traces, {"xaxis": _axis(found.spec.x) | {"type": "category", "nticks": 0}, "yaxis": _axis(found.spec.y), "bargap": 0.3}
+    return traces, {
+        "xaxis": _axis(found.spec.x) | {"type": "category", "nticks": 0},
+        "yaxis": _axis(found.spec.y),
+        "bargap": 0.3,
+    }
 
 
 def _faint(colour: str) -> str:

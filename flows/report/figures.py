@@ -82,7 +82,8 @@ def label(text: object) -> str:
 
 
 def short(names: Iterable[str]) -> dict[str, str]:
-    """Names without the folder that all of them share: `corpus/code` and `corpus/notes` are `code` and `notes`."""
+    """Names without the folder that all of them share: `corpus/code` and `corpus/notes` are `code` and
+    `notes`."""
     found = dict.fromkeys(names)
     folders = {name.rpartition("/")[0] for name in found}
     return {name: name.rpartition("/")[2] if len(folders) == 1 else name for name in found}
@@ -109,7 +110,11 @@ def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], i
     for index, panel in enumerate(parts):
         number = "" if index == 0 else str(index + 1)
         domain = [max(0.0, (top - panel.height) / inner), top / inner]
-        layout[f"yaxis{number}"] = {"domain": domain, "exponentformat": "SI", "nticks": max(3, panel.height // 45)} | panel.axis
+        layout[f"yaxis{number}"] = {
+            "domain": domain,
+            "exponentformat": "SI",
+            "nticks": max(3, panel.height // 45),
+        } | panel.axis
         titles.append(title_above(panel.title, domain[1]))
         traces += [trace.update(yaxis=f"y{number}", xaxis="x") for trace in panel.traces]
         top -= panel.height + PANEL_GAP
@@ -119,8 +124,20 @@ def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], i
 
 def title_above(text: str, y: float) -> dict[str, Any]:
     """The title of a panel, over its left edge."""
-    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "paper", "yanchor": "bottom", "yshift": 3}
+    place = {
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": y,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "yshift": 3,
+    }
     return {"text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}} | place
 
 
-TOKENS_AXIS = {"exponentformat": "B", "nticks": 8, "title": {"text": "consumed tokens", "font": {"size": 12}, "standoff": 6}}
+TOKENS_AXIS = {
+    "exponentformat": "B",
+    "nticks": 8,
+    "title": {"text": "consumed tokens", "font": {"size": 12}, "standoff": 6},
+}

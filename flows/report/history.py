@@ -3,7 +3,8 @@
 Owns the token axis: a stage that starts from a parent's checkpoint begins at the tokens of the parent's
 lineage at that step.
 
-Invariant: thinning and smoothing never invent a value, and thinning keeps the first and last point and the extremes of every bucket.
+Invariant: thinning and smoothing never invent a value, and thinning keeps the first and last point and the
+extremes of every bucket.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flows.format import is_number
 from flows.planning.graph import Graph, Node
 from flows.planning.plan import Plan, Step
-from infra.store import Artifact
 
 LIMIT = 2000  # points of one series
 SMOOTHED = 40  # a running mean covers a curve's length / 40 on either side, at least LEAST
@@ -64,20 +65,18 @@ def _origin(graph: Graph, node: Node) -> int:
         for role, read in node.inputs.items()
         if read.node in graph.nodes and read.step is not None and role.split(":")[0] in LINEAGE
     ]
-    return max(before, default=0) - _consumed(node, node.start_step or 0)
+    return max(before, default=0) - _consumed(node, node.start_step)
 
 
 def _consumed(node: Node, step: int) -> int:
     """Tokens by the part's count; a part without one consumes its total evenly, a merge nothing."""
     tokens_at = getattr(node.part, "tokens_at", None)
-    if tokens_at is not None:
-        return int(tokens_at(step))
-    return node.tokens * (step - (node.start_step or 0)) // node.steps if node.steps > 0 else 0
+    return node.tokens_until(step) if tokens_at is None else int(tokens_at(step))
 
 
 def rows(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
     """The history of a part, up to its end or, when unfinished, its last checkpoint."""
-    artifact = Artifact(plan.store, step.node.path, step.node.end_step)
+    artifact = step.node.artifact(plan.store)
     if step.action == "reuse":
         yield from artifact.history()
     elif step.resume_step is not None:
@@ -92,22 +91,27 @@ def curve(plan: Plan, stage: str) -> Curve | None:
     for node in nodes:
         origin = _origin(plan.graph, node)
         for row in rows(plan, plan.steps[node.name]):
-            x = origin + (row["tokens"] if _is_number(row.get("tokens")) else _consumed(node, row.get("step", 0)))
+            x = origin + (
+                row["tokens"] if is_number(row.get("tokens")) else _consumed(node, row.get("step", 0))
+            )
             for name, value in row.items():
-                if name not in BOOKKEEPING and _is_number(value):
+                if name not in BOOKKEEPING and is_number(value):
                     columns.setdefault(name, _Column()).add(x, value)
             measured = row.get("validation")
             for name, value in measured.items() if isinstance(measured, dict) else ():
-                if _is_number(value):
+                if is_number(value):
                     heldout.setdefault(name, _Column()).add(x, value)
     if not columns and not heldout:
         return None
     return Curve(
         stage,
         nodes[0].kind,
-        position(plan.graph, nodes[0], nodes[0].start_step or 0),
+        position(plan.graph, nodes[0], nodes[0].start_step),
         {name: thin(column.x, column.y) for name, column in sorted(columns.items())},
-        {name: thin(column.x, running_mean(column.y, max(LEAST, len(column.y) // SMOOTHED))) for name, column in sorted(columns.items())},
+        {
+            name: thin(column.x, running_mean(column.y, max(LEAST, len(column.y) // SMOOTHED)))
+            for name, column in sorted(columns.items())
+        },
         {name: thin(column.x, column.y) for name, column in heldout.items()},
         sum(column.broken for column in [*columns.values(), *heldout.values()]),
     )
@@ -127,10 +131,6 @@ class _Column:
             self.y.append(y)
         else:
             self.broken += 1
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], limit: int = LIMIT) -> Series:

@@ -21,7 +21,9 @@ CROWDED = 12  # bars that need the whole width
 
 def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
     """A style for each evaluation."""
-    free = [style for stage, style in stages.items() if stage not in {evaluation.of for evaluation in evaluations}]
+    free = [
+        style for stage, style in stages.items() if stage not in {evaluation.of for evaluation in evaluations}
+    ]
     found: dict[str, Style] = {}
     for evaluation in evaluations:
         style = stages.get(evaluation.of)
@@ -33,18 +35,40 @@ def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
 
 def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure]:
     """All charts with numbers."""
-    overall = {evaluation.name: evaluation.metrics["perplexity"] for evaluation in evaluations if "perplexity" in evaluation.metrics}
+    overall = {
+        evaluation.name: evaluation.metrics["perplexity"]
+        for evaluation in evaluations
+        if "perplexity" in evaluation.metrics
+    }
     perplexity = {evaluation.name: evaluation.family("perplexity/") for evaluation in evaluations}
     folder = _folder(name for found in perplexity.values() for name in found)
     for name, value in overall.items():
         perplexity[name] |= {f"{folder}all": value}
     figures = [_bars("Perplexity on held-out text", "By source; lower is better.", perplexity, look)]
     for measure, meaning in MEMORISATION.items():
-        values = {evaluation.name: evaluation.at_numbers(f"memorisation/{measure}/") for evaluation in evaluations}
+        values = {
+            evaluation.name: evaluation.at_numbers(f"memorisation/{measure}/") for evaluation in evaluations
+        }
         axis: dict[str, object] = {"range": [-0.04, 1.04], "tickformat": ".0%"}
-        figures.append(_by_number(f"Memorisation: {meaning}", "By repetitions in the training data; 0: never seen.", values, look, axis))
+        figures.append(
+            _by_number(
+                f"Memorisation: {meaning}",
+                "By repetitions in the training data; 0: never seen.",
+                values,
+                look,
+                axis,
+            )
+        )
     position = {evaluation.name: evaluation.at_numbers("loss/position/") for evaluation in evaluations}
-    figures.append(_by_number("Loss by position", "Nats per token, from each position in a document to the next.", position, look, {}))
+    figures.append(
+        _by_number(
+            "Loss by position",
+            "Nats per token, from each position in a document to the next.",
+            position,
+            look,
+            {},
+        )
+    )
     forgetting = {evaluation.name: evaluation.family("forgetting/") for evaluation in evaluations}
     figures.append(_bars("Forgetting", "Rise of the loss in nats per token, by source.", forgetting, look))
     return [figure for figure in figures if figure is not None]
@@ -56,11 +80,15 @@ def _folder(names: Iterable[str]) -> str:
     return folders.pop() if len(folders) == 1 else ""
 
 
-def _entries(values: dict[str, dict[str, float]] | dict[str, dict[int, float]], look: dict[str, Style]) -> list[Entry]:
+def _entries(
+    values: dict[str, dict[str, float]] | dict[str, dict[int, float]], look: dict[str, Style]
+) -> list[Entry]:
     return [Entry(name, f"evaluation {name}", look[name]) for name, found in values.items() if found]
 
 
-def _bars(title: str, summary: str, values: dict[str, dict[str, float]], look: dict[str, Style]) -> Figure | None:
+def _bars(
+    title: str, summary: str, values: dict[str, dict[str, float]], look: dict[str, Style]
+) -> Figure | None:
     """A group of bars for each category, a bar for each evaluation."""
     names = short(category for found in values.values() for category in found)
     traces = [
@@ -81,12 +109,24 @@ def _bars(title: str, summary: str, values: dict[str, dict[str, float]], look: d
     ]
     if not traces:
         return None
-    drawn = plot(traces, barmode="group", bargap=0.25, xaxis={"type": "category", "automargin": True}, yaxis={"nticks": 6})
-    return Figure(title, summary, HEIGHT, drawn, _entries(values, look), wide=sum(map(len, values.values())) > CROWDED)
+    drawn = plot(
+        traces,
+        barmode="group",
+        bargap=0.25,
+        xaxis={"type": "category", "automargin": True},
+        yaxis={"nticks": 6},
+    )
+    return Figure(
+        title, summary, HEIGHT, drawn, _entries(values, look), wide=sum(map(len, values.values())) > CROWDED
+    )
 
 
 def _by_number(
-    title: str, summary: str, values: dict[str, dict[int, float]], look: dict[str, Style], axis: dict[str, object]
+    title: str,
+    summary: str,
+    values: dict[str, dict[int, float]],
+    look: dict[str, Style],
+    axis: dict[str, object],
 ) -> Figure | None:
     """A line for each evaluation over evenly spaced numbers that grow by factors."""
     categories = sorted({number for found in values.values() for number in found})
@@ -107,8 +147,14 @@ def _by_number(
         for name, found in values.items()
         if found
     ]
-    order = {"type": "category", "categoryorder": "array", "categoryarray": [f"{number:,}" for number in categories]}
-    return Figure(title, summary, HEIGHT, plot(traces, xaxis=order, yaxis={"nticks": 6} | axis), _entries(values, look))
+    order = {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": [f"{number:,}" for number in categories],
+    }
+    return Figure(
+        title, summary, HEIGHT, plot(traces, xaxis=order, yaxis={"nticks": 6} | axis), _entries(values, look)
+    )
 
 
 def rewards(name: str, found: Rewards, style: Style, stages: Styles) -> Figure:
@@ -135,9 +181,17 @@ def rewards(name: str, found: Rewards, style: Style, stages: Styles) -> Figure:
         if values
     ]
     title = {"text": "mean reward of a prompt", "font": {"size": 12}, "standoff": 6}
-    drawn = plot(traces, barmode="overlay", bargap=0, xaxis={"title": title}, yaxis={"tickformat": ".0%", "nticks": 6})
+    drawn = plot(
+        traces, barmode="overlay", bargap=0, xaxis={"title": title}, yaxis={"tickformat": ".0%", "nticks": 6}
+    )
     legend = [Entry(model, f"reward {role}", look) for model, role, values, look in groups if values]
-    return Figure(f"Rewards: {name}", f"Share of the prompts, by reward; {len(found.values):,} prompts.", HEIGHT, drawn, legend)
+    return Figure(
+        f"Rewards: {name}",
+        f"Share of the prompts, by reward; {len(found.values):,} prompts.",
+        HEIGHT,
+        drawn,
+        legend,
+    )
 
 
 def _shares(values: list[float], low: float, width: float) -> list[float]:
@@ -156,14 +210,25 @@ def differences(evaluations: list[Evaluation], look: dict[str, Style]) -> Figure
     for evaluation in shown:
         middle = evaluation.metrics["reward/difference"]
         low, high = (evaluation.metrics.get(f"reward/difference/{end}", middle) for end in ("low", "high"))
-        bar = {"type": "data", "array": [high - middle], "arrayminus": [middle - low], "symmetric": False, "thickness": 2, "width": 6}
+        bar = {
+            "type": "data",
+            "array": [high - middle],
+            "arrayminus": [middle - low],
+            "symmetric": False,
+            "thickness": 2,
+            "width": 6,
+        }
         traces.append(
             go.Scatter(
                 x=[middle],
                 y=[label(evaluation.name)],
                 mode="markers",
                 name=label(evaluation.name),
-                marker={"color": look[evaluation.name].colour, "size": 11, "symbol": look[evaluation.name].symbol},
+                marker={
+                    "color": look[evaluation.name].colour,
+                    "size": 11,
+                    "symbol": look[evaluation.name].symbol,
+                },
                 error_x=bar,
                 hovertemplate=f"%{{y}}<br>%{{x:.4g}} [{low:.4g}, {high:.4g}]<extra></extra>",
             )
@@ -195,4 +260,6 @@ def quantiles(name: str, counts: list[float]) -> Figure:
     ]
     title = {"text": "quantile of the reward", "font": {"size": 12}, "standoff": 6}
     drawn = plot(traces, bargap=0, xaxis={"range": [0, 1], "title": title}, yaxis={"nticks": 6})
-    return Figure(f"Quantiles: {name}", "Number of completions, by the quantile of their reward.", HEIGHT, drawn)
+    return Figure(
+        f"Quantiles: {name}", "Number of completions, by the quantile of their reward.", HEIGHT, drawn
+    )

@@ -64,7 +64,11 @@ class Evaluation:
 
     def family(self, prefix: str) -> dict[str, float]:
         """`perplexity/` -> `{"code": 12.0, ...}`."""
-        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.metrics.items()
+            if name.startswith(prefix)
+        }
 
     def at_numbers(self, prefix: str) -> dict[int, float]:
         """As `family`, for names that are numbers, ascending."""
@@ -72,10 +76,30 @@ class Evaluation:
         return dict(sorted(found.items()))
 
 
-FAMILIES = ("perplexity/", "memorisation/", "loss/position/", "reward/", "kl/", "forgetting/", "task/", "sharpness")
+FAMILIES = (
+    "perplexity/",
+    "memorisation/",
+    "loss/position/",
+    "reward/",
+    "kl/",
+    "forgetting/",
+    "task/",
+    "sharpness",
+)
 DRAWN = ("perplexity/", "loss/position/", "forgetting/")
-REWARD_NUMBERS = ("reward/mean", "reward/against", "reward/difference", "reward/difference/low", "reward/difference/high", "reward/prompts")
-MEMORISATION = {"exact": "continued word for word", "rouge_l": "Rouge-L", "common_substring": "longest common run"}
+REWARD_NUMBERS = (
+    "reward/mean",
+    "reward/against",
+    "reward/difference",
+    "reward/difference/low",
+    "reward/difference/high",
+    "reward/prompts",
+)
+MEMORISATION = {
+    "exact": "continued word for word",
+    "rouge_l": "Rouge-L",
+    "common_substring": "longest common run",
+}
 
 
 def numbers(metrics: Any) -> dict[str, float]:
@@ -87,12 +111,16 @@ def numbers(metrics: Any) -> dict[str, float]:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    return None
 
 
 def is_evaluation(kind: str, roles: Iterable[str], metrics: dict[str, float]) -> bool:
     """Whether a part measured a checkpoint: its kind says so, or its metrics do."""
-    return bool(metrics) and (kind == "evaluate" or ("checkpoint" in roles and any(name.startswith(FAMILIES) for name in metrics)))
+    return bool(metrics) and (
+        kind == "evaluate" or ("checkpoint" in roles and any(name.startswith(FAMILIES) for name in metrics))
+    )
 
 
 def undrawn(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -118,7 +146,9 @@ def read_rewards(document: Any) -> Rewards | None:
     before = [value for row in rows if (value := number(row.get("against"))) is not None]
     if not values:
         return None
-    return Rewards(_text(document.get("model"), "this model"), _text(document.get("against"), "before"), values, before)
+    return Rewards(
+        _text(document.get("model"), "this model"), _text(document.get("against"), "before"), values, before
+    )
 
 
 def read_samples(document: Any) -> list[Prompt]:
@@ -127,7 +157,9 @@ def read_samples(document: Any) -> list[Prompt]:
     for entry in _entries(document, "prompts"):
         if isinstance(entry, dict):
             completions = [
-                Completion(_text(item.get("model"), "model"), _text(item.get("text"), ""), number(item.get("reward")))
+                Completion(
+                    _text(item.get("model"), "model"), _text(item.get("text"), ""), number(item.get("reward"))
+                )
                 for item in _entries(entry, "completions")
                 if isinstance(item, dict)
             ]
@@ -141,7 +173,9 @@ def side_by_side(sampled: Iterable[list[Prompt]]) -> list[Prompt]:
     for prompts in sampled:
         for prompt in prompts:
             known = found.setdefault((prompt.id, prompt.text), Prompt(prompt.id, prompt.text))
-            known.completions += [completion for completion in prompt.completions if completion not in known.completions]
+            known.completions += [
+                completion for completion in prompt.completions if completion not in known.completions
+            ]
     return list(found.values())
 
 
@@ -152,4 +186,6 @@ def _entries(document: Any, name: str) -> list[Any]:
 
 def _text(value: Any, default: str) -> str:
     text = default if value is None else str(value)
-    return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} … ({len(text) - CHARACTERS:,} more characters)"
+    if len(text) <= CHARACTERS:
+        return text
+    return f"{text[:CHARACTERS]} … ({len(text) - CHARACTERS:,} more characters)"

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from flows.report.content import Share
 from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, plot, short
 from flows.report.history import Curve, Series
+from flows.report.run_data import Share
 from specs.stages import STAGES, TRAINING
 from specs.stages.preference_training import PreferenceTraining
 
-OWN_LOSS = tuple(kind for kind in TRAINING if issubclass(STAGES[kind], PreferenceTraining))  # not nats per token
-COLUMNS = {"loss": "training loss", "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
+# not nats per token
+OWN_LOSS = tuple(kind for kind in TRAINING if issubclass(STAGES[kind], PreferenceTraining))
+COLUMNS = {
+    "loss": "training loss",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+}
 
 LR_AXIS = {"exponentformat": "power", "rangemode": "tozero"}
 
@@ -61,7 +67,9 @@ def masked(curves: list[Curve], stages: Styles) -> Figure | None:
     if not shown:
         return None
     axis = {"tickformat": ".1~%", "rangemode": "tozero"}
-    drawn, height = panels([Panel("tokens without a loss", 200, _lines(shown, "masked_share", stages), axis)], TOKENS_AXIS)
+    drawn, height = panels(
+        [Panel("tokens without a loss", 200, _lines(shown, "masked_share", stages), axis)], TOKENS_AXIS
+    )
     legend = [Entry(curve.stage, f"stage {curve.stage}", stages[curve.stage]) for curve in shown]
     summary = "Dropped by the Goldfish loss; in fine-tuning also masked tokens, such as prompts."
     return Figure("Masked share", summary, height, drawn, legend, wide=True)
@@ -97,7 +105,12 @@ def mixtures(found: dict[str, list[Share]], sources: Styles) -> Figure:
         barmode="stack",
         bargap=0.3,
         xaxis={"range": [0, 1], "tickformat": ".0%", "nticks": 6, "fixedrange": True},
-        yaxis={"type": "category", "categoryorder": "array", "categoryarray": [label(n) for n in reversed(names)], "automargin": True}
+        yaxis={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [label(n) for n in reversed(names)],
+            "automargin": True,
+        }
         | {"fixedrange": True, "showgrid": False},
         margin={"l": 12, "r": 18, "t": 6, "b": 30, "pad": 6},
     )
@@ -111,7 +124,9 @@ def _lines(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
     for curve in curves:
         if name in curve.columns:
             traces.append(_line(curve, curve.columns[name], stages, width=1, dash="solid", opacity=0.45))
-            traces.append(_line(curve, curve.smooth[name], stages, width=2.4, hoverinfo="skip", hovertemplate=None))
+            traces.append(
+                _line(curve, curve.smooth[name], stages, width=2.4, hoverinfo="skip", hovertemplate=None)
+            )
     return traces
 
 
@@ -119,7 +134,9 @@ def _plain(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
     return [_line(curve, curve.columns[name], stages, width=2) for curve in curves if name in curve.columns]
 
 
-def _line(curve: Curve, series: Series, stages: Styles, *, width: float, dash: str = "", **options: object) -> go.Scatter:
+def _line(
+    curve: Curve, series: Series, stages: Styles, *, width: float, dash: str = "", **options: object
+) -> go.Scatter:
     style = stages[curve.stage]
     described = {"hovertemplate": "%{fullData.name}<br>%{y} at %{x} tokens<extra></extra>"} | options
     return go.Scatter(

@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 from flows.format import amount, in_full
-from flows.report.content import Stage
 from flows.report.results import number
+from flows.report.run_data import Stage
 
 RESULTS = {
     "loss": "loss {:.3f}",
@@ -32,9 +32,12 @@ def stage_lines(stage: Stage) -> list[str]:
     # the tokens of a last part count only within it
     result = stage.result | ({"tokens": trained} if trained else {})
     found = [
-        text.format(amount(value) if text.startswith("{} ") else in_full(value) if text.endswith(" {}") else value)
+        text.format(
+            amount(value) if text.startswith("{} ") else in_full(value) if text.endswith(" {}") else value
+        )
         for name, text in RESULTS.items()
-        if (value := number(result.get(name))) is not None and not (name == "tokens" and "vocab_size" in stage.result)
+        if (value := number(result.get(name))) is not None
+        and not (name == "tokens" and "vocab_size" in stage.result)
     ]
     planned = sum(part.tokens for part in stage.parts)
     if not found and planned:
@@ -62,7 +65,10 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(item)}" for name, item in value.items()) or "–"
     if isinstance(value, list):
-        return ", ".join(map(shown, value[:12])) + (f", … ({len(value)} in all)" if len(value) > 12 else "") or "–"
+        return (
+            ", ".join(map(shown, value[:12])) + (f", … ({len(value)} in all)" if len(value) > 12 else "")
+            or "–"
+        )
     return str(value)
 
 

@@ -1,4 +1,5 @@
-"""Makes the bucket that a store's URL names, where it is not there yet: `python -m infra.docker.bucket s3://bucket/store`."""
+"""Makes the bucket that a store's URL names, where it is not there yet: `python -m infra.docker.bucket
+s3://bucket/store`."""
 
 from __future__ import annotations
 

@@ -1,24 +1,25 @@
 """What starts the process of a stage, on this machine or on a cluster.
 
-A launcher has `run`, which blocks until nothing of the attempt runs any more, and `stop`, which asks it to end: a training stage commits a
-checkpoint first. The profile chooses it; a recipe does not know which it is.
+A launcher has `run`, which blocks until nothing of the attempt runs any more, and `stop`, which asks it to
+end: a training stage commits a checkpoint first. The profile chooses it; a recipe does not know which it is.
 
-Invariants: no launcher judges success; the store does. An attempt that a cluster ended (time limit, preemption, a node that died) is told
-apart from one that failed: the caller submits it again, from what is committed.
+Invariants: no launcher judges success; the store does. An attempt that a cluster ended (time limit,
+preemption, a node that died) is told apart from one that failed: the caller submits it again, from what is
+committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from infra.launchers.kubernetes import KubernetesError, KubernetesJob
 from infra.launchers.local import Ended, Process, make_scratch
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
-from specs.job import Job
+from specs.job import Job, ProgressRow
 from specs.launch import Launch
-from specs.profile import Profile
+from specs.profiles import Profile
 
 __all__ = ["REFUSED", "Ended", "Launched", "launch_job", "make_scratch"]
 
@@ -26,20 +27,24 @@ REFUSED = (SlurmError, KubernetesError)  # the cluster did not take an attempt: 
 
 
 class Launched(Protocol):
-    """One attempt. `run` calls back with every line of output and every row of progress; `on_start` is told the inode of the pipe that a
-    stage of this machine has as its standard input. One of `REFUSED` when a cluster does not take it."""
+    """One attempt. `run` calls back with every line of output and every row of progress; `on_start` is
+    told the inode of the pipe that a stage of this machine has as its standard input. One of `REFUSED`
+    when a cluster does not take it."""
 
     def run(
         self,
         on_line: Callable[[str], None],
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[ProgressRow], None],
         on_start: Callable[[int], None] = ...,
     ) -> Ended: ...
     def stop(self, reason: str) -> None: ...
 
 
-def launch_job(job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()) -> Launched:
-    """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `exclude`: nodes that failed before."""
+def launch_job(
+    job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()
+) -> Launched:
+    """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `exclude`:
+    nodes that failed before."""
     if profile.launcher == "local" or not (distributed or job.gpus or profile.stages == "all"):
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":

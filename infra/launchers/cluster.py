@@ -1,6 +1,8 @@
-"""What an attempt has that is a job of a cluster, whichever it is: its nodes, and the time that its stage has.
+"""What an attempt has that is a job of a cluster, whichever it is: its nodes, and the time that its stage
+has.
 
-Invariants: a job is told to stop once, and has `grace` to end before it is ended. What it waits in a queue is no time of the stage.
+Invariants: a job is told to stop once, and has `grace` to end before it is ended. What it waits in a queue is
+no time of the stage.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from infra.launchers.local import END_SECONDS, stop_seconds
 from specs.errors import StageError
 from specs.job import Job
 from specs.launch import Launch
-from specs.profile import Profile
+from specs.profiles import Profile
 from specs.units import Duration
 
 
@@ -24,7 +26,15 @@ class ClusterJob:
         StageError: the processes cannot be divided among nodes.
     """
 
-    def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, announced: Duration | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        launch: Launch,
+        profile: Profile,
+        *,
+        distributed: bool,
+        announced: Duration | None = None,
+    ) -> None:
         self.job = job
         self.launch = launch
         self.profile = profile
@@ -49,12 +59,30 @@ class ClusterJob:
     def _tell(self, reason: str) -> None:
         """Tells the stage, where that is not done by whoever waits for the job."""
 
+    def torchrun(self, node: str, address: str, port: str) -> list[str]:
+        """The module that starts the ranks of a node, with its arguments; `node` is its number.
+
+        The rendezvous is static: of one that is not, torchrun asks the first node again and again, and on a
+        node that is cut off it waits a quarter of an hour for the answer.
+        """
+        return [
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.per_node}",
+            f"--node-rank={node}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            "--max-restarts=0",
+        ]
+
     @property
     def _overdue(self) -> bool:
         return bool(self._stopped) and time.monotonic() - self._told > self.grace
 
     def _keep_to_limit(self, *, waits: bool) -> None:
-        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not begun it."""
+        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not begun
+        it."""
         now, limit = time.monotonic(), self.launch.time_limit
         if waits:
             self._begun = now
@@ -68,6 +96,7 @@ def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
     nodes = -(-processes // most)
     if processes % nodes:
         raise StageError(
-            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly. Fix: a multiple of {most}, or fewer"
+            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly. Fix: a"
+            f" multiple of {most}, or fewer"
         )
     return nodes, processes // nodes

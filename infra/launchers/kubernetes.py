@@ -1,13 +1,16 @@
-"""An attempt at a stage as an indexed Job of Kubernetes: a pod per node, one torchrun in each, through kubectl.
+"""An attempt at a stage as an indexed Job of Kubernetes: a pod per node, one torchrun in each, through
+kubectl.
 
-`manifests` are the objects: a ConfigMap with the job file, a headless Service by which the pods find the first of them, and the Job. There
-is no shared folder: what the stage reports comes in the log of the first pod, in lines that begin with `REPORT`.
+`manifests` are the objects: a ConfigMap with the job file, a headless Service by which the pods find the
+first of them, and the Job. There is no shared folder: what the stage reports comes in the log of the first
+pod, in lines that begin with `REPORT`.
 
-Deleting the Job ends the pods with SIGTERM and a grace period, in which a training stage commits a checkpoint; so does the cluster when it
-drains a node. A pod that Kubernetes itself ended counts as ended by the cluster, and the attempt after it resumes from the last checkpoint.
+Deleting the Job ends the pods with SIGTERM and a grace period, in which a training stage commits a
+checkpoint; so does the cluster when it drains a node. A pod that Kubernetes itself ended counts as ended by
+the cluster, and the attempt after it resumes from the last checkpoint.
 
-Invariants: the objects of an attempt have names of its own, and are deleted when `run` is left. A Job is gone when the cluster says so: a
-kubectl that fails says nothing of it.
+Invariants: the objects of an attempt have names of its own, and are deleted when `run` is left. A Job is gone
+when the cluster says so: a kubectl that fails says nothing of it.
 """
 
 from __future__ import annotations
@@ -25,16 +28,17 @@ from infra.launchers.cluster import ClusterJob
 from infra.launchers.local import END_SECONDS, Ended, stage_environment
 from infra.launchers.pod_log import Follower, LogReader
 from specs.errors import StageError
-from specs.job import REPORT, Job
+from specs.job import REPORT, Job, ProgressRow
 from specs.launch import Launch
-from specs.profile import KubernetesProfile, Profile
+from specs.profiles import KubernetesProfile, Profile
 
 POLL_SECONDS = 5.0
 PORT = 29500
 FILES = "/job"
 SCRATCH = "/scratch"
 INDEX = "batch.kubernetes.io/job-completion-index"
-DISRUPTIONS = ("DisruptionTarget",)  # condition of pods that the cluster evicts, preempts or takes from a node that is gone
+# condition of pods that the cluster evicts, preempts or takes from a node that is gone
+DISRUPTIONS = ("DisruptionTarget",)
 
 
 class KubernetesError(RuntimeError):
@@ -52,7 +56,8 @@ class KubernetesJob(ClusterJob):
         assert profile.kubernetes is not None, "the profile is checked"
         if not re.match(r"[a-z0-9+]+://", job.store):
             raise StageError(
-                f"the store {job.store} is a folder of this machine, which pods do not see. Fix: a store on object storage (--store)"
+                f"the store {job.store} is a folder of this machine, which pods do not see. Fix: a store on"
+                " object storage (--store)"
             )
         super().__init__(job, launch, profile, distributed=distributed)
         self.settings: KubernetesProfile = profile.kubernetes
@@ -64,7 +69,9 @@ class KubernetesJob(ClusterJob):
         labels = {**settings.labels, "app.kubernetes.io/name": "apertus", "apertus/attempt": self.name}
         about = {"name": self.name, "namespace": settings.namespace, "labels": labels}
         inside = self.job.model_copy(update={"scratch": SCRATCH, "progress": REPORT})
-        resources: dict[str, str] = {key: value for key, value in (("cpu", settings.cpus), ("memory", settings.memory)) if value}
+        resources: dict[str, str] = {
+            key: value for key, value in (("cpu", settings.cpus), ("memory", settings.memory)) if value
+        }
         if settings.gpu and (gpus := self.per_node if self.distributed else self.job.gpus):
             resources[settings.gpu] = str(gpus)
         volumes: list[dict[str, Any]] = [
@@ -105,7 +112,8 @@ class KubernetesJob(ClusterJob):
         }
         if settings.service_account is not None:
             pod["serviceAccountName"] = settings.service_account
-        if self.launch.time_limit is not None:  # the pod's, not the Job's, which counts what it waits for nodes
+        # the pod's, not the Job's, which counts what it waits for nodes
+        if self.launch.time_limit is not None:
             pod["activeDeadlineSeconds"] = math.ceil(self.launch.time_limit.seconds + self.grace)
         job = {
             "completions": self.nodes,
@@ -116,7 +124,12 @@ class KubernetesJob(ClusterJob):
             "template": {"metadata": {"labels": labels}, "spec": pod},
         }
         return [
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"job.json": inside.model_dump_json(indent=1)}},
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": about,
+                "data": {"job.json": inside.model_dump_json(indent=1)},
+            },
             {
                 "apiVersion": "v1",
                 "kind": "Service",
@@ -137,48 +150,55 @@ class KubernetesJob(ClusterJob):
         module = ["-m", "apertus_model.stages", f"{FILES}/job.json"]
         if not self.distributed:
             return [python, *module]
-        return [
-            *(python, "-m", "torch.distributed.run", f"--nnodes={self.nodes}", f"--nproc-per-node={self.per_node}"),
-            *(
-                "--node-rank=$(JOB_COMPLETION_INDEX)",
-                "--max-restarts=0",
-                f"--master-addr={self.name}-0.{self.name}",
-                f"--master-port={PORT}",
-            ),
-            *module,
-        ]
+        first = f"{self.name}-0.{self.name}"
+        return [python, *self.torchrun("$(JOB_COMPLETION_INDEX)", first, str(PORT)), *module]
 
     def run(
         self,
         on_line: Callable[[str], None],
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[ProgressRow], None],
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
-        """Creates the objects and blocks until the Job is over. KubernetesError when the cluster refuses them."""
+        """Creates the objects and blocks until the Job is over. KubernetesError when the cluster refuses
+        them."""
         with self._lock:
             if self._stopped:
                 return Ended(-15, self._stopped, (), None)
         reader = LogReader(on_line, on_progress, self.scratch / "log.txt")
         follower = Follower([*self._prefix(), "logs"], reader, POLL_SECONDS)
         try:
-            self._kubectl("apply", "--filename=-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests()}))
+            self._kubectl(
+                "apply",
+                "--filename=-",
+                text=json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests()}),
+            )
             on_line(f"created the Job {self.name}: {self.nodes} pods, {self.per_node} processes in each")
             condition, disruption = self._wait(on_line, follower)
         finally:
             follower.end(END_SECONDS)
             self._delete()
         requeue = "" if self._stopped or condition == "Complete" else disruption
-        return Ended(0 if condition == "Complete" else 1, self._stopped, tuple(reader.tail), reader.error, requeue)
+        return Ended(
+            0 if condition == "Complete" else 1, self._stopped, tuple(reader.tail), reader.error, requeue
+        )
 
     def _wait(self, on_line: Callable[[str], None], follower: Follower) -> tuple[str, str]:
-        """Blocks until the Job has a final condition, or is gone; which, and why the cluster ended one of its pods, if it did.
+        """Blocks until the Job has a final condition, or is gone; which, and why the cluster ended one of its
+        pods, if it did.
 
         A Job that was told to stop is deleted: its pods have `grace` to commit and end."""
         deleted, disruption, trouble = False, "", ""
         while True:
             try:
                 if self._stopped and not deleted:
-                    self._kubectl("delete", "job", self.name, "--wait=false", "--cascade=foreground", "--ignore-not-found")
+                    self._kubectl(
+                        "delete",
+                        "job",
+                        self.name,
+                        "--wait=false",
+                        "--cascade=foreground",
+                        "--ignore-not-found",
+                    )
                     deleted = True
                 job, pods = self._look()
             except (KubernetesError, ValueError) as error:  # no answer, or a torn one: the Job runs on
@@ -186,7 +206,14 @@ class KubernetesJob(ClusterJob):
                     on_line(f"{error}; trying again")
             else:
                 trouble = ""
-                final = next((c["type"] for c in _conditions(job) if c["type"] in ("Complete", "Failed") and c["status"] == "True"), "")
+                final = next(
+                    (
+                        c["type"]
+                        for c in _conditions(job)
+                        if c["type"] in ("Complete", "Failed") and c["status"] == "True"
+                    ),
+                    "",
+                )
                 phases = {index: pod["status"].get("phase") for index, pod in pods.items()}
                 disruption = disruption or _disruption(pods)
                 if phases.get("0") in ("Running", "Succeeded", "Failed"):
@@ -199,10 +226,15 @@ class KubernetesJob(ClusterJob):
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
-        """The Job, None when it is gone; its pods by their index. KubernetesError when the cluster does not answer."""
+        """The Job, None when it is gone; its pods by their index. KubernetesError when the cluster does
+        not answer."""
         text = self._kubectl("get", "jobs,pods", f"--selector=apertus/attempt={self.name}", "--output=json")
         items = json.loads(text)["items"] if text.strip() else []
-        pods = {item["metadata"].get("annotations", {}).get(INDEX): item for item in items if item["kind"] == "Pod"}
+        pods = {
+            item["metadata"].get("annotations", {}).get(INDEX): item
+            for item in items
+            if item["kind"] == "Pod"
+        }
         return next((item for item in items if item["kind"] == "Job"), None), pods
 
     def _delete(self) -> None:
@@ -215,9 +247,13 @@ class KubernetesJob(ClusterJob):
 
     def _kubectl(self, *words: str, text: str | None = None, check: bool = True) -> str:
         try:
-            done = subprocess.run([*self._prefix(), *words], input=text, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*self._prefix(), *words], input=text, capture_output=True, text=True, check=False
+            )
         except FileNotFoundError as error:
-            raise StageError("this machine has no 'kubectl'. Fix: install it, or use a profile with another launcher") from error
+            raise StageError(
+                "this machine has no 'kubectl'. Fix: install it, or use a profile with another launcher"
+            ) from error
         if done.returncode and check:
             raise KubernetesError(f"kubectl {words[0]}: {done.stderr.strip()}")
         if done.returncode:
@@ -226,7 +262,8 @@ class KubernetesJob(ClusterJob):
 
 
 def object_name(pipeline: str, node: str, attempt: str) -> str:
-    """A name that Kubernetes takes, and that no other attempt has: at most 52 characters, so that those of pods fit."""
+    """A name that Kubernetes takes, and that no other attempt has: at most 52 characters, so that those of
+    pods fit."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{pipeline}-{node}".lower()).strip("-")
     ending = re.sub(r"[^a-z0-9]", "", attempt.lower())[-14:]
     return f"a-{words[:35].strip('-')}-{ending}"

@@ -1,15 +1,17 @@
-"""Starts the process of a stage on this machine, follows it, and ends it. What launchers of clusters share with it stands here too.
+"""Starts the process of a stage on this machine, follows it, and ends it. What launchers of clusters share
+with it stands here too.
 
-The stage's standard input is a pipe whose write end only the launcher holds: closing it, or dying, tells every process of the stage to
-stop (`apertus_model.stop`). Its output is another pipe, which ends when the last of its processes is gone.
+The stage's standard input is a pipe whose write end only the launcher holds: closing it, or dying, tells
+every process of the stage to stop (`apertus_model.stop`). Its output is another pipe, which ends when the
+last of its processes is gone.
 
-Invariants: `run` returns only when no process of the stage is left. The launcher never judges success; the store does.
+Invariants: `run` returns only when no process of the stage is left. The launcher never judges success; the
+store does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -23,34 +25,38 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
 from infra.liveness import STOP_SIGNALS
-from specs.job import Job
+from specs.job import Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.redaction import redacted
 from specs.units import Duration
 
-STOP_SECONDS = 90.0  # that a stage has for its last checkpoint when it is told to stop; more where more is announced
+# that a stage has for its last checkpoint when it is told to stop; more where more is announced
+STOP_SECONDS = 90.0
 END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
 TORCHRUN_SAID = "torchrun.json"
-HUNG = "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
+HUNG = (
+    "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
+)
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left, if any.
+    """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left,
+    if any.
 
-    `requeue`: why the cluster ended it, when the next job can resume from what is committed; `dead_nodes`: nodes not to be used again."""
+    `requeue`: why the cluster ended it, when the next job can resume from what is committed; `dead_nodes`:
+    nodes not to be used again."""
 
     code: int
     stopped: str
     tail: tuple[str, ...]
-    error: dict[str, Any] | None
+    error: Failure | None
     requeue: str = ""
     dead_nodes: tuple[str, ...] = ()
 
@@ -72,8 +78,8 @@ class Process:
         return stop_seconds(self.launch) + END_SECONDS
 
     def start(self, job_file: Path) -> subprocess.Popen[bytes] | ForkedStage:
-        """Forks a stage of one process from one that has imported torch; starts Python anew for several ranks, which
-        torchrun starts, and where nothing can be forked."""
+        """Forks a stage of one process from one that has imported torch; starts Python anew for several
+        ranks, which torchrun starts, and where nothing can be forked."""
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:
@@ -87,24 +93,37 @@ class Process:
         if not self.distributed:
             return [sys.executable, *module]
         return [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self.launch.world_size}"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1", "--max-restarts=0"),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            f"--nproc-per-node={self.launch.world_size}",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+            "--local-addr=127.0.0.1",
+            "--max-restarts=0",
             *module,
         ]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
         said = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_SAID)}
-        return os.environ | stage_environment(self.launch, stop_seconds(self.launch)) | said | {"PYTHONPATH": path}
+        return (
+            os.environ
+            | stage_environment(self.launch, stop_seconds(self.launch))
+            | said
+            | {"PYTHONPATH": path}
+        )
 
     def run(
         self,
         on_line: Callable[[str], None],
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[ProgressRow], None],
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
-        """Starts the stage and blocks until it is over. `on_start` is told the inode of the pipe that its processes have as standard input;
-        the others are called from this thread's helpers, one line or row at a time."""
+        """Starts the stage and blocks until it is over. `on_start` is told the inode of the pipe that its
+        processes have as standard input; the others are called from this thread's helpers, one line or row
+        at a time."""
         scratch = Path(self.job.scratch)
         job_file = scratch / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=1))
@@ -119,7 +138,9 @@ class Process:
         on_start(pipe)
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         over = threading.Event()
-        reader = threading.Thread(target=self._read, args=(process, scratch / "log.txt", tail, on_line), daemon=True)
+        reader = threading.Thread(
+            target=self._read, args=(process, scratch / "log.txt", tail, on_line), daemon=True
+        )
         follower = threading.Thread(target=follow, args=(progress, on_progress, over), daemon=True)
         reader.start()
         follower.start()
@@ -147,7 +168,8 @@ class Process:
         return Ended(code, self._stopped, tuple(tail), error_of(scratch, code))
 
     def stop(self, reason: str) -> None:
-        """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not within the grace period."""
+        """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not
+        within the grace period."""
         with self._lock:
             if self._stopped:
                 return
@@ -174,7 +196,12 @@ class Process:
                 pass
 
     @staticmethod
-    def _read(process: subprocess.Popen[bytes] | ForkedStage, log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
+    def _read(
+        process: subprocess.Popen[bytes] | ForkedStage,
+        log: Path,
+        tail: deque[str],
+        on_line: Callable[[str], None],
+    ) -> None:
         assert process.stdout is not None
         with open(log, "a", encoding="utf-8") as file:
             for raw in process.stdout:
@@ -198,42 +225,52 @@ def start_process(command: list[str], environment: Mapping[str, str]) -> subproc
 
 
 def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:
-    """Seconds that a stage has to commit and end when it is told to stop, whoever tells it: no less than the end of its job is `announced`
-    before it comes, by the cluster or by the stage itself. It ends by then by itself; launchers wait for `END_SECONDS` more."""
-    return max(STOP_SECONDS, *(span.seconds for span in (launch.stop_before_end, announced) if span is not None), 0.0)
+    """Seconds that a stage has to commit and end when it is told to stop, whoever tells it: no less than
+    the end of its job is `announced` before it comes, by the cluster or by the stage itself. It ends by
+    then by itself; launchers wait for `END_SECONDS` more."""
+    return max(
+        STOP_SECONDS, *(span.seconds for span in (launch.stop_before_end, announced) if span is not None), 0.0
+    )
 
 
 def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
     """Variables of every process of a stage, wherever it runs. `seconds`: its `stop_seconds`."""
     return {
         "APERTUS_STOP_SECONDS": f"{seconds:g}",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{math.ceil(seconds + END_SECONDS)}",  # torchrun kills ranks that take longer; 30 by default
+        # torchrun kills ranks that take longer; 30 by default
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{math.ceil(seconds + END_SECONDS)}",
         "OMP_NUM_THREADS": str(launch.threads),
         "MKL_NUM_THREADS": str(launch.threads),
-        # OpenMP threads spin only briefly while they wait: beside another busy process, long spinning made a step ten times as long.
+        # OpenMP threads spin only briefly while they wait: beside another busy process, long spinning made a
+        # step ten times as long.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
-        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # torchrun's --signals-to-handle: passed on to the ranks
+        # torchrun's --signals-to-handle: passed on to the ranks
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         "TOKENIZERS_PARALLELISM": "true",
     }
 
 
-def error_of(scratch: Path, code: int = 0) -> dict[str, Any] | None:
-    """The error that the stage left, if any: its message, and whether another attempt may succeed; or that somebody told its processes to
-    stop: where they had no time to say so, torchrun does (`TORCHRUN_SAID`), or the exit code."""
+def error_of(scratch: Path, code: int = 0) -> Failure | None:
+    """The error that the stage left, if any; or that somebody told its processes to stop: where they had no
+    time to say so, torchrun does (`TORCHRUN_SAID`), or the exit code."""
     file = scratch / "error.json"
-    error: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    error = Failure.model_validate_json(file.read_text()) if file.exists() else None
     number = -code if -code in STOP_SIGNALS else _signal_to_torchrun(scratch / TORCHRUN_SAID)
-    if number and (error is None or error["again"]):
-        return {"message": signal.Signals(number).name, "again": False, "interrupted": True}
+    if number and (error is None or error.again):
+        return Failure(message=signal.Signals(number).name, interrupted=True)
     return error
 
 
 def _signal_to_torchrun(file: Path) -> int | None:
     """The signal that ended torchrun, by the error file of torchelastic; None if it was something else."""
-    found = re.search(r"SignalException: Process \d+ got signal: (\d+)", file.read_text()) if file.exists() else None
+    found = (
+        re.search(r"SignalException: Process \d+ got signal: (\d+)", file.read_text())
+        if file.exists()
+        else None
+    )
     return int(found[1]) if found else None
 
 
@@ -247,7 +284,8 @@ def stacks_of(scratch: Path) -> list[str]:
 
 
 def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:
-    """The whole lines of a file that grows, as they come, until it is over. A file that is not there yet is waited for."""
+    """The whole lines of a file that grows, as they come, until it is over. A file that is not there yet
+    is waited for."""
     rest, place = "", 0
     while True:
         last = over.is_set()
@@ -265,11 +303,11 @@ def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterato
         over.wait(seconds)
 
 
-def follow(path: Path, on_progress: Callable[[dict[str, Any]], None], over: threading.Event) -> None:
+def follow(path: Path, on_progress: Callable[[ProgressRow], None], over: threading.Event) -> None:
     """Calls back for every row that the stage appends, until it is over."""
     for line in lines_of(path, over):
         with contextlib.suppress(ValueError):  # the last line of a process that was killed
-            on_progress(json.loads(line))
+            on_progress(ProgressRow.model_validate_json(line))
 
 
 def make_scratch(node: str, root: str | None = None) -> Path:

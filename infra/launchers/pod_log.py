@@ -1,37 +1,40 @@
 """The log of a pod, followed while an attempt runs: through kubectl, which ends when a connection does.
 
-Invariants: a line comes once, however often kubectl is started again. It is asked for what came since the second of the last line, which is
-as exact as the cluster is, and what was there of that second is left out. A report that is not whole is a line like any other.
+Invariants: a line comes once, however often kubectl is started again. It is asked for what came since the
+second of the last line, which is as exact as the cluster is, and what was there of that second is left out. A
+report that is not whole is a line like any other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from infra.launchers.local import TAIL_LINES
-from specs.job import REPORT
+from specs.job import REPORT, Failure, ProgressRow
 from specs.redaction import redacted
 
+REPORTS: TypeAdapter[ProgressRow | Failure] = TypeAdapter(ProgressRow | Failure)
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S* ")
 
 
 class LogReader:
     """Takes the reports out of a log: rows of progress and the error go their own ways, all else is lines."""
 
-    def __init__(self, on_line: Callable[[str], None], on_progress: Callable[[dict[str, Any]], None], log: Path) -> None:
+    def __init__(
+        self, on_line: Callable[[str], None], on_progress: Callable[[ProgressRow], None], log: Path
+    ) -> None:
         self._on_line = on_line
         self._on_progress = on_progress
         self._log = log
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.error: dict[str, Any] | None = None
+        self.error: Failure | None = None
 
     def line(self, text: str) -> None:
         report = _report(text)
@@ -41,20 +44,20 @@ class LogReader:
                 log.write(text + "\n")
             self.tail.append(text)
             self._on_line(text)
-        elif "error" in report:
-            self.error = report["error"]
+        elif isinstance(report, Failure):
+            self.error = report
         else:
             self._on_progress(report)
 
 
-def _report(text: str) -> dict[str, Any] | None:
+def _report(text: str) -> ProgressRow | Failure | None:
     """What a line reports; None for one that is no report, or a torn one."""
     if not text.startswith(REPORT):
         return None
-    with contextlib.suppress(ValueError):
-        report = json.loads(text.removeprefix(REPORT))
-        return report if isinstance(report, dict) else None
-    return None
+    try:
+        return REPORTS.validate_json(text.removeprefix(REPORT))
+    except ValueError:
+        return None
 
 
 class Follower:
@@ -92,7 +95,9 @@ class Follower:
             last = self._over.is_set()
             since = [f"--since-time={self._stamp}"] if self._stamp else []
             words = [*self._command, "--follow", "--timestamps", *since, pod]
-            with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace") as self._kubectl:
+            with subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+            ) as self._kubectl:
                 assert self._kubectl.stdout is not None
                 for line in self._kubectl.stdout:
                     if last or line.endswith("\n"):  # one that was cut off comes again

@@ -1,14 +1,16 @@
 """An attempt at a stage as a Slurm job: sbatch, and in it one torchrun per node.
 
-The job and its launcher share the attempt's scratch folder, which all nodes see at the same path: `job.json`, `job.sh` and `node.sh`;
-`log.txt` and `progress.jsonl`, which are followed; `alive`, which changes while the launcher lives; `stop`, which asks the stage to commit
-and end; `deadline`, which says that the time limit asked for it; `code`, the exit code. Nothing in it is needed after the attempt.
+The job and its launcher share the attempt's scratch folder, which all nodes see at the same path: `job.json`,
+`job.sh` and `node.sh`; `log.txt` and `progress.jsonl`, which are followed; `alive`, which changes while the
+launcher lives; `stop`, which asks the stage to commit and end; `deadline`, which says that the time limit
+asked for it; `code`, the exit code. Nothing in it is needed after the attempt.
 
-Slurm never starts a job again by itself (`--no-requeue`): the next one has to resume from another checkpoint. The launcher's caller submits
-it, when `Ended.requeue` says that the cluster, and not the stage, ended this one.
+Slurm never starts a job again by itself (`--no-requeue`): the next one has to resume from another checkpoint.
+The launcher's caller submits it, when `Ended.requeue` says that the cluster, and not the stage, ended this
+one.
 
-Invariant: no job outlives its launcher for long: it is cancelled when `run` is left; when the launcher was killed, the stage notices that
-`alive` does not change any more, commits, and ends.
+Invariant: no job outlives its launcher for long: it is cancelled when `run` is left; when the launcher was
+killed, the stage notices that `alive` does not change any more, commits, and ends.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from infra import slurm
 from infra.launchers.cluster import ClusterJob
@@ -37,9 +38,9 @@ from infra.launchers.local import (
     stage_environment,
 )
 from infra.liveness import beats_in_file
-from specs.job import Job
+from specs.job import Job, ProgressRow
 from specs.launch import Launch
-from specs.profile import Profile
+from specs.profiles import Profile
 from specs.redaction import redacted
 
 ENDED_BY_CLUSTER = {
@@ -52,7 +53,8 @@ ENDED_BY_CLUSTER = {
 
 JOB = """\
 #!/bin/bash
-# The job of one attempt. A signal of Slurm, some time before the limit, makes the stage commit and end; the job waits for that.
+# The job of one attempt. Some time before the limit, Slurm sends a signal, at which the stage commits
+# and ends; the job waits for that.
 trap 'touch {scratch}/deadline {scratch}/stop' USR1
 {setup}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -75,7 +77,9 @@ exec {program}
 class SlurmJob(ClusterJob):
     """One attempt. `exclude`: nodes that it must not get."""
 
-    def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()) -> None:
+    def __init__(
+        self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()
+    ) -> None:
         announced = profile.slurm.stop_before_end if profile.slurm.time_limit is not None else None
         super().__init__(job, launch, profile, distributed=distributed, announced=announced)
         self.exclude = list(exclude)
@@ -87,7 +91,8 @@ class SlurmJob(ClusterJob):
         options: slurm.Options = {
             "nodes": self.nodes,
             "ntasks": self.nodes,
-            "cpus-per-task": settings.cpus_per_task,  # since Slurm 22.05 srun does not take it over from sbatch
+            # since Slurm 22.05 srun does not take it over from sbatch
+            "cpus-per-task": settings.cpus_per_task,
             "kill-on-bad-exit": 1,
             **settings.srun_arguments,
         }
@@ -102,8 +107,8 @@ class SlurmJob(ClusterJob):
         """What runs on each node."""
         program = shlex.quote(self.profile.python or sys.executable)
         if self.distributed:
-            program += f" -m torch.distributed.run --nnodes={self.nodes} --nproc-per-node={self.per_node} --max-restarts=0"
-            program += ' --rdzv-backend=c10d --rdzv-endpoint="$1":$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id="$SLURM_JOB_ID"'
+            port = "$((20000 + SLURM_JOB_ID % 20000))"
+            program = " ".join([program, *self.torchrun('"$SLURM_NODEID"', '"$1"', port)])
         program += f" -m apertus_model.stages {shlex.quote(str(self.scratch / 'job.json'))}"
         checkout = self.profile.checkout or ROOT
         variables = {
@@ -120,10 +125,19 @@ class SlurmJob(ClusterJob):
         """Of sbatch."""
         settings, name = self.profile.slurm, f"apertus-{self.job.pipeline}-{self.job.node}"
         return {
-            **slurm.options(settings, name, self.scratch / "log.txt", settings.cpus_per_task, settings.memory, settings.time_limit),
+            **slurm.options(
+                settings,
+                name,
+                self.scratch / "log.txt",
+                settings.cpus_per_task,
+                settings.memory,
+                settings.time_limit,
+            ),
             "nodes": self.nodes,
             "ntasks-per-node": 1,
-            "signal": None if settings.time_limit is None else f"B:USR1@{int(settings.stop_before_end.seconds)}",
+            "signal": (
+                None if settings.time_limit is None else f"B:USR1@{int(settings.stop_before_end.seconds)}"
+            ),
             "exclude": ",".join(self.exclude) or None,
             "chdir": str(self.scratch),
             "no-requeue": True,
@@ -132,11 +146,15 @@ class SlurmJob(ClusterJob):
     def run(
         self,
         on_line: Callable[[str], None],
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[ProgressRow], None],
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
         """Submits the job and blocks until it is over. SlurmError when sbatch refuses it."""
-        for name, text in {"job.json": self.job.model_dump_json(indent=1), "job.sh": self.script(), "node.sh": self.node_script()}.items():
+        for name, text in {
+            "job.json": self.job.model_dump_json(indent=1),
+            "job.sh": self.script(),
+            "node.sh": self.node_script(),
+        }.items():
             (self.scratch / name).write_text(text)
         Path(self.job.progress).touch()
         tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -182,7 +200,8 @@ class SlurmJob(ClusterJob):
         os.replace(clean, log)
 
     def _submit(self, on_line: Callable[[str], None]) -> str:
-        """The number of the job. Where nothing is left without the nodes that failed before, they are asked for again."""
+        """The number of the job. Where nothing is left without the nodes that failed before, they are
+        asked for again."""
         script = self.scratch / "job.sh"
         try:
             return self._jobs.submit(script, self.options())
@@ -196,9 +215,11 @@ class SlurmJob(ClusterJob):
         (self.scratch / "stop").write_text(reason)
 
     def _wait(self, number: str) -> str:
-        """Blocks until the job has ended; its last state. One that was told to stop is cancelled if it has not begun, or takes too long.
+        """Blocks until the job has ended; its last state. One that was told to stop is cancelled if it has
+        not begun, or takes too long.
 
-        A step that failed may have failed with its node, which Slurm says a little later: its last state is waited for."""
+        A step that failed may have failed with its node, which Slurm says a little later: its last state
+        is waited for."""
         while True:
             states, code = self._jobs.states(), self._code()
             state = None if states is None else states.get(number, "gone")
@@ -237,8 +258,9 @@ class SlurmJob(ClusterJob):
             why = ENDED_BY_CLUSTER["NODE_FAIL"]
         if not why and (self.scratch / "deadline").exists():
             why = "its time limit was near"
-        if not why and error is not None and error.get("interrupted"):  # by the clock: `launch.stop_before_end`
-            why = error["message"]
+        # by the clock: `launch.stop_before_end`
+        if not why and error is not None and error.interrupted:
+            why = error.message
         if dead or state in ("NODE_FAIL", "BOOT_FAIL"):
             dead |= slurm.unused_nodes(number)
         return Ended(

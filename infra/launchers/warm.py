@@ -2,12 +2,12 @@
 
 Importing torch and torchtitan takes several seconds, a fork milliseconds. The launcher keeps one stage server
 (`apertus_model.stages.server`) for each value of the variables that libraries read while they are imported. A
-forked stage is like any other: it has a session and a process group of its own, the launcher's pipe as its standard
-input, and the environment of its own job.
+forked stage is like any other: it has a session and a process group of its own, the launcher's pipe as its
+standard input, and the environment of its own job.
 
-Invariants: the server ends when this process does, however it ends, and not by a signal that tells a run to end. It
-holds no end of a stage's pipes, so a stage notices the end of its launcher, and the launcher that of its stage. A
-stage whose server died is killed.
+Invariants: the server ends when this process does, however it ends, and not by a signal that tells a run to
+end. It holds no end of a stage's pipes, so a stage notices the end of its launcher, and the launcher that of
+its stage. A stage whose server died is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from infra.liveness import stop_signals_blocked
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # CUDA and ROCm do not survive a fork
 TITLE = "-" * 512  # an argument that leaves room for what `ps` shows of a stage
-READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", "TMPDIR")
+READ_AT_IMPORT = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "HF_HUB_OFFLINE",
+    "HF_HOME",
+    "TMPDIR",
+)
 
 
 class ServerLost(RuntimeError):
@@ -36,7 +44,8 @@ class ServerLost(RuntimeError):
 
 
 class ForkedStage:
-    """A stage that the server forked, with the part of the interface of `subprocess.Popen` that the launcher uses."""
+    """A stage that the server forked, with the part of the interface of `subprocess.Popen` that the
+    launcher uses."""
 
     def __init__(self, channel: socket.socket, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self.stdin, self.stdout = stdin, stdout
@@ -88,7 +97,7 @@ class StageServer:
             )
 
     def close(self) -> None:
-        """Ends the server; stages that run go on."""
+        """Ends the server; running stages are not affected."""
         self._control.close()
 
     @property
@@ -129,7 +138,8 @@ _lock = threading.Lock()
 
 
 def server_for(environment: Mapping[str, str]) -> StageServer | None:
-    """The stage server of this process for stages with such an environment, started if there is none; None where there is a GPU."""
+    """The stage server of this process for stages with such an environment, started if there is none; None
+    where there is a GPU."""
     if any(Path(device).exists() for device in GPU_DEVICES):
         return None
     key = tuple(environment.get(name) for name in READ_AT_IMPORT)

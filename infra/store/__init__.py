@@ -1,4 +1,5 @@
-"""The artifact store: what a stage produces, on any fsspec URL. See `infra.store.store` for the layout and its guarantees.
+"""The artifact store: what a stage produces, on any fsspec URL. See `infra.store.store` for the layout and
+its guarantees.
 
     reading        what is committed
     writing        one attempt at one part
@@ -17,4 +18,13 @@ from infra.store.storage.retry import StorageError
 from infra.store.store import FORMAT, Store
 from infra.store.writing.attempt import Attempt
 
-__all__ = ["FORMAT", "Artifact", "Attempt", "Checkpoint", "DamagedError", "StorageError", "Store", "StoreError"]
+__all__ = [
+    "FORMAT",
+    "Artifact",
+    "Attempt",
+    "Checkpoint",
+    "DamagedError",
+    "StorageError",
+    "Store",
+    "StoreError",
+]

@@ -37,7 +37,9 @@ class _With:
             return value
 
         as_it_is = core_schema.plain_serializer_function_ser_schema(lambda value: value)
-        return core_schema.no_info_wrap_validator_function(keep, handler.generate_schema(self._model), serialization=as_it_is)
+        return core_schema.no_info_wrap_validator_function(
+            keep, handler.generate_schema(self._model), serialization=as_it_is
+        )
 
 
 class Format(Foreign):
@@ -256,7 +258,10 @@ def check_unit(document: Any, path: str, what: str) -> Unit:
     unit = check(Unit, document, what)
     for name, record in unit.files.items():
         if not record.path.startswith(f"{path}/attempts/"):
-            raise StoreError(f"{what} names '{record.path}' as its file '{name}': that is not a path inside the artifact {path}")
+            raise StoreError(
+                f"{what} names '{record.path}' as its file '{name}': that is not a path inside the artifact"
+                f" {path}"
+            )
     return unit
 
 

@@ -1,11 +1,12 @@
-"""A Hugging Face model as a source: where its folder is, what its small files say. Its weights are not touched here.
+"""A Hugging Face model as a source: where its folder is, what its small files say. Its weights are not
+touched here.
 
-`hf:<folder>` is a folder, by path or fsspec URL, as for any other source. Where there is no such folder, `hf:<owner>/<name>` and
-`hf:<owner>/<name>@<revision>` are a model of the Hub: first from the local cache, then, unless `HF_HUB_OFFLINE` is set, by a download into
-it.
+`hf:<folder>` is a folder, by path or fsspec URL, as for any other source. Where there is no such folder,
+`hf:<owner>/<name>` and `hf:<owner>/<name>@<revision>` are a model of the Hub: first from the local cache,
+then, unless `HF_HUB_OFFLINE` is set, by a download into it.
 
-Invariants: nothing but JSON, text and safetensors is asked for, and no code that comes with a model is run. Neither torch nor
-transformers is needed.
+Invariants: nothing but JSON, text and safetensors is asked for, and no code that comes with a model is run.
+Neither torch nor transformers is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from fsspec.implementations.local import LocalFileSystem
 from infra.store.inputs import SourceError
 from specs.document import parse
 from specs.errors import SpecError
-from specs.foreign import MAX_BYTES, ForeignError, M, check_length, checked, parse_json, read_local, shown, trail
+from specs.foreign import (
+    MAX_BYTES,
+    ForeignError,
+    M,
+    check_length,
+    checked,
+    parse_json,
+    read_local,
+    shown,
+    trail,
+)
 from specs.hugging_face import (
     Card,
     Config,
@@ -41,7 +52,12 @@ from specs.model import ModelSpec
 from specs.redaction import without_credentials
 from specs.sources import resolve_url
 
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+TOKENIZER_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+]
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 INDEX = "model.safetensors.index.json"
 MOST_BYTES = 2**20  # of a small file; a tokenizer and an index may be longer
@@ -51,7 +67,8 @@ _HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
 
 @dataclass(frozen=True)
 class HubModel:
-    """A folder with a model. `files` are config.json and what holds the weights; `chat`: it ends its turns; `context`: in tokens."""
+    """A folder with a model. `files` are config.json and what holds the weights; `chat`: it ends its
+    turns; `context`: in tokens."""
 
     reference: str
     url: str
@@ -66,7 +83,12 @@ class HubModel:
     @property
     def facts(self) -> dict[str, str]:
         """What lineage and report show of a source."""
-        return {"url": self.url, "format": "Hugging Face model", "language": self.language, "license": self.license}
+        return {
+            "url": self.url,
+            "format": "Hugging Face model",
+            "language": self.language,
+            "license": self.license,
+        }
 
 
 def open_model(reference: str, *, download: bool = True) -> HubModel:
@@ -77,8 +99,8 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
         download: from the Hub, where it is neither a folder nor in the local cache.
 
     Raises:
-        SourceError: there is no such folder or id, or a file of it cannot be read.
-        HuggingFaceError: it is not a model that this program can represent, or one without safetensors or tokenizer.
+        SourceError: there is no such folder or id, or a file of it cannot be read. HuggingFaceError: it is
+        not a model that this program can represent, or one without safetensors or tokenizer.
     """
     url = locate(reference, download=download)
     fs, root = fsspec.core.url_to_fs(url)
@@ -105,7 +127,8 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     settings = stated(Config, "config.json")
     if (tokenizer := read("tokenizer.json", MAX_BYTES)) is None:
         raise HuggingFaceError(
-            f"{url} has no tokenizer.json, so nobody knows what its ids mean; put the tokenizer's files beside the weights"
+            f"{url} has no tokenizer.json, so nobody knows what its ids mean; put the tokenizer's files"
+            " beside the weights"
         )
     with _what(f"tokenizer.json of {url}"):
         added = checked(TokenizerFile, parse_json(tokenizer)).added_tokens
@@ -141,8 +164,8 @@ def _what(name: str) -> Iterator[None]:
 
 
 def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
-    """Content of a file. ForeignError for one of more than `most` bytes, or that is no regular file; OSError as the
-    filesystem says."""
+    """Content of a file. ForeignError for one of more than `most` bytes, or that is no regular file;
+    OSError as the filesystem says."""
     if isinstance(fs, LocalFileSystem):
         return read_local(path, most)
     check_length(int(fs.size(path) or 0), most)
@@ -151,7 +174,8 @@ def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
 
 
 def locate(reference: str, *, download: bool = True) -> str:
-    """The folder, as local path or fsspec URL, of what stands behind `hf:`. SourceError when there is none."""
+    """The folder, as local path or fsspec URL, of what stands behind `hf:`. SourceError when there is
+    none."""
     try:
         url = resolve_url(without_credentials(reference))
     except ValueError as error:
@@ -169,7 +193,10 @@ def locate(reference: str, *, download: bool = True) -> str:
 def _snapshot(name: str, revision: str | None, download: bool) -> str:
     from huggingface_hub import constants
 
-    missing = f"there is no folder '{name}', and the local Hugging Face cache has no model '{name}'{f' at {revision}' if revision else ''}"
+    missing = (
+        f"there is no folder '{name}', and the local Hugging Face cache has no model"
+        f" '{name}'{f' at {revision}' if revision else ''}"
+    )
     if not download and not (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir():
         raise SourceError(missing)  # for a plan, which does not have the time to import what downloads
     from huggingface_hub import snapshot_download
@@ -191,7 +218,8 @@ def _snapshot(name: str, revision: str | None, download: bool) -> str:
 
 
 def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -> list[str]:
-    """Names of the files with weights, and of their index. HuggingFaceError when one is missing, or when there are only pickles."""
+    """Names of the files with weights, and of their index. HuggingFaceError when one is missing, or when
+    there are only pickles."""
     if INDEX in names:
         files = sorted(set(read_index().weight_map.values()))
         if lost := [file for file in files if file not in names]:

@@ -1,8 +1,9 @@
 """Documents outside the store, by what they hold.
 
-A source enters a fingerprint as the digest of its (relative path, SHA-256 of the content) pairs. Reading everything to plan would be
-absurd for large sources, so the store keeps a lock: the digest under a key made of the listing (relative path, size, etag or mtime). The
-digest is computed anew only when the listing changes. Beside the lock, under the digest, stands what each file holds, for audits.
+A source enters a fingerprint as the digest of its (relative path, SHA-256 of the content) pairs. Reading
+everything to plan would be absurd for large sources, so the store keeps a lock: the digest under a key made
+of the listing (relative path, size, etag or mtime). The digest is computed anew only when the listing
+changes. Beside the lock, under the digest, stands what each file holds, for audits.
 
 Invariant: neither the URL nor the times of files enter the digest, only the lock's key.
 """
@@ -98,7 +99,8 @@ def _join(root: str, path: str) -> str:
 
 
 def list_source(source: SourceSpec) -> Listing:
-    """The files below `source.url` that its globs choose. SourceError when there are none, or the url cannot be listed."""
+    """The files below `source.url` that its globs choose. SourceError when there are none, or the url
+    cannot be listed."""
     url = resolve_url(source.url)
     try:
         fs, root = fsspec.core.url_to_fs(url)
@@ -116,7 +118,9 @@ def list_source(source: SourceSpec) -> Listing:
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
             files.append(Listed(relative, int(entry["size"]), str(stamp)))
     if not files:
-        raise SourceError(f"no file below {source.url} matches include {source.include} without exclude {source.exclude}")
+        raise SourceError(
+            f"no file below {source.url} matches include {source.include} without exclude {source.exclude}"
+        )
     return Listing(url, tuple(sorted(files, key=lambda file: file.path)))
 
 
@@ -128,8 +132,9 @@ def _check_regular(path: str, url: str) -> None:
 
 
 def _entries(fs: AbstractFileSystem, root: str, include: list[str], exclude: list[str]) -> dict[str, Any]:
-    """Files below a folder, or the file itself. A folder is not entered when nothing in it can match, or when it is excluded as a whole
-    (`name/**`); one that is entered and cannot be listed is an error, since what it holds would be missing from the digest."""
+    """Files below a folder, or the file itself. A folder is not entered when nothing in it can match, or
+    when it is excluded as a whole (`name/**`); one that is entered and cannot be listed is an error, since
+    what it holds would be missing from the digest."""
     if isinstance(fs, LocalFileSystem) and fs.isfile(root):
         return {root: fs.info(root)}
     prunable = [glob.removesuffix("/**") for glob in exclude if glob.endswith("/**")]
@@ -179,8 +184,12 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
     """Records the digest of a listing and, where this process has read the files, what each of them holds."""
     if "contents" in listing.__dict__:
         sizes = {file.path: file.size for file in listing.files}
-        rows = (InputFile(path=path, size=sizes[path], sha256=sha256) for path, sha256 in listing.contents.items())
-        store.write_once(f"inputs/{digest}{ROWS}", "".join(json.dumps(row.model_dump()) + "\n" for row in rows).encode())
+        rows = (
+            InputFile(path=path, size=sizes[path], sha256=sha256) for path, sha256 in listing.contents.items()
+        )
+        store.write_once(
+            f"inputs/{digest}{ROWS}", "".join(json.dumps(row.model_dump()) + "\n" for row in rows).encode()
+        )
     document = Lock(url=listing.url, digest=digest, bytes=listing.bytes, files=len(listing.files))
     store.write_once(f"inputs/{listing.key}.json", to_json(document))
 
@@ -197,4 +206,6 @@ def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
             return rows
     except (ValueError, RecursionError):
         pass
-    raise StoreError(f"'{path}' in the store {store.url} is damaged: its files do not make the digest {digest}; delete it")
+    raise StoreError(
+        f"'{path}' in the store {store.url} is damaged: its files do not make the digest {digest}; delete it"
+    )

@@ -1,15 +1,18 @@
 """What a marker says about a file, and what it may say.
 
-A record is `{"size", "sha256"}`, of the whole content. A file longer than one piece also has `"piece_bytes"`, and the SHA-256 of each
-consecutive piece of that length (the last one may be shorter) under `"pieces"`, so that whoever reads a part checks just that part:
+A record is `{"size", "sha256"}`, of the whole content. A file longer than one piece also has `"piece_bytes"`,
+and the SHA-256 of each consecutive piece of that length (the last one may be shorter) under `"pieces"`, so
+that whoever reads a part checks just that part:
 
     up to `INLINE` pieces     a list of hexadecimal digests
-    more                      the digest of a sidecar that lies beside the file as `.<name>.pieces`: the 32 bytes of each digest, in order
+    more                      the digest of a sidecar that lies beside the file as `.<name>.pieces`: the 32
+                              bytes of each digest, in order
 
-So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes of digests per MiB of the files that it opens.
+So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes of digests per MiB of
+the files that it opens.
 
-Invariant: names and records that come out of a marker are the store's data, written by who knows whom: they are read as
-`FileRecord`, `StorePath` or `SingleName`, which check them.
+Invariant: names and records that come out of a marker are the store's data, written by who knows whom: they
+are read as `FileRecord`, `StorePath` or `SingleName`, which check them.
 """
 
 from __future__ import annotations
@@ -25,16 +28,19 @@ from specs.foreign import Foreign
 from specs.redaction import SaysNoSecret
 
 PIECE_BYTES = 2**20
-"""1 MiB: a window of 4,096 tokens costs 0.6 ms of hashing when its piece is first touched, or a request of 1 MiB from elsewhere."""
+"""1 MiB: a window of 4,096 tokens costs 0.6 ms of hashing when its piece is first touched, or a request of
+1 MiB from elsewhere."""
 WHOLE_BYTES = 64 * 2**20
-"""A file that another program wrote may have no digests of pieces up to this length; its readers then hold all of it."""
+"""A file that another program wrote may have no digests of pieces up to this length; its readers then hold
+all of it."""
 INLINE = 8
 DIGEST_BYTES = 32
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class StoreError(SaysNoSecret, RuntimeError):
-    """The store holds something else than it should, or refuses an operation. The message says what and what to do."""
+    """The store holds something else than it should, or refuses an operation. The message says what and
+    what to do."""
 
 
 class DamagedError(StoreError):
@@ -42,7 +48,8 @@ class DamagedError(StoreError):
 
 
 class DamagedCheckpoint(DamagedError):
-    """A committed checkpoint is not what was committed. `artifact`: whose it is, by its path in the store; `step`: which."""
+    """A committed checkpoint is not what was committed. `artifact`: whose it is, by its path in the store;
+    `step`: which."""
 
     def __init__(self, message: str, artifact: str, step: int) -> None:
         super().__init__(message, artifact, step)  # all of them, so that it can be pickled
@@ -53,7 +60,8 @@ class DamagedCheckpoint(DamagedError):
 
 
 def inside(name: Any, what: str) -> str:
-    """A relative path that stays in its folder. StoreError for anything else; `what` names where it was found."""
+    """A relative path that stays in its folder. StoreError for anything else; `what` names where it was
+    found."""
     if (
         not isinstance(name, str)
         or not name
@@ -68,7 +76,9 @@ def inside(name: Any, what: str) -> str:
 def one_name(name: Any, what: str) -> str:
     """The name of a folder or file, without a path."""
     if "/" in inside(name, what):
-        raise StoreError(f"{what} names {name!r}, which is not a path inside the store: a single name is expected")
+        raise StoreError(
+            f"{what} names {name!r}, which is not a path inside the store: a single name is expected"
+        )
     return str(name)
 
 
@@ -107,7 +117,9 @@ class FileRecord(Foreign):
         if isinstance(self.pieces, list) and self.piece_bytes is not None:
             expected = _count_of_pieces(self.size, self.piece_bytes)
             if len(self.pieces) != expected:
-                raise ValueError(f"it states {len(self.pieces)} digests of pieces, and the file has {expected} pieces")
+                raise ValueError(
+                    f"it states {len(self.pieces)} digests of pieces, and the file has {expected} pieces"
+                )
         return self
 
 
@@ -127,20 +139,36 @@ def sidecar_record(record: FileRecord) -> FileRecord:
     """The record of the sidecar of a file in many pieces."""
     assert isinstance(record.pieces, str) and record.piece_bytes is not None, "it has a sidecar"
     size = _count_of_pieces(record.size, record.piece_bytes) * DIGEST_BYTES
-    return FileRecord(size=size, sha256=record.pieces, piece_bytes=size, pieces=[record.pieces])  # read whole, whatever its length
+    # read whole, whatever its length
+    return FileRecord(size=size, sha256=record.pieces, piece_bytes=size, pieces=[record.pieces])
 
 
 def piece_digests(data: bytes | memoryview, piece_bytes: int) -> list[bytes]:
     """SHA-256 of the consecutive pieces of `data`: 32 bytes each."""
     view = memoryview(data)
-    return [hashlib.sha256(view[start : start + piece_bytes]).digest() for start in range(0, len(view), piece_bytes)]
+    return [
+        hashlib.sha256(view[start : start + piece_bytes]).digest()
+        for start in range(0, len(view), piece_bytes)
+    ]
 
 
-def make_record(size: int, sha256: str, pieces: Sequence[bytes], piece_bytes: int) -> tuple[FileRecord, bytes | None]:
+def make_record(
+    size: int, sha256: str, pieces: Sequence[bytes], piece_bytes: int
+) -> tuple[FileRecord, bytes | None]:
     """A record, and what its sidecar holds, if it needs one."""
     if len(pieces) <= 1:
         return FileRecord(size=size, sha256=sha256), None
     if len(pieces) <= INLINE:
-        return FileRecord(size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=[piece.hex() for piece in pieces]), None
+        return (
+            FileRecord(
+                size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=[piece.hex() for piece in pieces]
+            ),
+            None,
+        )
     sidecar = b"".join(pieces)
-    return FileRecord(size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=hashlib.sha256(sidecar).hexdigest()), sidecar
+    return (
+        FileRecord(
+            size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=hashlib.sha256(sidecar).hexdigest()
+        ),
+        sidecar,
+    )

@@ -1,11 +1,12 @@
 """Named runs: which artifacts are somebody's.
 
-A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more whenever it became known what an
-`@best:` or a selection means. The last one is what the name stands for.
-What a named run refers to, and all that was made from, is kept by `apertus gc`.
+A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more
+whenever it became known what an `@best:` or a selection means. The last one is what the name stands for. What
+a named run refers to, and all that was made from, is kept by `apertus gc`.
 
-Invariants: a record is written before anything of its run is. A later one sorts behind an earlier one, whatever the clocks of their writers
-say. A record that cannot be read is an error, never an empty one: what it refers to would be lost.
+Invariants: a record is written before anything of its run is. A later one sorts behind an earlier one,
+whatever the clocks of their writers say. A record that cannot be read is an error, never an empty one: what
+it refers to would be lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ TIME = "%Y%m%dT%H%M%S.%fZ"
 
 @dataclass(frozen=True)
 class Record:
-    """One start of a run. `parts`: place in the store and, of a trajectory, step, by name of the part; `spec`: the recipe as resolved."""
+    """One start of a run. `parts`: place in the store and, of a trajectory, step, by name of the part;
+    `spec`: the recipe as resolved."""
 
     run: str
     stamp: str
@@ -52,7 +54,8 @@ def _time(stamp: str) -> datetime | None:
 
 
 def next_stamp(store: Store, run: str, now: datetime | None = None) -> str:
-    """The name of a new record: the time `now`, or one microsecond behind the last record, whose writer's clock may be ahead."""
+    """The name of a new record: the time `now`, or one microsecond behind the last record, whose writer's
+    clock may be ahead."""
     now = now or datetime.now(UTC)
     times = [when for stamp in stamps(store, run)[-1:] if (when := _time(stamp)) is not None]
     when = max([now, *(last + timedelta(microseconds=1) for last in times)])
@@ -69,6 +72,14 @@ def stamps(store: Store, run: str) -> list[str]:
     return [name.removesuffix(".json") for name in store.names(f"{FOLDER}/{run}") if name.endswith(".json")]
 
 
+def _stamps(store: Store, run: str) -> list[str]:
+    """The same, of a run that there is. StoreError where there is none."""
+    if found := stamps(store, run):
+        return found
+    there = ", ".join(names(store)) or "none"
+    raise StoreError(f"there is no run '{run}' in the store {store.url}; there are {there}")
+
+
 def read(store: Store, run: str, stamp: str) -> Record:
     """A record. StoreError for one that is damaged."""
     path = f"{FOLDER}/{run}/{stamp}.json"
@@ -76,14 +87,18 @@ def read(store: Store, run: str, stamp: str) -> Record:
         found = checked(Run, store.read_json(path))
     except ForeignError as error:
         fix = f"remove it, or forget the run '{run}'"
-        raise StoreError(f"'{path}' in the store {store.url} is not the record of a run: {error}; {fix}") from error
+        raise StoreError(
+            f"'{path}' in the store {store.url} is not the record of a run: {error}; {fix}"
+        ) from error
     parts = {name: (part.path, part.step) for name, part in found.parts.items()}
     return Record(run, stamp, parts, found.spec or {})
 
 
 def write(store: Store, run: str, parts: Mapping[str, tuple[str, int | None]], spec: dict[str, Any]) -> None:
     """Records a start of a run; `parts` and `spec` as in `Record`."""
-    document = Run(parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec)
+    document = Run(
+        parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec
+    )
     store.write_once(f"{FOLDER}/{run}/{next_stamp(store, run)}.json", to_json(document))
 
 
@@ -94,17 +109,13 @@ def protected_mark(path: str, step: int | None) -> str:
 
 def last(store: Store, run: str) -> Record:
     """What a name stands for. StoreError when there is no such run."""
-    found = stamps(store, run)
-    if not found:
-        raise StoreError(f"there is no run '{run}' in the store {store.url}; there are {', '.join(names(store)) or 'none'}")
-    return read(store, run, found[-1])
+    return read(store, run, _stamps(store, run)[-1])
 
 
 def forget(store: Store, run: str) -> int:
-    """Drops a name and returns the number of its records; the artifacts stay until they are collected. StoreError when there is none."""
-    found = stamps(store, run)
-    if not found:
-        raise StoreError(f"there is no run '{run}' in the store {store.url}; there are {', '.join(names(store)) or 'none'}")
+    """Drops a name and returns the number of its records; the artifacts stay until they are collected.
+    StoreError when there is none."""
+    found = _stamps(store, run)
     for stamp in found:  # the last one last: until then the name stands for what it did
         store.remove(f"{FOLDER}/{run}/{stamp}.json")
     store.remove(f"{FOLDER}/{run}")

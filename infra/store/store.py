@@ -3,25 +3,29 @@
 Layout, below the store's URL:
 
     format.json                                the version of this layout
-    inputs/<key>.json                          digests of documents outside the store, by listing (`infra.store.inputs`)
+    inputs/<key>.json                          digests of documents outside the store, by listing
+                                               (`infra.store.inputs`)
     inputs/<digest>.files.jsonl                the files behind such a digest, with size and SHA-256 each
     protected/<kind>-<fingerprint>[-<step>].json   a protected stage had finished there
     reports/<pipeline>/<flow run>.html         the report of a deployed run, for people
     runs/<pipeline>/<time>-<id>.json           which artifacts a run of a spec referred to
     <kind>/<fingerprint>/identity.json         what was hashed, written when the first attempt begins
-    <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training: manifest-<step>.json)
+    <kind>/<fingerprint>/manifest.json         written last: the artifact is complete (training:
+                                               manifest-<step>.json)
     <kind>/<fingerprint>/checkpoints/<step>.json   written last: that checkpoint is complete
-    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint (`infra.store.writing.retention`)
+    <kind>/<fingerprint>/references/<step>-<id>.json   another artifact starts from that checkpoint
+                                                       (`infra.store.writing.retention`)
     <kind>/<fingerprint>/units/<key>.json      written last: that unit of work is complete
     <kind>/<fingerprint>/attempts/<id>/...     the files; an attempt never touches another one's
     <kind>/<fingerprint>/logs/<id>.txt         what an attempt printed
     <kind>/<fingerprint>/leases/...            who works at it (`infra.store.writing.lease`)
     damaged/<time>/...                         markers that `apertus verify --fix` took away
 
-Invariants: what no marker names is never read. A marker names every file with size and digests (`infra.store.records`),
-which were computed while it was written (`infra.store.files.writer`) and are compared when it is read
-(`infra.store.files.reader`). A committed file is never rewritten; a marker appears whole or not at all, and the first
-writer wins. Calls of the filesystem are those of `infra.store.storage.filesystem`.
+Invariants: what no marker names is never read. A marker names every file with size and digests
+(`infra.store.records`), which were computed while it was written (`infra.store.files.writer`) and are
+compared when it is read (`infra.store.files.reader`). A committed file is never rewritten; a marker appears
+whole or not at all, and the first writer wins. Calls of the filesystem are those of
+`infra.store.storage.filesystem`.
 """
 
 from __future__ import annotations
@@ -49,9 +53,17 @@ TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; try
 
 
 class Store(Filesystem):
-    """A folder on an fsspec filesystem that has the layout above. `piece_bytes`: of the files that are written here."""
+    """A folder on an fsspec filesystem that has the layout above. `piece_bytes`: of the files that are
+    written here."""
 
-    def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, retry: Retry | None = None, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        fs: fsspec.AbstractFileSystem,
+        root: str,
+        *,
+        retry: Retry | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         assert PART_BYTES % piece_bytes == 0, "a part is whole pieces"
         super().__init__(fs, root, retry=retry)
         self.piece_bytes = piece_bytes
@@ -81,7 +93,8 @@ class Store(Filesystem):
         return store
 
     def format(self) -> Format | None:
-        """The content of `format.json`; None for a new store. DamagedError when it is not what was written."""
+        """The content of `format.json`; None for a new store. DamagedError when it is not what was
+        written."""
         document = self.read_json_if_there("format.json")
         try:
             return None if document is None else checked(Format, document)
@@ -94,8 +107,14 @@ class Store(Filesystem):
         if stated is None or stated == Format(format=FORMAT):
             return
         newer = stated.format > FORMAT
-        fix = "use a newer release of this program, or a new store (--store)" if newer else "use a new store (--store)"
-        raise StoreError(f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}. Fix: {fix}")
+        fix = (
+            "use a newer release of this program, or a new store (--store)"
+            if newer
+            else "use a new store (--store)"
+        )
+        raise StoreError(
+            f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}. Fix: {fix}"
+        )
 
     def initialise(self) -> None:
         """Writes the version marker of a new store."""
@@ -142,8 +161,8 @@ class Store(Filesystem):
         return CheckedFile(self, path, record)
 
     def writer(self, path: str) -> Writer:
-        """A context manager with `write(bytes)`; after it closed, `.record` is what the marker has to state. Nothing is left of a file
-        whose block an exception left."""
+        """A context manager with `write(bytes)`; after it closed, `.record` is what the marker has to
+        state. Nothing is left of a file whose block an exception left."""
         return Writer(self, path, self.piece_bytes)
 
     def upload(self, source: Path, path: str) -> FileRecord:
@@ -161,11 +180,16 @@ class Store(Filesystem):
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What a filesystem is opened with. What the environment says (`FSSPEC_S3='{"config_kwargs": {...}}'`, `FSSPEC_S3_<OPTION>`) wins."""
+    """What a filesystem is opened with. What the environment says (`FSSPEC_S3='{"config_kwargs": {...}}'`,
+    `FSSPEC_S3_<OPTION>`) wins."""
     protocol = url.split("://", 1)[0]
     if protocol not in ("s3", "s3a"):
         return {}
     chosen = {**fsspec.config.conf.get("s3", {}), **fsspec.config.conf.get(protocol, {})}
     config = chosen.get("config_kwargs", {})
     config = json.loads(config) if isinstance(config, str) else config
-    return {"use_listings_cache": False, **chosen, "config_kwargs": {**TIMEOUTS, "retries": {"total_max_attempts": 1}, **config}}
+    return {
+        "use_listings_cache": False,
+        **chosen,
+        "config_kwargs": {**TIMEOUTS, "retries": {"total_max_attempts": 1}, **config},
+    }

@@ -6,7 +6,8 @@ or the `--set`, and the variable if there is one. Only the models know what fiel
 structure alone. A part that cannot be composed is recorded in the document with its place, so that the checks
 report it together with all other problems.
 
-The order: files are merged, overrides applied (those of variables first), stages with a matrix expanded, variables filled in.
+The order: files are merged, overrides applied (those of variables first), stages with a matrix expanded,
+variables filled in.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
     """The problems of composition and those found later, without those about unknown values; a mistake that
     the variants of a stage share is reported once."""
     stage = {variant: name for name, made in document.variants.items() for variant in made}
-    known = [problem for problem in problems if not any(problem.path[: len(path)] == path for path in document.unknown)]
+    known = [
+        problem
+        for problem in problems
+        if not any(problem.path[: len(path)] == path for path in document.unknown)
+    ]
     first: dict[Any, Problem] = {}
     for problem in [*document.problems, *known]:
         path = problem.path
@@ -66,17 +71,19 @@ def extended(path: str | Path, text: str | None = None) -> Document:
         at: FieldPath = ("extends",)
         stated, where = document.data.pop("extends"), document.where(at)
         if not isinstance(stated, str) or not stated:
-            raise SpecError([Problem(at, f"{stated!r} is not a file", "name one file, relative to this one.", where)])
+            raise SpecError.of(at, f"{stated!r} is not a file", "name one file, relative to this one.", where)
         if "://" in stated:
             fix = "copy it here, and name the copy."
-            raise SpecError([Problem(at, f"'{mask_url(stated)}' is a URL, not a file", fix, where)])
+            raise SpecError.of(at, f"'{mask_url(stated)}' is a URL, not a file", fix, where)
         base = file.parent / stated
         if not os.path.isfile(base):
-            raise SpecError([Problem(at, f"there is no file '{base}'", nearest_file(base, file), where)])
+            raise SpecError.of(at, f"there is no file '{base}'", nearest_file(base, file), where)
         for index, other in enumerate(files):
             if other.exists() and os.path.samefile(base, other):
                 cycle = " -> ".join(str(one) for one in [*files[index:], base])
-                raise SpecError([Problem(at, f"the files extend each other: {cycle}", "let one of them stand alone.", where)])
+                raise SpecError.of(
+                    at, f"the files extend each other: {cycle}", "let one of them stand alone.", where
+                )
         files.append(base)
         documents.append(read(base))
     problems: list[Problem] = []
@@ -89,17 +96,26 @@ def extended(path: str | Path, text: str | None = None) -> Document:
 
 
 def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
-    """The document of one merged file with overrides applied, stages with a matrix expanded and variables filled in."""
+    """The document of one merged file with overrides applied, stages with a matrix expanded and variables
+    filled in."""
     problems, of_variants = list(document.problems), []
     written = list(texts_of(tree(document)))
     for assignment in sorted(overrides, key=lambda one: not one.strip().startswith("variables.")):
-        if assignment.startswith("stages.") and stage_of(document, assignment.partition("=")[0].strip()) is None and _matrices(document):
+        if (
+            assignment.startswith("stages.")
+            and stage_of(document, assignment.partition("=")[0].strip()) is None
+            and _matrices(document)
+        ):
             of_variants.append(assignment)  # a variant exists under its own name only after expansion
         else:
             problems += _override(document, assignment)
     if "extends" in document.data:
         where = document.where(("extends",))
-        problems.append(Problem(("extends",), "files are merged before overrides are applied", "state it in the file.", where))
+        problems.append(
+            Problem(
+                ("extends",), "files are merged before overrides are applied", "state it in the file.", where
+            )
+        )
         del document.data["extends"]
     root = tree(document)
     variables = Variables(root.content.get("variables"))
@@ -131,4 +147,6 @@ def _override(document: Document, assignment: str, variables: Document | None = 
 
 def _matrices(document: Document) -> list[str]:
     stages = document.data.get("stages")
-    return [name for name, stage in stages.items() if isinstance(stage, dict) and "matrix" in stage] if isinstance(stages, dict) else []
+    if isinstance(stages, dict):
+        return [name for name, stage in stages.items() if isinstance(stage, dict) and "matrix" in stage]
+    return []

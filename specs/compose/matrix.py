@@ -1,6 +1,7 @@
 """`matrix:`: one stage in several variants.
 
-Invariant: a variant is the stage with some fields changed, at the stage's place in the order, and its fields keep their lines.
+Invariant: a variant is the stage with some fields changed, at the stage's place in the order, and its fields
+keep their lines.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LABEL = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Matrices:
-    """The stages of a file with those that have a matrix replaced by their variants; `variants` are the names that each became."""
+    """The stages of a file with those that have a matrix replaced by their variants; `variants` are the
+    names that each became."""
 
     def __init__(self, variables: Variables, stages: Value) -> None:
         self.variables = variables
@@ -34,11 +36,14 @@ class Matrices:
         for stated, stage in stages.content.items():
             name = variables.text(stated, ("stages", stated), stage.origin)
             if name in self._stages:
-                variables.problem(("stages", name), f"two stages are named '{name}'", "rename one of the two.", stage)
+                variables.problem(
+                    ("stages", name), f"two stages are named '{name}'", "rename one of the two.", stage
+                )
             self._stages[name] = stage
 
     def expanded(self) -> dict[str, Value]:
-        """All stages, each variant at the place of its stage. Variables inside the variants are not filled in yet."""
+        """All stages, each variant at the place of its stage. Variables inside the variants are not filled
+        in yet."""
         expanded: dict[str, Value] = {}
         for name, stage in self._stages.items():
             if not isinstance(stage.content, dict) or "matrix" not in stage.content:
@@ -69,20 +74,32 @@ class Matrices:
                 self.variables.labels[f"{name}-{label}"] = label
         return made
 
-    def _stated(self, path: FieldPath, matrix: Value, rest: Value) -> Iterator[tuple[FieldPath, str, Value, Value]]:
+    def _stated(
+        self, path: FieldPath, matrix: Value, rest: Value
+    ) -> Iterator[tuple[FieldPath, str, Value, Value]]:
         """Path, label, place and fields of every variant, in one of the three forms."""
         content = matrix.content
         if path in self.variables.unknown:
             return
         if content in ([], {}):
-            self.variables.problem(path, "the matrix is empty, so there is no stage", "list a variant, or remove the stage.", matrix)
+            self.variables.problem(
+                path,
+                "the matrix is empty, so there is no stage",
+                "list a variant, or remove the stage.",
+                matrix,
+            )
         elif isinstance(content, list):
             for index, item in enumerate(content):
                 item = self._filled(item, (*path, index))
                 yield (*path, index), written(item), item, rest
         elif not isinstance(content, dict):
-            message = "a matrix is a list of names, a mapping of names to the fields that they change, or of fields to lists of values"
-            self.variables.problem(path, message, "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix)
+            message = (
+                "a matrix is a list of names, a mapping of names to the fields that they change, or of fields"
+                " to lists of values"
+            )
+            self.variables.problem(
+                path, message, "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix
+            )
         else:
             fields = {key: self._filled_text(item, (*path, key)) for key, item in content.items()}
             if all(isinstance(item.content, list) for item in fields.values()):
@@ -94,8 +111,13 @@ class Matrices:
                     label = self.variables.text(key, (*path, key), item.origin)
                     yield (*path, key), label, item, merge(rest, changes, (), [])
             elif not any((*path, key) in self.variables.unknown for key in fields):
-                message = "a matrix has either names with the fields that they change, or fields with lists of values"
-                self.variables.problem(path, message, "write {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix)
+                message = (
+                    "a matrix has either names with the fields that they change, or fields with lists of"
+                    " values"
+                )
+                self.variables.problem(
+                    path, message, "write {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix
+                )
 
     def _grid(self, path: FieldPath, fields: dict[str, Value], rest: Value) -> Iterator[tuple[str, Value]]:
         """Label and body of every combination of values, the last field changing fastest."""
@@ -103,9 +125,19 @@ class Matrices:
             if not values.content:
                 self.variables.problem((*path, key), "this list is empty", "list at least one value.", values)
             elif not all(key.split(".")):
-                self.variables.problem((*path, key), f"'{key}' is not the path of a field", "write for example optimizer.lr.", values)
+                self.variables.problem(
+                    (*path, key),
+                    f"'{key}' is not the path of a field",
+                    "write for example optimizer.lr.",
+                    values,
+                )
             elif (wrong := _not_mapping(rest, key.split(".")[:-1])) is not None:
-                self.variables.problem((*path, key), f"there is no field '{key}': '{wrong}' is not a mapping", "change that one.", values)
+                self.variables.problem(
+                    (*path, key),
+                    f"there is no field '{key}': '{wrong}' is not a mapping",
+                    "change that one.",
+                    values,
+                )
             elif any(key.startswith(f"{other}.") for other in fields):
                 message = "the matrix sets this field and a field that contains it"
                 self.variables.problem((*path, key), message, "keep one.", values)
@@ -115,12 +147,20 @@ class Matrices:
             message = f"the matrix makes {count} stages; {MAX_VARIANTS} are allowed"
             self.variables.problem(path, message, "shorten its lists.", values)
             return
-        filled = [[self._filled(item, (*path, key, index)) for index, item in enumerate(values.content)] for key, values in fields.items()]
+        filled = [
+            [self._filled(item, (*path, key, index)) for index, item in enumerate(values.content)]
+            for key, values in fields.items()
+        ]
         for combination in itertools.product(*filled):
             body = rest
             for key, item in zip(fields, combination, strict=True):
                 body = _with(body, key.split("."), item)
-            yield "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", written(item)).strip("_") or "_" for item in combination), body
+            yield (
+                "-".join(
+                    re.sub(r"[^A-Za-z0-9_.-]+", "_", written(item)).strip("_") or "_" for item in combination
+                ),
+                body,
+            )
 
     def _filled(self, value: Value, path: FieldPath) -> Value:
         """A part of a matrix that must be known before the stage is expanded. Filling it in again changes
@@ -130,13 +170,19 @@ class Matrices:
     def _filled_text(self, value: Value, path: FieldPath) -> Value:
         return self._filled(value, path) if isinstance(value.content, str) else value
 
-    def _is_name(self, path: FieldPath, name: str, label: str, place: Value, made: Mapping[str, Value]) -> bool:
+    def _is_name(
+        self, path: FieldPath, name: str, label: str, place: Value, made: Mapping[str, Value]
+    ) -> bool:
         full = f"{name}-{label}"
         if not LABEL.fullmatch(label):
             if path not in self.variables.unknown:
-                self.variables.problem(path, f"'{label}' is not a name", "use letters, digits, _, . and -.", place)
+                self.variables.problem(
+                    path, f"'{label}' is not a name", "use letters, digits, _, . and -.", place
+                )
         elif full in made:
-            self.variables.problem(path, f"two variants are named '{full}'", "keep one, or give them names.", place)
+            self.variables.problem(
+                path, f"two variants are named '{full}'", "keep one, or give them names.", place
+            )
         elif full in self._stages or any(full in others for others in self.variants.values()):
             message = f"the variant and another stage are both named '{full}'"
             self.variables.problem(path, message, "rename one of the two.", place)
@@ -171,7 +217,11 @@ def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
         if not isinstance(item.content, str):
             return [item]
         stated, at, selector = item.content.partition("@")
-        names = [name for name in stages.content if fnmatchcase(name, stated)] if "*" in stated else variants.get(stated, [])
+        names = (
+            [name for name in stages.content if fnmatchcase(name, stated)]
+            if "*" in stated
+            else variants.get(stated, [])
+        )
         return [replace(item, content=f"{name}{at}{selector}") for name in names] or [item]
 
     def named(stage: Value) -> Value:
@@ -193,7 +243,9 @@ def _with(value: Value, keys: list[str], item: Value) -> Value:
     if not keys:
         return item
     fields = value.content if isinstance(value.content, dict) else {}
-    return replace(value, content=fields | {keys[0]: _with(fields.get(keys[0], Value({}, item.origin)), keys[1:], item)})
+    return replace(
+        value, content=fields | {keys[0]: _with(fields.get(keys[0], Value({}, item.origin)), keys[1:], item)}
+    )
 
 
 def _not_mapping(value: Value, keys: list[str]) -> str | None:

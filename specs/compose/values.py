@@ -53,7 +53,13 @@ def plain_document(name: str, root: Value) -> Document:
 
 def nodes(value: Value) -> Iterator[Value]:
     yield value
-    for item in value.content.values() if isinstance(value.content, dict) else value.content if isinstance(value.content, list) else ():
+    for item in (
+        value.content.values()
+        if isinstance(value.content, dict)
+        else value.content
+        if isinstance(value.content, list)
+        else ()
+    ):
         yield from nodes(item)
 
 
@@ -110,4 +116,6 @@ def merge(base: Value, over: Value, path: FieldPath, problems: list[Problem]) ->
 
 
 def too_large(origin: Origin) -> SpecError:
-    return SpecError([Problem((), f"more than {MAX_VALUES} values; do matrices or variables repeat each other?", where=origin.where)])
+    return SpecError.of(
+        (), f"more than {MAX_VALUES} values; do matrices or variables repeat each other?", where=origin.where
+    )

@@ -34,13 +34,28 @@ class Variables:
         if stated is None or stated.content is None:
             return
         if not isinstance(stated.content, dict):
-            self.problem(("variables",), "variables are a mapping of names to values", "write for example {lr: 1e-4}.", stated)
+            self.problem(
+                ("variables",),
+                "variables are a mapping of names to values",
+                "write for example {lr: 1e-4}.",
+                stated,
+            )
             return
         for name, value in stated.content.items():
             if name == "matrix":
-                self.problem(("variables", name), "${matrix} is the name of the variant in a stage with a matrix", "rename it.", value)
+                self.problem(
+                    ("variables", name),
+                    "${matrix} is the name of the variant in a stage with a matrix",
+                    "rename it.",
+                    value,
+                )
             elif not VARIABLE.fullmatch(name):
-                self.problem(("variables", name), f"'{name}' is not a name", "use letters, digits, _ and -, a letter first.", value)
+                self.problem(
+                    ("variables", name),
+                    f"'{name}' is not a name",
+                    "use letters, digits, _ and -, a letter first.",
+                    value,
+                )
             if name != "matrix":
                 self._stated[name] = value
         for name in self._stated:
@@ -55,12 +70,23 @@ class Variables:
     def unused(self, written: Iterable[str], overridden: Iterable[str], file: str) -> list[Problem]:
         """Unused variables: those that the file itself states and does not use, and those that an override
         states and nothing uses after all overrides. Inherited ones need no use."""
-        used, left = ({match["name"] for text in texts for match in USE.finditer(text)} for texts in (written, overridden))
+        used, left = (
+            {match["name"] for text in texts for match in USE.finditer(text)}
+            for texts in (written, overridden)
+        )
         return [
-            Problem(("variables", name), "nothing uses this variable", f"remove it, or write ${{{name}}} where it is meant.", where)
+            Problem(
+                ("variables", name),
+                "nothing uses this variable",
+                f"remove it, or write ${{{name}}} where it is meant.",
+                where,
+            )
             for name, value in self._stated.items()
             if name not in left
-            and ((where := value.origin.where).startswith("--set ") or (where.rpartition(":")[0] == file and name not in used))
+            and (
+                (where := value.origin.where).startswith("--set ")
+                or (where.rpartition(":")[0] == file and name not in used)
+            )
         ]
 
     def fill(self, value: Value, path: FieldPath) -> Value:
@@ -68,13 +94,20 @@ class Variables:
         content = value.content
         self._count(value.origin, len(content) // 100 if isinstance(content, str) else 0)
         if isinstance(content, list):
-            return replace(value, content=[self.fill(item, (*path, index)) for index, item in enumerate(content)])
+            return replace(
+                value, content=[self.fill(item, (*path, index)) for index, item in enumerate(content)]
+            )
         if isinstance(content, dict):
             filled: dict[str, Value] = {}
             for stated, item in content.items():
                 key = self.text(stated, (*path, stated), item.origin)
                 if key in filled:
-                    self.problem((*path, key), f"two keys are '{key}' when their variables are filled in", "keep one.", item)
+                    self.problem(
+                        (*path, key),
+                        f"two keys are '{key}' when their variables are filled in",
+                        "keep one.",
+                        item,
+                    )
                 else:
                     filled[key] = self.fill(item, (*path, key))
             return replace(value, content=filled)
@@ -86,7 +119,9 @@ class Variables:
             return value if found is None else self._moved(found, value.origin, alone["name"])
         text = self.text(content, path, value.origin)
         names = [match["name"] for match in USE.finditer(content) if match["name"] in self._stated]
-        where = value.origin.where + "".join(f" ({name} from {self._stated[name].origin.where})" for name in dict.fromkeys(names))
+        where = value.origin.where + "".join(
+            f" ({name} from {self._stated[name].origin.where})" for name in dict.fromkeys(names)
+        )
         return Value(text, Origin(where, text))
 
     def text(self, text: str, path: FieldPath, origin: Origin) -> str:
@@ -94,7 +129,12 @@ class Variables:
         if "${" not in text:
             return text
         if "${" in USE.sub("", text):
-            self.problem(path, f"'{text}' has a ${{ that is not closed", "write ${name} for a variable, $${ for the text itself.", origin)
+            self.problem(
+                path,
+                f"'{text}' has a ${{ that is not closed",
+                "write ${name} for a variable, $${ for the text itself.",
+                origin,
+            )
             return text
         filled, end = "", 0
         for match in USE.finditer(text):
@@ -138,7 +178,11 @@ class Variables:
         path, stated = ("variables", name), self._stated[name]
         if name in self._open or len(self._open) == MAX_DEPTH:
             chain = " -> ".join([*self._open[self._open.index(name) if name in self._open else 0 :], name])
-            message = f"the variables form a cycle: {chain}" if name in self._open else f"more than {MAX_DEPTH} variables use each other"
+            message = (
+                f"the variables form a cycle: {chain}"
+                if name in self._open
+                else f"more than {MAX_DEPTH} variables use each other"
+            )
             self.problem(path, message, "state one of them without the others.", stated)
             return None
         self._open.append(name)

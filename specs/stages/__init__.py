@@ -1,7 +1,7 @@
 """The kinds of stages: each module of this folder that has a subclass of `Stage` with a `kind` adds it.
 
-What else there is about a kind is found by its name: `flows/planning/parts` has a function `add_<kind>`, and its work is done by
-`apertus_model/stages/<kind>.py`, or by the training engine.
+The rest of a kind is found by its name: `flows/planning/parts` has a function `add_<kind>`, and
+`apertus_model/stages/<kind>.py`, or the training engine, does its work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What all stages share, as written in the YAML and as resolved by the planner.
 
-A *stage* is what a recipe names. The planner resolves it into one or more *parts* (a corpus has one per source, a training stage one per
-segment); a part is a pure function of its spec and its inputs, and is what has a fingerprint.
+A *stage* is what a recipe names. The planner resolves it into one or more *parts* (a corpus has one per
+source, a training stage one per segment); a part is a pure function of its spec and its inputs, and is what
+has a fingerprint.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator
 from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
 from specs.launch import Launch
+from specs.sources import SourceSpec
 from specs.units import Reference
 
 
@@ -50,16 +52,30 @@ class Stage(Spec):
 
 
 class Part(Spec):
-    """A resolved part of a stage: with its inputs, all that its result depends on."""
+    """A resolved part of a stage. Its result depends on this spec and on its inputs, and on nothing else."""
 
     VERSION: ClassVar[int]  # only where the kind of the part is not a kind of stage
-    ON_ENGINE: ClassVar[bool] = False  # it runs on the training engine, with as many processes as its launch settings say
-    PLAN_DEPENDS: ClassVar[bool] = False  # on its result (sizes, tokenizers, choices): a run then plans again
+    # whether it runs on the training engine, with as many processes as its launch settings say
+    ON_ENGINE: ClassVar[bool] = False
+    # whether plans depend on its result (sizes, tokenizers, choices), so that a run plans again after it
+    PLAN_DEPENDS: ClassVar[bool] = False
+
+
+class SourcePart(Part):
+    """A part that is made of one source, in restartable tasks. Inputs: `tokenizer`, `documents`."""
+
+    source: SourceSpec = identity()
+    process: Spec = identity()
+    seed: int = identity()
+    files_per_task: int = execution()
+    listing: list[str] = execution(
+        default_factory=list, description="the files, relative to the url, sorted; the planner fills it in"
+    )
 
 
 class FromCheckpoint(Stage):
-    """A stage that reads a checkpoint: `from: pretrain`, `from: pretrain@step=1200`, `from: pretrain@tokens=7.0T`; or a Hugging Face model:
-    `from: hf:<folder or id>`."""
+    """A stage that reads a checkpoint: `from: pretrain`, `from: pretrain@step=1200`, `from:
+    pretrain@tokens=7.0T`; or a Hugging Face model: `from: hf:<folder or id>`."""
 
     from_: Reference = reference(alias="from", to="checkpoint")
 
@@ -69,19 +85,23 @@ class Weight(Spec):
 
     weight: float = execution(
         gt=0,
-        description="share, relative to the other weights; under `proportional` a factor of the source's size",
+        description=(
+            "share, relative to the other weights; under `proportional` a factor on the source's size"
+        ),
     )
     max_repetition: float | None = execution(
         None,
         gt=0,
-        description="allowed passes over the source; of another mixture, over each of its sources",
+        description="allowed passes over the source; for a mixture, over each of its sources",
     )
 
 
 def _weight(value: Any) -> Any:
     if value == 0 or (isinstance(value, dict) and value.get("weight") == 0):
         raise ValueError("a weight of 0 draws nothing; leave the source out")
-    return {"weight": value} if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
+    return (
+        {"weight": value} if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
+    )
 
 
 WeightField = Annotated[Weight, BeforeValidator(_weight, json_schema_input_type=float | Weight)]

@@ -1,13 +1,12 @@
-"""The `conversations` stage: dialogues, split into training and held-out ones, rendered by the chat template and tokenised; one part per
-source."""
+"""The `conversations` stage: dialogues, split into training and held-out ones, rendered by the chat
+template and tokenised; one part per source."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
 from specs.base import Spec, execution, identity, reference
-from specs.sources import SourceSpec
-from specs.stages.base import Part, Stage
+from specs.stages.base import SourcePart, Stage
 from specs.units import Reference
 
 
@@ -31,17 +30,15 @@ class ConversationsStage(Stage):
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(
         min_length=1,
-        description="names of the pipeline's `sources:`, of a conversational format, and how each is processed",
+        description=(
+            "names of the pipeline's `sources:`, of a conversational format, and how each is processed"
+        ),
     )
     seed: int = identity(28)
     files_per_task: int = execution(50, ge=1, description="input files per restartable task")
 
 
-class ConversationsPart(Part):
-    """Resolved, for one source. Inputs: `tokenizer`, `documents`."""
+class ConversationsPart(SourcePart):
+    """Resolved, for one source."""
 
-    source: SourceSpec = identity()
-    process: ConversationSource = identity(default_factory=ConversationSource)
-    seed: int = identity()
-    files_per_task: int = execution(50)
-    listing: list[str] = execution(default_factory=list, description="the files, relative to the url, sorted; the planner fills it in")
+    process: ConversationSource = identity()

@@ -1,4 +1,5 @@
-"""The `corpus` stage: documents become filtered, shuffled, tokenised Megatron `.bin/.idx`; one part per source."""
+"""The `corpus` stage: documents become filtered, shuffled, tokenised Megatron `.bin/.idx`; one part per
+source."""
 
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
-from specs.sources import SourceSpec
-from specs.stages.base import Part, Stage
+from specs.stages.base import SourcePart, Stage
 from specs.units import Reference
 
 
 class Repeats(Spec):
-    """Memorisation probes: documents cut to `length` tokens and put into the training split a known number of times (report, appendix on
-    memorisation). Bucket 0 holds sequences that are never trained on."""
+    """Memorisation probes: documents cut to `length` tokens and put into the training split a known number
+    of times (report, appendix on memorisation). Bucket 0 holds sequences that are never trained on."""
 
-    buckets: list[Annotated[int, Field(ge=0)]] = identity(min_length=2, description="numbers of repetitions, 0 among them")
+    buckets: list[Annotated[int, Field(ge=0)]] = identity(
+        min_length=2, description="numbers of repetitions, 0 among them"
+    )
     per_bucket: int = identity(ge=1)
     length: int = identity(ge=8, description="tokens per sequence")
 
@@ -38,15 +40,22 @@ class CorpusSource(Spec):
     filters: list[FilterSpec] = identity(default_factory=list, description="applied in this order")
     pii: bool | list[Pii] = identity(
         True,
-        description="personal data to replace by fixed placeholders, after the filters; true: e-mail "
-        "addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; or a list",
+        description=(
+            "personal data to replace by fixed placeholders, after the filters; true: e-mail "
+            "addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; or a list"
+        ),
     )
-    holdout: float = identity(0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation")
+    holdout: float = identity(
+        0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation"
+    )
     repeats: Repeats | None = identity(None, neutral=None)
     examples: bool = identity(
         True,
         neutral=True,
-        description="stores a few kept and dropped documents, unchanged, for `apertus inspect`; false where they must not be stored",
+        description=(
+            "whether to store a few kept and dropped documents, unchanged, for `apertus inspect`; state false"
+            " if they must not be stored"
+        ),
     )
 
     @property
@@ -70,9 +79,13 @@ ON_TOKENS = ("holdout", "repeats", "examples")
 
 
 def needs_text(process: CorpusSource) -> list[str]:
-    """Names of the fields that need text, so do not work on a source of tokens."""
+    """Names of the fields whose values need text, and so cannot be used with a source of tokens."""
     fields = CorpusSource.model_fields.items()
-    changed = [name for name, field in fields if getattr(process, name) != field.get_default(call_default_factory=True)]
+    changed = [
+        name
+        for name, field in fields
+        if getattr(process, name) != field.get_default(call_default_factory=True)
+    ]
     return [name for name in changed if name not in (*ON_TOKENS, "pii")] + (["pii"] if process.pii else [])
 
 
@@ -90,12 +103,9 @@ class CorpusStage(Stage):
     files_per_task: int = execution(200, ge=1, description="input files per restartable task")
 
 
-class CorpusPart(Part):
-    """Resolved, for one source. Inputs: `tokenizer`, `documents`, and `filter:<step>:<file>` for the files that filters read."""
+class CorpusPart(SourcePart):
+    """Resolved, for one source. A further input is `filter:<step>:<file>` for the files that filters
+    read."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
-    source: SourceSpec = identity()
-    process: CorpusSource = identity(default_factory=CorpusSource)
-    seed: int = identity()
-    files_per_task: int = execution(200)
-    listing: list[str] = execution(default_factory=list, description="the files, relative to the url, sorted; the planner fills it in")
+    process: CorpusSource = identity()

@@ -9,8 +9,8 @@ from specs.stages.preference_training import PreferenceSegment, PreferenceTraini
 
 
 class DpoLoss(Spec):
-    """-ln sigmoid(b_c r_c - b_r r_r) per pair, r the log-ratio to the reference of the chosen and of the rejected completion;
-    b = beta, or beta / |y| where it is normalised by length."""
+    """-ln sigmoid(b_c r_c - b_r r_r) per pair, r the log-ratio to the reference of the chosen and of the
+    rejected completion; b = beta, or beta / |y| where it is normalised by length."""
 
     beta: float = identity(5.0, gt=0)
     length_normalised: bool = identity(True)

@@ -1,4 +1,5 @@
-"""The `evaluate` stage: held-out perplexity per source, verbatim continuation of repeated sequences, and gates on any metric."""
+"""The `evaluate` stage: held-out perplexity per source, verbatim continuation of repeated sequences, and
+gates on any metric."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ class Memorisation(Spec):
 
 
 class Gate(Spec):
-    """A bound on a metric. A gate that is not met stops the stages after this one; the metrics stay stored,
+    """A bound on a metric. A gate that is not met stops the stages after this one. The metrics stay stored,
     so editing a bound reruns nothing."""
 
-    metric: str = execution(description="for example perplexity, perplexity/corpus/code, memorisation/exact/16")
+    metric: str = execution(
+        description="for example perplexity, perplexity/corpus/code, memorisation/exact/16"
+    )
     max: float | None = execution(None)
     min: float | None = execution(None)
 
@@ -36,7 +39,9 @@ class Gate(Spec):
         if self.max is None and self.min is None:
             raise ValueError("a gate needs max or min")
         if self.max is not None and self.min is not None and self.min > self.max:
-            raise ValueError(f"no value is at least {self.min:g} and at most {self.max:g}; state a min below max")
+            raise ValueError(
+                f"no value is at least {self.min:g} and at most {self.max:g}; state a min below max"
+            )
         return self
 
     def failure(self, metrics: dict[str, float]) -> str | None:
@@ -52,7 +57,8 @@ class Gate(Spec):
 
 
 class ByPosition(Spec):
-    """Loss by position in the document, on held-out documents of `sources`: buckets of equal width up to `sequence_length`."""
+    """Loss by position in the document, on held-out documents of `sources`: buckets of equal width up to
+    `sequence_length`."""
 
     sequence_length: int = identity(ge=16)
     buckets: int = identity(8, ge=1)
@@ -75,7 +81,7 @@ class Generation(Spec):
     """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their
     divergence from `against`."""
 
-    prompts: Reference = reference(to="conversations", description="a part, of which the held-out split is used")
+    prompts: Reference = reference(to="conversations", description="a part, whose held-out split is used")
     limit: int = reference(200, ge=1, description="maximum number of prompts")
     sampling: Sampling = reference()
     reward: RewardSpec | None = reference(None)
@@ -83,7 +89,8 @@ class Generation(Spec):
 
 
 class Harness(Spec):
-    """Tasks of lm-evaluation-harness (an extra: `pip install apertus[harness]`) on the exported folder, from local files only."""
+    """Tasks of lm-evaluation-harness (an extra: `pip install apertus[harness]`) on the exported folder,
+    from local files only."""
 
     VERSION: ClassVar[int] = 1
     tasks: list[str] = identity(min_length=1)
@@ -109,7 +116,7 @@ class EvaluateStage(FromCheckpoint):
     sequence_length: int | None = identity(
         None,
         ge=8,
-        description="of the held-out sequences; that of `against`, or the model's, by default",
+        description="of the held-out sequences; by default that of `against`, or the model's",
     )
     by_position: ByPosition | None = identity(None)
     memorisation: Memorisation | None = reference(None)
@@ -118,8 +125,8 @@ class EvaluateStage(FromCheckpoint):
     against: Reference | None = reference(
         None,
         to="evaluate",
-        description="evaluation of the model to compare with: forgetting per source, paired rewards of the "
-        "same prompts and seeds, divergence",
+        description="evaluation of another model, to compare with: forgetting per source, paired rewards "
+        "for the same prompts and seeds, divergence",
     )
     gates: list[Gate] = execution(default_factory=list)
 
@@ -143,40 +150,50 @@ class EvaluatePart(Part):
     sequence_length: int = identity()
     samples: int = identity()
     by_position: ByPosition | None = identity(None, neutral=None)
-    prefix: int = identity(0, neutral=0)
-    suffix: int = identity(0, neutral=0)
-    shown: int = identity(0, neutral=0)
+    prefix: int = identity(0, neutral=0, description="of memorisation: tokens given")
+    suffix: int = identity(0, neutral=0, description="of memorisation: tokens compared")
+    shown: int = identity(0, neutral=0, description="of generation: prompts whose answers are stored")
     against_model: ModelSpec | None = identity(None, neutral=None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
     name: str = execution("", description="of the model, for people")
-    against_name: str = execution("")
+    against_name: str = execution("", description="of the model of `against`, for people")
     attention: str = execution("auto")
     batch_size: int = execution(8)
 
     def metrics(self, roles: Container[str], buckets: Iterable[int], against: Collection[str]) -> list[str]:
-        """Names of all metrics but those of the harness. Positions of `by_position` that no held-out document
-        reaches are left out when measured.
+        """Names of all metrics but those of the harness. The measurement leaves out positions of
+        `by_position` that no held-out document reaches.
 
         Args:
             roles: of the inputs.
             buckets: numbers of repetitions of the probes.
             against: names of the sources of the evaluation that this one is compared with.
         """
-        names = [*(["perplexity"] if self.source_names else []), *(f"perplexity/{source}" for source in self.source_names)]
+        names = [
+            *(["perplexity"] if self.source_names else []),
+            *(f"perplexity/{source}" for source in self.source_names),
+        ]
         if both := [source for source in self.source_names if source in against]:
             names += ["forgetting"] if set(against) == set(self.source_names) else []
             names += [f"forgetting/{source}" for source in both]
         if self.by_position:
             names += [f"loss/position/{edge}" for edge in self.by_position.edges[:-1]]
         if self.suffix:
-            measured = [f"{measure}/{bucket}" for measure in ("exact", "rouge_l", "common_substring") for bucket in buckets]
+            measured = [
+                f"{measure}/{bucket}"
+                for measure in ("exact", "rouge_l", "common_substring")
+                for bucket in buckets
+            ]
             names += ["memorisation/passes"]
             names += [f"memorisation/{one}{end}" for one in measured for end in ("", "/low", "/high")]
         if "completions" in roles:
             names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in roles else [])]
             names += ["kl/against"] if "against" in roles else []
         if "against_rewards" in roles:
-            names += [f"reward/{name}" for name in ("against", "difference", "difference/low", "difference/high", "wins")]
+            names += [
+                f"reward/{name}"
+                for name in ("against", "difference", "difference/low", "difference/high", "wins")
+            ]
         return names
 
 

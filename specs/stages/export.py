@@ -13,8 +13,8 @@ from specs.units import Reference
 
 
 class ExportStage(FromCheckpoint):
-    """Writes `ApertusForCausalLM` as safetensors, with config, generation config, tokenizer, chat template, and a model card made from
-    the lineage."""
+    """Writes `ApertusForCausalLM` as safetensors, with config, generation config, tokenizer, chat
+    template, and a model card made from the lineage."""
 
     VERSION: ClassVar[int] = 4
     kind: Literal["export"] = identity()
@@ -44,5 +44,7 @@ class ExportPart(Part):
     max_shard_size: int = identity()
     dtype: Literal["float32", "bfloat16"] = identity("float32", neutral="float32")
     tolerance: float = identity()
-    chat: bool = identity(False, neutral=False, description="the model ends its turns with the end-of-turn token")
+    chat: bool = identity(
+        False, neutral=False, description="the model ends its turns with the end-of-turn token"
+    )
     attention: str = execution("auto")

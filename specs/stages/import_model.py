@@ -1,4 +1,5 @@
-"""The part that turns a Hugging Face folder (`from: hf:...`) into a checkpoint. No recipe names it: the planner adds it to a stage."""
+"""The part that turns a Hugging Face folder (`from: hf:...`) into a checkpoint. No recipe names it: the
+planner adds it to a stage."""
 
 from __future__ import annotations
 

@@ -28,7 +28,10 @@ class LongContextStage(TrainingStage, FromCheckpoint):
     steps: list[LongContextStep] = reference(min_length=1)
 
     def phases(self, name: str) -> list[Phase]:
-        parents = [self.from_, *(Reference(name, part=str(index + 1)) for index in range(len(self.steps) - 1))]
+        parents = [
+            self.from_,
+            *(Reference(name, part=str(index + 1)) for index in range(len(self.steps) - 1)),
+        ]
         return [
             Phase(
                 *(f"{name}/{index + 1}", name, ("stages", name, "steps", index), step, parent),

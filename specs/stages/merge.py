@@ -14,7 +14,8 @@ from specs.units import Reference
 
 
 class MergeStage(Stage):
-    """Averages weights, parameter by parameter: checkpoints of one trajectory, or of variants of a stage. It has no optimizer states."""
+    """Averages the weights of checkpoints, parameter by parameter: those of one trajectory, or of variants of
+    a stage. The result has no optimizer states."""
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
@@ -27,14 +28,17 @@ class MergeStage(Stage):
     @model_validator(mode="after")
     def _one_weight_each(self) -> MergeStage:
         if self.weights is not None and len(self.weights) != len(self.checkpoints):
-            raise ValueError(f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; state one for each")
+            raise ValueError(
+                f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; state one for each"
+            )
         if self.weights is not None and not 0 < sum(self.weights) < inf:
             raise ValueError("weights must not all be zero, and their sum must be finite")
         return self
 
 
 class MergePart(Part):
-    """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `tokenizer`. The result is checkpoint 1 of its artifact."""
+    """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `tokenizer`. The result is
+    checkpoint 1 of its artifact."""
 
     ON_ENGINE: ClassVar[bool] = True
 

@@ -26,7 +26,9 @@ def _factors(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         twice = sorted({item for item in value if value.count(item) > 1})
         if twice:
-            raise ValueError(f"{', '.join(twice)} is repeated; name it once, with a factor: {{{twice[0]}: 2}}")
+            raise ValueError(
+                f"{', '.join(twice)} is repeated; name it once, with a factor: {{{twice[0]}: 2}}"
+            )
         return dict.fromkeys(value, 1)
     return value
 
@@ -40,7 +42,7 @@ class Anneal(Spec):
         to=DRAWN_FROM,
         description="weights at the end; a source that only one of the two names has share 0 in the other",
     )
-    over: Budget = reference(description="length of the change, from the begin of training on the mixture")
+    over: Budget = reference(description="length of the change, from the start of training on the mixture")
     pieces: int = reference(8, ge=1, le=256)
 
 
@@ -54,22 +56,30 @@ class MixtureStage(Stage):
         None,
         min_length=1,
         to=DRAWN_FROM,
-        description="share of samples of each part of a corpus (`corpus/code`) or mixture, relative to the others'",
+        description=(
+            "share of samples of each part of a corpus (`corpus/code`) or mixture, relative to the others'"
+        ),
     )
-    proportional: Annotated[Weights | None, BeforeValidator(_factors, json_schema_input_type=list[str] | Weights)] = reference(
+    proportional: Annotated[
+        Weights | None, BeforeValidator(_factors, json_schema_input_type=list[str] | Weights)
+    ] = reference(
         None,
         min_length=1,
         to="corpus",
-        description="in place of weights: parts of corpora, drawn by their size in tokens, or a map to "
-        "factors of it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are repeated equally "
-        "often",
+        description=(
+            "in place of weights: parts of corpora, drawn in proportion to their size in tokens, or a map to "
+            "factors on it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are repeated equally "
+            "often"
+        ),
     )
     anneal: Anneal | None = reference(None)
     exclude: list[ReferenceText] = reference(
         default_factory=list,
-        description="training stages: samples of a source that they have consumed, up to the checkpoint "
-        "that training continues from, are drawn again only after the rest of the source; needs the same "
-        "seed, sequence length and packing",
+        description=(
+            "training stages: samples that they have consumed, up to the checkpoint that training continues "
+            "from, are drawn again only after the rest of their source; needs the same seed, sequence length "
+            "and packing"
+        ),
     )
     max_repetition: float = reference(
         4.0,
@@ -81,11 +91,17 @@ class MixtureStage(Stage):
     @model_validator(mode="after")
     def _one_way(self) -> MixtureStage:
         if (self.weights is None) == (self.proportional is None):
-            raise ValueError("a mixture has either weights: {corpus/code: 70, corpus/web: 30} or proportional: [corpus/code, corpus/web]")
+            raise ValueError(
+                "a mixture has either weights: {corpus/code: 70, corpus/web: 30} or proportional:"
+                " [corpus/code, corpus/web]"
+            )
         if self.anneal is not None and self.weights is None:
             raise ValueError("anneal goes from weights to weights; state weights in place of proportional")
         if selected := [name for name in self.exclude if "@" in name or "/" in name]:
-            raise ValueError(f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not '{selected[0]}'")
+            raise ValueError(
+                f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not"
+                f" '{selected[0]}'"
+            )
         return self
 
     @property
@@ -95,7 +111,8 @@ class MixtureStage(Stage):
 
     @property
     def pieces(self) -> list[dict[str, Fraction]]:
-        """The shares, or factors, of each mixture that the stage resolves into: one, or the pieces of `anneal` and its end."""
+        """The shares, or factors, of each mixture that the stage resolves into: one, or the pieces of
+        `anneal` and its end."""
         begin = {name: exact(weight.weight) for name, weight in self.sources.items()}
         if self.anneal is None:
             return [begin]
@@ -106,11 +123,13 @@ class MixtureStage(Stage):
 
 class MixturePart(Part):
     """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names
-    do not matter. Allowed repetition and exclusions, which concern planning and training, bear no
-    identity."""
+    do not matter. Allowed repetition and exclusions concern planning and training, and are not fields
+    here."""
 
     weights: list[int] = identity(description="in the order of the inputs")
-    proportional: bool = identity(False, neutral=False, description="weights are factors of the sources' sizes")
+    proportional: bool = identity(
+        False, neutral=False, description="weights are factors of the sources' sizes"
+    )
     seed: int = identity()
 
 

@@ -20,7 +20,8 @@ from specs.units import Reference
 
 
 class Sampling(Spec):
-    """How completions are sampled. Results are the same for any division into units, and change with `batch_size`."""
+    """How completions are sampled. Results are the same for any division into units, and change with
+    `batch_size`."""
 
     n: int = identity(10, ge=1, le=10_000, description="completions per prompt")
     temperature: float = identity(1.0, ge=0, description="0 is greedy")
@@ -38,7 +39,9 @@ class Sampling(Spec):
     @classmethod
     def _divides(cls, temperature: float) -> float:
         if 0 < temperature < 0.01:
-            raise ValueError(f"logits divided by {temperature:g} overflow; state 0, which is greedy, or 0.01 or more")
+            raise ValueError(
+                f"logits divided by {temperature:g} overflow; state 0, which is greedy, or 0.01 or more"
+            )
         return temperature
 
 
@@ -58,7 +61,10 @@ class PreferenceDataStage(FromCheckpoint):
     max_tokens: int | None = identity(
         None,
         ge=2,
-        description="of prompt and completion together; longer completions are dropped; half of sequence_length by default",
+        description=(
+            "of prompt and completion together; longer completions are dropped; half of sequence_length by"
+            " default"
+        ),
     )
     sequence_length: int | None = identity(
         None,
@@ -68,8 +74,12 @@ class PreferenceDataStage(FromCheckpoint):
     completions: Sampling = reference(description="reference completions, sampled from the model")
     reward: RewardSpec = reference()
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
-    worst_quantile: float = identity(0.2, ge=0, le=1, description="a completion is among the worst up to this quantile, or up to 1/n")
-    precision: Precision | None = identity(None, description="of the reference log-probabilities; the model's by default")
+    worst_quantile: float = identity(
+        0.2, ge=0, le=1, description="a completion is among the worst up to this quantile, or up to 1/n"
+    )
+    precision: Precision | None = identity(
+        None, description="of the reference log-probabilities; the model's by default"
+    )
     seed: int = identity(28)
     prompts_per_unit: int = execution(64, ge=1, description="prompts per restartable unit of work")
 
@@ -106,7 +116,8 @@ class CompletionsPart(Part):
 
 
 class RewardsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside) where a model scores."""
+    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside)
+    where a model scores."""
 
     VERSION: ClassVar[int] = 1
     reward: RewardSpec = identity()

@@ -1,6 +1,7 @@
 """What `qrpo` and `dpo` share: training on pairs of completions against a reference model.
 
-A sample is a packed sequence of pairs; both completions of a pair lie in the same one. The batch counts packed sequences.
+A sample is a packed sequence of pairs; both completions of a pair lie in the same one. The batch counts
+packed sequences.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from specs.units import OrRest, Reference
 
 
 class PreferenceTraining(FromParent, Training):
-    """`from` is the model that the preference data were made with; `preferences` names that stage, whose sequence length it is."""
+    """`from` is the model that the preference data were made with; `preferences` names the stage that made
+    them, which also decides the sequence length."""
 
     CHAT = True
     carry: CarryField = carries("weights")

@@ -28,7 +28,9 @@ class PretrainStage(TrainingStage, MixtureTraining):
             if getattr(self, name) == REST:
                 raise ValueError(f"a pretrain stage has no parent, and so no {REST} for {name}; state it")
         if self.optimizer.lr is None:
-            raise ValueError("a pretrain stage has no parent to take the learning rate from; state optimizer.lr")
+            raise ValueError(
+                "a pretrain stage has no parent to take the learning rate from; state optimizer.lr"
+            )
         return self
 
     def phases(self, name: str) -> list[Phase]:

@@ -12,9 +12,14 @@ from specs.units import Reference
 
 
 class Sharpness(Spec):
-    """Trace of the Hessian of the loss divided by the number of parameters, estimated with random signs (Hutchinson)."""
+    """Trace of the Hessian of the loss divided by the number of parameters, estimated with random signs
+    (Hutchinson)."""
 
-    probes: int = identity(50, ge=2, description="random vectors; each costs two passes, forward and backward, over all sequences")
+    probes: int = identity(
+        50,
+        ge=2,
+        description="random vectors; each costs two passes, forward and backward, over all sequences",
+    )
     seed: int = identity(28)
 
 
@@ -25,7 +30,9 @@ class ProbeStage(FromCheckpoint):
     kind: Literal["probe"] = identity()
     sources: list[Reference] = reference(min_length=1, to="corpus", description="parts of corpora")
     samples: int = identity(16, ge=1, description="maximum number of held-out sequences per source")
-    sequence_length: int | None = identity(None, ge=8, description="of the held-out sequences; the model's by default")
+    sequence_length: int | None = identity(
+        None, ge=8, description="of the held-out sequences; the model's by default"
+    )
     sharpness: Sharpness = identity(default_factory=Sharpness)
 
 

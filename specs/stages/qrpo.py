@@ -9,9 +9,9 @@ from specs.stages.preference_training import PreferenceSegment, PreferenceTraini
 
 
 class QrpoLoss(Spec):
-    """(q - beta_i ln Z(beta_i) - beta_i (ln p(y|x) - ln p_ref(y|x)))^2 per completion, Z(b) = b (exp(1/b) - 1), q the quantile of the
-    reward among the reference completions; beta_i = beta / |y|, at most `beta_max`, where it is normalised by length (Apertus
-    report, section 4.3)."""
+    """(q - beta_i ln Z(beta_i) - beta_i (ln p(y|x) - ln p_ref(y|x)))^2 per completion, Z(b) = b (exp(1/b)
+    - 1), q the quantile of the reward among the reference completions; beta_i = beta / |y|, at most
+    `beta_max`, where it is normalised by length (Apertus report, section 4.3)."""
 
     beta: float = identity(5.0, gt=0)
     length_normalised: bool = identity(True)
@@ -19,7 +19,8 @@ class QrpoLoss(Spec):
 
 
 class QrpoStage(PreferenceTraining):
-    """Regresses the log-ratio of every completion on its quantile reward; chosen and rejected ones count alike."""
+    """Regresses the log-ratio of every completion on its quantile reward; chosen and rejected ones count
+    alike."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["qrpo"] = identity()

@@ -13,16 +13,19 @@ from specs.units import Reference
 
 class SelectStage(Stage):
     """Chooses one of `checkpoints` by the held-out loss of its training, or the checkpoint of one of
-    `evaluations` by any of their metrics. The name of a matrix stands for all its variants. `from: <this
-    stage>` is the chosen checkpoint, with its optimizer states and counters; nothing is copied. Of equal ones
-    the first is chosen."""
+    `evaluations` by any of their metrics. The name of a matrix means all its variants. `from: <this stage>`
+    is the chosen checkpoint, with its optimizer states and counters; nothing is copied. Of equal ones, the
+    first is chosen."""
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
     kind: Literal["select"] = identity()
     checkpoints: list[Reference] = reference(default_factory=list, to="checkpoint")
     evaluations: list[Reference] = reference(default_factory=list, to="evaluate")
-    metric: str = identity("val_loss", description="val_loss or val_loss/<source> of checkpoints; any metric of evaluations: reward/mean")
+    metric: str = identity(
+        "val_loss",
+        description="val_loss or val_loss/<source> of checkpoints; any metric of evaluations: reward/mean",
+    )
     best: Literal["lowest", "highest"] = identity("lowest")
 
     @model_validator(mode="after")
@@ -31,13 +34,15 @@ class SelectStage(Stage):
             raise ValueError("state either checkpoints or evaluations to choose among")
         if self.checkpoints and self.metric.split("/")[0] != "val_loss":
             raise ValueError(
-                f"checkpoints are compared by val_loss or val_loss/<source>, not by '{self.metric}'; name evaluations that measured it"
+                f"checkpoints are compared by val_loss or val_loss/<source>, not by '{self.metric}'; name"
+                " evaluations that measured it"
             )
         return self
 
 
 class SelectPart(Part):
-    """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides between equal ones."""
+    """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides
+    between equal ones."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     metric: str = identity()

@@ -33,7 +33,9 @@ class LinearSchedule(ScheduleSpec):
 def _repeats(value: Any) -> Any:
     if isinstance(value, str):
         return {value: 1}
-    return dict.fromkeys(value, 1) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return dict.fromkeys(value, 1)
+    return value
 
 
 Repeats = Annotated[
@@ -53,7 +55,10 @@ class SftStage(FromParent, Training):
     conversations: Repeats = reference(
         min_length=1,
         to="conversations",
-        description="parts of `conversations` stages; a map gives how often each is seen per epoch: {chat/identity: 3}",
+        description=(
+            "parts of `conversations` stages; a map gives how often each is seen per epoch:"
+            " {chat/identity: 3}"
+        ),
     )
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
     prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on other tokens")
@@ -61,12 +66,15 @@ class SftStage(FromParent, Training):
         "drop",
         description="what to do with conversations that do not fit into a sequence",
     )
-    data_seed: int = identity(28, neutral=28, description="of the order of the sequences, and of new adapters")
+    data_seed: int = identity(
+        28, neutral=28, description="of the order of the sequences, and of new adapters"
+    )
     lora: Lora | None = identity(None)
 
 
 class SftSegment(Segment):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a packed sequence of conversations."""
+    """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a packed sequence of
+    conversations."""
 
     repeats: list[int] = identity(description="in the order of the inputs")
     data_seed: int = identity(28, neutral=28)

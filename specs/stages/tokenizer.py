@@ -1,4 +1,5 @@
-"""The `tokenizer` stage: byte-level BPE trained on text, an existing Hugging Face tokenizer folder, or the tokenizer of a model."""
+"""The `tokenizer` stage: byte-level BPE trained on text, an existing Hugging Face tokenizer folder, or the
+tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -36,19 +37,25 @@ class TokenizerStage(Stage):
         multiple_of=128,
         description="with `from`, the model's by default",
     )
-    reserved: int = identity(100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary")
+    reserved: int = identity(
+        100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary"
+    )
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
 
     @model_validator(mode="after")
     def _one_way(self) -> TokenizerStage:
         if bool(self.sources) + (self.path is not None) + (self.from_ is not None) != 1:
-            raise ValueError("give either sources to train on, or the path of a tokenizer to import, or from: hf:... of a model")
+            raise ValueError(
+                "give either sources to train on, or the path of a tokenizer to import, or from: hf:... of a"
+                " model"
+            )
         if self.from_ is not None and self.from_.hugging_face is None:
             raise ValueError(f"'{self.from_}' is not a Hugging Face model; write from: hf:<folder or id>")
         least = self.reserved + 256
         if self.sources and self.vocab_size < least:
             raise ValueError(
-                f"vocab_size {self.vocab_size} has no room for {self.reserved} special tokens and 256 bytes; take {least} or more"
+                f"vocab_size {self.vocab_size} has no room for {self.reserved} special tokens and 256 bytes;"
+                f" take {least} or more"
             )
         return self
 

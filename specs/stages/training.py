@@ -36,8 +36,10 @@ class Goldfish(Spec):
     within_documents: bool = identity(
         False,
         neutral=False,
-        description="hashes labels of a single document, whose first h - 1 labels are always trained; the "
-        "Apertus runs hashed labels across the boundaries of packed documents",
+        description=(
+            "hashes labels of one document at a time, so the first h - 1 labels of each are always trained; "
+            "the Apertus runs hashed across the boundaries of packed documents"
+        ),
     )
 
 
@@ -46,6 +48,15 @@ class Precision(Spec):
     says otherwise."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16", description="dtype of forward and backward")
+    linear: Literal["param", "float8", "float8-rowwise"] = identity(
+        "param",
+        neutral="param",
+        description=(
+            "operands of the layers' matrix products, not of embeddings and output; float8: one scale per"
+            " tensor, float8-rowwise: one per row. Products of a GPU from the H100 on; emulated, and slow,"
+            " without a GPU"
+        ),
+    )
 
 
 def _piecewise(value: Any) -> Any:
@@ -53,40 +64,70 @@ def _piecewise(value: Any) -> Any:
 
 
 Batches = Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])]
-Mixtures = Annotated[dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])]
+Mixtures = Annotated[
+    dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])
+]
 
 
 class Training(Spec):
     """Settings of training over one kind of data. In a stage with a parent, length, batch, optimizer and
-    precision default to the parent's. `rest of parent` is what the parent would have done after the checkpoint
-    that the stage starts from."""
+    precision default to the parent's. `rest of parent` is what the parent would have done after the
+    checkpoint that the stage starts from."""
 
     global_batch_size: OrRest[Batches | None] = reference(
         None,
-        description="sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048}; or `rest of parent`",
+        description=(
+            "sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048};"
+            " or `rest of parent`"
+        ),
     )
-    budget: OrRest[Budget] = reference(description="how long the stage trains; floored to whole batches; or `rest of parent`")
+    budget: OrRest[Budget] = reference(
+        description="how long the stage trains; floored to whole batches; or `rest of parent`"
+    )
     stop_at: Budget | None = reference(
         None,
-        description="trains no further than this; the schedule, and what another stage takes over as `rest of "
-        "parent`, stay those of the whole budget",
+        description=(
+            "training stops here; the schedule, and the `rest of parent` for another stage, stay those of "
+            "the whole budget"
+        ),
     )
     sequence_length: int | None = identity(None, ge=8)
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
     schedule: OrRest[ScheduleSpec] = identity(
-        default_factory=ScheduleSpec, description="of the learning rate; `rest of parent` scales with optimizer.lr, its peak"
+        default_factory=ScheduleSpec,
+        description="of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
     )
     precision: Precision | None = identity(None)
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
+    deterministic: bool = identity(
+        True,
+        neutral=True,
+        description=(
+            "whether only algorithms with one result are used; false: also faster ones of the GPU, whose"
+            " sums depend on timing, so a resumed run no longer has the bits of an uninterrupted one"
+        ),
+    )
     micro_batch_size: int | None = execution(
         None,
         ge=1,
         description="maximum number of sequences per forward pass and data-parallel rank; all by default",
     )
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = execution("auto")
-    activation_checkpointing: Literal["none", "selective", "full"] = execution(
+    activation_checkpointing: Literal["none", "selective", "full", "memory_budget"] = execution(
         "none",
-        description="recomputation of a layer in the backward pass; full: all of it, selective: half of its matrix products",
+        description=(
+            "recomputation of a layer in the backward pass; full: all of it, selective: half of its matrix"
+            " products, memory_budget: what the compiler chooses, so that `memory_budget` suffices"
+        ),
+    )
+    memory_budget: float = execution(
+        0.5,
+        ge=0,
+        le=1,
+        description=(
+            "for activation_checkpointing: memory_budget: the share of a layer's activations that is kept,"
+            " between what full recomputation keeps (0) and what none does (1)"
+        ),
     )
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
@@ -94,7 +135,7 @@ class Training(Spec):
 
     @property
     def data(self) -> dict[str, str] | Rest:
-        """The mixtures by breakpoint; training without a mixture has one without a name."""
+        """The mixtures by breakpoint. Training without a mixture has one mixture, without a name."""
         return {"0 tokens": ""}
 
 
@@ -103,14 +144,19 @@ class MixtureTraining(Training):
 
     mixture: OrRest[Mixtures] = reference(
         to="mixture",
-        description="a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of parent`",
+        description=(
+            "a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of"
+            " parent`"
+        ),
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
     packing: Packing | None = identity(
         None,
         neutral=None,
-        description="concatenate (the default): documents one after the other, cut where a sequence ends; "
-        "best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut",
+        description=(
+            "concatenate (the default): documents one after the other, cut where a sequence ends; "
+            "best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut"
+        ),
     )
 
     @property
@@ -126,7 +172,7 @@ class Phase:
     name: str  # the stage, or `stage/1`
     stage: str
     path: FieldPath  # of its fields
-    settings: Training
+    settings: Training  # as stated
     parent: Reference | None  # None: begins with new weights
     carry: tuple[Carry, ...] = ()
     model: ModelSpec | None = None
@@ -159,8 +205,10 @@ def carries(*default: Carry) -> Any:
     """The `carry` field of a kind, with its default."""
     return identity(
         default_factory=lambda: list(default),
-        description="what is taken over from the parent: weights, always; optimizer: its states; data: "
-        "samples that were drawn from the same mixture are not drawn again",
+        description=(
+            "what is taken over from the parent. weights: required; optimizer: its states; data: samples "
+            "that were drawn from the same mixture are not drawn again"
+        ),
     )
 
 
@@ -171,7 +219,9 @@ class FromParent(TrainingStage, FromCheckpoint):
 
     def phases(self, name: str) -> list[Phase]:
         assert isinstance(self, Training)
-        return [Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)]
+        return [
+            Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)
+        ]
 
 
 class Segment(Part):
@@ -186,7 +236,9 @@ class Segment(Part):
     seed: int | None = identity(None, neutral=None, description="of the initial weights; None with a parent")
     sequence_length: int = identity()
     global_batch_size: int = identity()
-    sample_offset: int = identity(0, neutral=0, description="samples of the mixture already drawn when the segment begins")
+    sample_offset: int = identity(
+        0, neutral=0, description="samples of the mixture already drawn when the segment begins"
+    )
     start_step: int = identity(0, neutral=0)
     start_tokens: int = identity(0, neutral=0)
     carry: list[Carry] = identity(default_factory=list)
@@ -201,15 +253,19 @@ class Segment(Part):
     packing: Packing = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
+    deterministic: bool = identity(True, neutral=True)
 
     end_step: int = execution(ge=1)
     micro_batch_size: int | None = execution(None)
     attention: str = execution("auto")
     activation_checkpointing: str = execution("none")
+    memory_budget: float = execution(0.5)
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
     validation: Validation = execution(default_factory=Validation)
-    source_names: list[str] = execution(default_factory=list, description="names of the mixture's sources, for the metrics")
+    source_names: list[str] = execution(
+        default_factory=list, description="names of the mixture's sources, for the metrics"
+    )
     parallel: Parallel = execution(default_factory=Parallel)
 
     @property
@@ -223,7 +279,9 @@ class Segment(Part):
 
     def checkpoint_due(self, step: int) -> bool:
         """Whether a checkpoint is made at a step, regardless of time: by the settings, or for rollbacks."""
-        return self.checkpoint.due(step) or (self.anomalies.rolls_back and step % self.anomalies.rollback_interval == 0)
+        return self.checkpoint.due(step) or (
+            self.anomalies.rolls_back and step % self.anomalies.rollback_interval == 0
+        )
 
     def tokens_at(self, step: int) -> int:
         """Tokens that the stage has consumed after `step` steps."""

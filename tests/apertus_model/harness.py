@@ -1,4 +1,5 @@
-"""Runs the engine in forked processes: torch and torchtitan are imported once, each run has process groups of its own.
+"""Runs the engine in forked processes: torch and torchtitan are imported once, each run has process groups of
+its own.
 
 Runs use one thread per process, which also keeps OpenMP out of forked children.
 """
@@ -8,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-import apertus_model.trainer.config  # noqa: F401  # imported here so that the children need not
+import apertus_model.trainer.config  # imported here so that the children need not  # noqa: F401
 from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
@@ -34,7 +36,9 @@ from specs.stages.qrpo import QrpoLoss, QrpoSegment
 from specs.stages.sft import SftSegment
 from specs.stages.training import Precision, Segment
 
-MODEL = ModelSpec(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05)
+MODEL = ModelSpec(
+    dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05
+)
 RUN_SECONDS = 120
 
 
@@ -45,14 +49,17 @@ class Sample(NamedTuple):
 
 
 class SyntheticSamples:
-    """Arithmetic progressions modulo the vocabulary, in two documents, some labels masked: a pure function of the index."""
+    """Arithmetic progressions modulo the vocabulary, in two documents, some labels masked: a pure function
+    of the index."""
 
     def __init__(self, length: int = 16, vocab_size: int = 128, masked: bool = True) -> None:
         self.length, self.vocab_size, self.masked = length, vocab_size, masked
 
     def __getitem__(self, index: int) -> Sample:
         random = np.random.default_rng(index)
-        tokens = (np.arange(self.length + 1) * random.integers(1, 7) + random.integers(0, 100)) % self.vocab_size
+        tokens = (
+            np.arange(self.length + 1) * random.integers(1, 7) + random.integers(0, 100)
+        ) % self.vocab_size
         border = int(random.integers(3, self.length - 3))
         positions = np.arange(self.length)
         positions[border:] -= border
@@ -101,8 +108,9 @@ class PreferenceRow(NamedTuple):
 
 
 class PreferenceRows(ListedSamples):
-    """Rows of one or two pairs, with room for four sequences; each sequence is a prompt of two tokens and a completion of two to six (of
-    one to two where there are two pairs). Reference log-probabilities are random, or those given by row."""
+    """Rows of one or two pairs, with room for four sequences; each sequence is a prompt of two tokens and
+    a completion of two to six (of one to two where there are two pairs). Reference log-probabilities are
+    random, or those given by row."""
 
     def __init__(self, length: int = 16, reference: np.ndarray | None = None, rows: int = 1 << 40) -> None:
         super().__init__()
@@ -120,7 +128,8 @@ class PreferenceRows(ListedSamples):
         labels, segments = np.full(self.length, -100), np.full(self.length, -1)
         begin = 0
         for segment, length in enumerate(lengths):
-            end = begin + 2 + length - 1  # the last token of a completion is a label, and no input that matters
+            # the last token of a completion is a label, and no input that matters
+            end = begin + 2 + length - 1
             positions[begin:] = np.arange(self.length - begin)
             labels[begin + 1 : end] = random.integers(0, 128, end - begin - 1)
             segments[begin + 1 : end] = segment
@@ -128,8 +137,14 @@ class PreferenceRows(ListedSamples):
         positions[begin:] = np.arange(self.length - begin)
         present = np.arange(4) < 2 * pairs
         rewards = (random.random(4) * present).astype(np.float32)
-        reference = random.normal(-10, 1, 4).astype(np.float32) * present if self.reference is None else self.reference[index]
-        return PreferenceRow(tokens, labels, positions, segments, rewards, reference.astype(np.float32), present)
+        reference = (
+            random.normal(-10, 1, 4).astype(np.float32) * present
+            if self.reference is None
+            else self.reference[index]
+        )
+        return PreferenceRow(
+            tokens, labels, positions, segments, rewards, reference.astype(np.float32), present
+        )
 
 
 SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}
@@ -142,19 +157,26 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
         "seed": 7,
         "sequence_length": 16,
         "global_batch_size": 4,
-        "optimizer": OptimizerSpec(lr=1e-2, alpha_warmup=10, beta3_warmup=10, betas=(0.9, 0.99, 0.999)).resolved({}),
+        "optimizer": OptimizerSpec(
+            lr=1e-2, alpha_warmup=10, beta3_warmup=10, betas=(0.9, 0.99, 0.999)
+        ).resolved({}),
         "schedule": Schedule(peak=1e-2, warmup_tokens=256),
         "precision": Precision(param="float32"),
         "end_step": 6,
         "checkpoint": {"interval": 3},
     }
-    further: dict[str, Any] = {"sft": {"repeats": [1]}, "qrpo": {"loss": QrpoLoss()}, "dpo": {"loss": DpoLoss()}}.get(kind, {})
+    further: dict[str, Any] = {
+        "sft": {"repeats": [1]},
+        "qrpo": {"loss": QrpoLoss()},
+        "dpo": {"loss": DpoLoss()},
+    }.get(kind, {})
     return SEGMENTS.get(kind, Segment)(**{**fields, **further, **changes})
 
 
 @dataclass
 class Result:
-    """What a rank has after a run: metric rows (rank 0), final weights and optimizer state in full, samples it read."""
+    """What a rank has after a run: metric rows (rank 0), final weights and optimizer state in full,
+    samples it read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -225,7 +247,8 @@ def train(
     clock: Callable[[], float] | None = None,
     storage: Callable[[str], Store] = Store.open,
 ) -> list[Result]:
-    """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is asked to stop there."""
+    """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is
+    asked to stop there."""
 
     def run(rank: int) -> Result:
         samples = data()
@@ -244,7 +267,9 @@ def train(
             anomalies=anomalies or {},
             clock=clock or time.monotonic,
         )
-        trainer = trainer_config(spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes).build()
+        trainer = trainer_config(
+            spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes
+        ).build()
         try:
             result.finished = trainer.train()
             for part in trainer.model_parts:
@@ -264,18 +289,24 @@ def train(
 
 
 def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone() for name, value in state.items()}
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().to("cpu", copy=True)
+        for name, value in state.items()
+    }
 
 
 def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
-    """The results of `work(rank)` in forked processes that form a process group; the first error is raised here."""
+    """The results of `work(rank)` in forked processes that form a process group; the first error in time is
+    raised here. A process ends after all have their results: its end closes connections that others read."""
     folder.mkdir(parents=True, exist_ok=True)
-    faulthandler.cancel_dump_traceback_later()  # a child that sets it anew would wait for pytest's thread, which a fork does not copy
+    # a child that sets it anew would wait for pytest's thread, which a fork does not copy
+    faulthandler.cancel_dump_traceback_later()
     context = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     answers = [folder / f"answer-{rank}.pt" for rank in range(processes)]
+    all_done = context.Barrier(processes)
 
     def child(rank: int) -> None:
         os.environ |= {
@@ -288,8 +319,12 @@ def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> li
         torch.set_num_threads(1)
         try:
             torch.save({"result": work(rank)}, answers[rank])
+            all_done.wait(RUN_SECONDS)
+        except threading.BrokenBarrierError:  # another process failed
+            pass
         except BaseException:
-            torch.save({"error": traceback.format_exc()}, answers[rank])
+            torch.save({"error": traceback.format_exc(), "at": time.time()}, answers[rank])
+            all_done.abort()
         os._exit(0)
 
     children = [context.Process(target=child, args=(rank,)) for rank in range(processes)]
@@ -300,14 +335,12 @@ def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> li
     for process in children:
         if process.is_alive():
             process.kill()
-    results = []
-    for answer in answers:
-        assert answer.exists(), f"no answer after {RUN_SECONDS} s: {answer.name}"
-        loaded = torch.load(answer, weights_only=False)
-        if "error" in loaded:
-            raise RuntimeError(loaded["error"])
-        results.append(loaded["result"])
-    return results
+    loaded = [torch.load(answer, weights_only=False) for answer in answers if answer.exists()]
+    if errors := [answer for answer in loaded if "error" in answer]:
+        raise RuntimeError(min(errors, key=lambda answer: answer["at"])["error"])
+    missing = [answer.name for answer in answers if not answer.exists()]
+    assert not missing, f"no answer after {RUN_SECONDS} s: {', '.join(missing)}"
+    return [answer["result"] for answer in loaded]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -11,7 +11,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveMemory(TorchDispatchMode):
-    """While active: `largest`, elements of the largest new tensor; `peak`, bytes of new storages that lived together."""
+    """While active: `largest`, elements of the largest new tensor; `peak`, bytes of new storages that
+    lived together."""
 
     def __init__(self) -> None:
         super().__init__()

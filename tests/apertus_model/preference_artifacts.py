@@ -18,7 +18,9 @@ from infra.store import Artifact, Attempt
 def dialogue(question: str, *answers: str, **more: Any) -> Conversation:
     """One question; the first answer is the conversation's own, all are its completions."""
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answers[0]}]
-    return Conversation(id=more.pop("id", question), messages=messages, completions=list(answers), group=question, **more)
+    return Conversation(
+        id=more.pop("id", question), messages=messages, completions=list(answers), group=question, **more
+    )
 
 
 def attempt_at(bench: Any, kind: str, fingerprint: str) -> Attempt:
@@ -42,7 +44,9 @@ def put_conversations(
         for one in encoded:
             writer.write(one.tokens)
     np.save(f"{prefix}.mask.npy", np.concatenate([one.mask for one in encoded]))
-    prefix.with_suffix(".jsonl").write_text("".join(f"{one.to_json()}\n" for one in conversations), encoding="utf-8")
+    prefix.with_suffix(".jsonl").write_text(
+        "".join(f"{one.to_json()}\n" for one in conversations), encoding="utf-8"
+    )
     for suffix in (".bin", ".idx", ".mask.npy", ".jsonl"):
         attempt.put(f"{prefix}{suffix}", f"{shard}{suffix}")
     copied = {name: stated[name] for name in ("vocab_size", "bos_id", "eos_id", "pad_id")}
@@ -51,15 +55,20 @@ def put_conversations(
     return attempt.artifact
 
 
-def put_rows(bench: Any, kind: str, fingerprint: str, rows: list[Row], facts: dict[str, Any] | None = None) -> Artifact:
+def put_rows(
+    bench: Any, kind: str, fingerprint: str, rows: list[Row], facts: dict[str, Any] | None = None
+) -> Artifact:
     attempt = attempt_at(bench, kind, fingerprint)
     written = write_rows(attempt, kind, rows)
     attempt.commit(metrics={}, facts=(facts or {}) | written)
     return attempt.artifact
 
 
-def put_model(bench: Any, tokenizer: Artifact, *, favourite: int | None = None, scale: float = 1.0) -> Artifact:
-    """A tiny random Apertus as an exported folder. `favourite`: a token that it always predicts; `scale`: of its logits."""
+def put_model(
+    bench: Any, tokenizer: Artifact, *, favourite: int | None = None, scale: float = 1.0
+) -> Artifact:
+    """A tiny random Apertus as an exported folder. `favourite`: a token that it always predicts; `scale`:
+    of its logits."""
     import torch
     from transformers import ApertusConfig, ApertusForCausalLM
 
@@ -88,7 +97,8 @@ def put_model(bench: Any, tokenizer: Artifact, *, favourite: int | None = None, 
                 layer.self_attn.o_proj.weight.zero_()
                 layer.mlp.down_proj.weight.zero_()
             model.lm_head.weight[favourite] = 10.0
-    model.generation_config.update(top_k=1, do_sample=True, repetition_penalty=5.0)  # advice of the folder that is not asked for
+    # advice of the folder that is not asked for
+    model.generation_config.update(top_k=1, do_sample=True, repetition_penalty=5.0)
     folder = Path(attempt.workdir) / "exported"
     model.save_pretrained(folder)
     for name in tokenizer.manifest.files:

@@ -1,7 +1,9 @@
-"""Bytes that torch has allocated at the peak of a training step: weights and optimizer states, and every storage that lives beside them.
+"""Bytes that torch has allocated at the peak of a training step: weights and optimizer states, and every
+storage that lives beside them.
 
-On CPU storages are followed by a dispatch mode: it sees what each operator takes and gives, views and DTensors by the storage under them, a
-freed or emptied storage as no bytes; what a kernel allocates inside of itself it does not see. On CUDA the allocator is asked.
+On CPU storages are followed by a dispatch mode: it sees what each operator takes and gives, views and
+DTensors by the storage under them, a freed or emptied storage as no bytes; what a kernel allocates inside of
+itself it does not see. On CUDA the allocator is asked.
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 def peak_of_step(trainer: Any) -> int:
-    """Bytes at the peak of one more step of a trainer that has made one, with all that its optimizer keeps."""
+    """Bytes at the peak of one more step of a trainer that has made one, with all that its optimizer
+    keeps."""
     batches = trainer.batch_generator(trainer.dataloader)
     states = [state for optimizer in trainer.optimizers.optimizers for state in optimizer.state.values()]
     kept = [local(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     kept += [local(parameter) for part in trainer.model_parts for parameter in part.parameters()]
-    buffers = [local(buffer) for part in trainer.model_parts for buffer in part.buffers()]
+    kept += [local(buffer) for part in trainer.model_parts for buffer in part.buffers()]
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         trainer.train_step(batches)
         return torch.cuda.max_memory_allocated()
-    with _Storages([*kept, *buffers]) as storages:
+    with _Storages(kept) as storages:
         trainer.train_step(batches)
     return storages.peak + sum(tensor.nbytes for tensor in kept)
 
@@ -44,11 +47,15 @@ class _Storages(TorchDispatchMode):
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.peak = 0
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in known})
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(
+            {tensor.untyped_storage(): True for tensor in known}
+        )
         self._kept = list(self._known)  # a storage's Python object has to live to be known again
         self._seen: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
-    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs, result)):
             tensor = leaf._local_tensor if isinstance(leaf, DTensor) else leaf

@@ -21,7 +21,9 @@ print("up", flush=True)
 stop.wait(30)
 print(stop.reason, flush=True)
 """
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     os.kill(process.pid, signal.Signals[name])
@@ -42,7 +44,11 @@ print("up", flush=True)
 forever(mutex)  # a second time: no signal ends this
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     os.kill(process.pid, signal.SIGUSR1)
@@ -69,7 +75,9 @@ while True: signal.pause()
             start_new_session=True,
             env=environment,
         )
-        assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "up\n"
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stdout.readline() == "up\n"
+        )
         process.stdin.close() if end == "pipe" else os.kill(process.pid, signal.SIGTERM)
         assert process.stdout.read() == ""
         assert process.wait(10) == -signal.SIGKILL

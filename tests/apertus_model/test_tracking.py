@@ -19,14 +19,19 @@ NODE = "pretrain/2"
 
 def _job(attempt: str, tracking: dict[str, Any], resume_step: int | None = None) -> Job:
     return Job(
-        pipeline="mini", node=NODE, kind="pretrain", version=1, fingerprint="a" * 32, spec={"sequence_length": 8}, identity={}, inputs={},
-        launch={}, store="store", path="pretrain/" + "a" * 32, attempt=attempt, scratch="", progress="", resume_step=resume_step,
+        pipeline="mini", node=NODE, kind="pretrain", version=1, fingerprint="a" * 32,
+        spec={"sequence_length": 8}, identity={}, inputs={},
+        launch={}, store="store", path="pretrain/" + "a" * 32, attempt=attempt, scratch="", progress="",
+        resume_step=resume_step,
         tracking=Tracking.model_validate(tracking).located(),
     )  # fmt: skip
 
 
 def _rows(first: int, last: int) -> list[dict[str, Any]]:
-    return [{"step": step, "loss": 10.0 - step, "time": 1000.0 + step, "attempt": "text"} for step in range(first, last + 1)]
+    return [
+        {"step": step, "loss": 10.0 - step, "time": 1000.0 + step, "attempt": "text"}
+        for step in range(first, last + 1)
+    ]
 
 
 def _stopped(tracking: dict[str, Any]) -> None:
@@ -59,8 +64,8 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path) -> Non
 
 
 def _records(data: bytes) -> list[bytes]:
-    """Of LevelDB's log format, after a header of seven bytes: in blocks of 32 KiB, pieces of (checksum, length, full 1 first 2 middle 3
-    last 4)."""
+    """Of LevelDB's log format, after a header of seven bytes: in blocks of 32 KiB, pieces of (checksum,
+    length, full 1 first 2 middle 3 last 4)."""
     place, records, whole = 7, [], b""
     while place + 7 <= len(data):
         if (left := 32_768 - place % 32_768) < 7:
@@ -88,7 +93,12 @@ def _offline_runs(folder: Path) -> list[tuple[str, list[dict[str, float]]]]:
             record = Record.FromString(data)
             name = record.run.run_id or name
             if record.HasField("history"):
-                rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item})
+                rows.append(
+                    {
+                        "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                        for item in record.history.item
+                    }
+                )
         found.append((name, rows))
     return found
 
@@ -96,17 +106,24 @@ def _offline_runs(folder: Path) -> list[tuple[str, list[dict[str, float]]]]:
 OFFLINE = {"wandb": {"project": "apertus", "mode": "offline", "folder": "kept"}}
 
 
-def test_weights_and_biases_has_one_run_per_trajectory_with_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_has_one_run_per_trajectory_with_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     _stopped(OFFLINE)
     _gone_on(OFFLINE)
     (first, before), (second, after) = _offline_runs(tmp_path / "kept")
     assert first == second == "a" * 32
     assert [(row["_step"], row["loss"]) for row in before] == [(step, 10.0 - step) for step in range(1, 8)]
-    assert [(row["_step"], row["loss"], row.get("validation/web")) for row in after] == [(8, 2.0, 3.5), (9, 1.0, None)]
+    assert [(row["_step"], row["loss"], row.get("validation/web")) for row in after] == [
+        (8, 2.0, 3.5),
+        (9, 1.0, None),
+    ]
 
 
-def test_a_row_that_a_killed_attempt_did_not_write_whole_is_shown_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_a_killed_attempt_did_not_write_whole_is_shown_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     _stopped(OFFLINE)
     (file,) = {path.resolve() for path in (tmp_path / "kept").glob("**/*.wandb")}
@@ -118,13 +135,17 @@ def test_a_row_that_a_killed_attempt_did_not_write_whole_is_shown_by_the_next(tm
     assert [row["_step"] for row in after] == [7, 8, 9]
 
 
-def test_the_last_step_is_found_in_a_file_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_step_is_found_in_a_file_of_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     long = Tracker.open(_job("first", OFFLINE))
     for row in _rows(1, 2_000):
         long.write(row)
     long.close()
-    assert sum(path.stat().st_size for path in (tmp_path / "kept").glob("*/offline-run-*/*.wandb")) > 10 * 32_768
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "kept").glob("*/offline-run-*/*.wandb")) > 10 * 32_768
+    )
     assert last_kept_step(tmp_path / "kept", "a" * 32) == 2_000
     assert last_kept_step(tmp_path / "kept", "b" * 32) == -1
 
@@ -151,7 +172,9 @@ def test_a_resumed_run_is_silent_until_it_passes_what_was_shown(monkeypatch: pyt
     assert run.rows == [8, 9]
 
 
-def test_a_sink_that_fails_is_left_out_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_fails_is_left_out_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "mini").write_text("a file where a folder is needed")
     tracker = Tracker.open(_job("first", {"tensorboard": str(tmp_path)}))
     tracker.write(_rows(1, 1)[0])

@@ -36,15 +36,45 @@ def test_the_commands_do_what_the_page_says(tmp_path: Path) -> None:
     checkout.mkdir()
     (checkout / "examples").symlink_to(ROOT / "examples")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+    }
     environment.pop("APERTUS_STORE", None)
-    script = "set -e\n" + "".join(re.sub(r"^(?=\w)", "echo '>>>'\n", block, flags=re.M) for block in blocks("bash"))
-    done = subprocess.run(["bash", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    (_, _, _, planned, ran, status, corpus, batch, lineage, _, changed, _, longer, workers, _, branched, compared, against, *_) = (
-        done.stdout.split(">>>\n")[1:]
+    script = "set -e\n" + "".join(
+        re.sub(r"^(?=\w)", "echo '>>>'\n", block, flags=re.M) for block in blocks("bash")
     )
-    assert actions(planned) == dict.fromkeys(("tokenizer", "corpus/notes", "main", "pretrain", "export"), "run")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    (
+        _,
+        _,
+        _,
+        planned,
+        ran,
+        status,
+        corpus,
+        batch,
+        lineage,
+        _,
+        changed,
+        _,
+        longer,
+        workers,
+        _,
+        branched,
+        compared,
+        against,
+        *_,
+    ) = done.stdout.split(">>>\n")[1:]
+    assert actions(planned) == dict.fromkeys(
+        ("tokenizer", "corpus/notes", "main", "pretrain", "export"), "run"
+    )
     assert "export: the model is in" in ran
     assert status.count("finished") == 5
     assert "kept: 5 to train on, 1 held out" in corpus

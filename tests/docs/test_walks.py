@@ -43,7 +43,7 @@ from apertus_model.stages.__main__ import main
 from flows.planning.plan import make
 from infra.store import Store
 from specs.recipe import load
-from tests.flows.execution.test_runner import Notes
+from tests.flows.execution.notes import Notes
 class Here:
     def __init__(self, job, *_, **__):
         self.file = job.scratch + "/job.json"
@@ -75,7 +75,8 @@ def first_calls(program: str, folder: Path, *arguments: str) -> list[tuple[str, 
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as process:
         assert process.stdout is not None
-        said = process.stdout.read()  # before standard input ends: a stage takes that for the end of its launcher
+        # before standard input ends: a stage takes that for the end of its launcher
+        said = process.stdout.read()
     assert process.returncode == 0, said
     return [(file, name) for file, name in json.loads(found.read_text())]
 
@@ -88,7 +89,9 @@ def test_a_walk_names_functions_of_the_project(title: str) -> None:
         names = set()
         for node in ast.parse((ROOT / file).read_text()).body:
             if isinstance(node, ast.ClassDef):
-                names |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
+                names |= {
+                    f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)
+                }
             elif isinstance(node, ast.FunctionDef):
                 names.add(node.name)
         assert name in names, f"{file} has no {name}"

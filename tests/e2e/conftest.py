@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.e2e.prefect_server import ROOT, Prefect
+
 SMOKE = "specs/recipes/smoke.yaml"
 MARK = "APERTUS_TEST_MARK"
 INTERRUPTED = "interrupted; committed results are kept, the same command resumes from them.\n"
@@ -25,7 +26,14 @@ INTERRUPTED = "interrupted; committed results are kept, the same command resumes
 class Run:
     """One command line, with every process that descends from it findable by a mark in its environment."""
 
-    def __init__(self, home: Path, *arguments: str, importtime: bool = False, api: str | None = None, module: str = "flows.cli") -> None:
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        importtime: bool = False,
+        api: str | None = None,
+        module: str = "flows.cli",
+    ) -> None:
         self.mark = uuid.uuid4().hex
         environment = os.environ | {
             MARK: self.mark,
@@ -40,7 +48,9 @@ class Run:
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:
-            self.process = subprocess.Popen(program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True)
+            self.process = subprocess.Popen(
+                program, cwd=ROOT, env=environment, stdout=output, stderr=errors, start_new_session=True
+            )
 
     @property
     def text(self) -> str:
@@ -168,3 +178,14 @@ def finished(home: Path) -> Path:
     assert run.wait() == 0, run.text
     assert run.no_process_is_left(10)
     return store
+
+
+@pytest.fixture(scope="session")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a Prefect server, for runs that are not about their own: to start one takes seconds."""
+    server = Prefect(tmp_path_factory.mktemp("server"))
+    try:
+        server.start_server()
+        yield server.api
+    finally:
+        server.stop()

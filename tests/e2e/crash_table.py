@@ -14,11 +14,17 @@ from tests.e2e.crashes import Lineage
 
 Row = dict[str, Any]
 DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- table: written by `pytest tests/e2e/test_crashes.py --crashes` -->", "<!-- end of table -->"
+BEGIN, END = (
+    "<!-- table: written by `pytest tests/e2e/test_crashes.py --crashes` -->",
+    "<!-- end of table -->",
+)
 
 
-def rows_of(store: str, processes: int, seed: int, lineages: list[Lineage], expected: dict[str, Any]) -> list[Row]:
-    """One row: what was killed, how often, and how many of the lineages ended as the uninterrupted run did."""
+def rows_of(
+    store: str, processes: int, seed: int, lineages: list[Lineage], expected: dict[str, Any]
+) -> list[Row]:
+    """One row: what was killed, how often, and how many of the lineages ended as the uninterrupted run
+    did."""
     kills = [kill for lineage in lineages for kill in lineage.kills]
     return [
         {
@@ -36,9 +42,14 @@ def rows_of(store: str, processes: int, seed: int, lineages: list[Lineage], expe
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    text = "| store | processes | kills | of | in | identical to an uninterrupted run | seed |\n|---|---|---|---|---|---|---|\n"
+    text = (
+        "| store | processes | kills | of | in | identical to an uninterrupted run | seed"
+        " |\n|---|---|---|---|---|---|---|\n"
+    )
     for row in rows:
-        victims, parts = (", ".join(f"{name} {count}" for name, count in row[key].items()) for key in ("victims", "parts"))
+        victims, parts = (
+            ", ".join(f"{name} {count}" for name, count in row[key].items()) for key in ("victims", "parts")
+        )
         text += f"| {row['store']} | {row['processes']} | {row['kills']} | {victims} | {parts} "
         text += f"| {row['identical']} of {row['lineages']} | {row['seed']} |\n"
     return text
@@ -47,7 +58,10 @@ def table(rows: list[Row]) -> str:
 def write(rows: list[Row], docs: Path = DOCS) -> None:
     """Puts the rows in the place of those of the same store and number of processes."""
     data, page = docs / "crashes.json", docs / "crashes.md"
-    stored = {(row["store"], row["processes"]): row for row in (json.loads(data.read_text()) if data.exists() else [])}
+    stored = {
+        (row["store"], row["processes"]): row
+        for row in (json.loads(data.read_text()) if data.exists() else [])
+    }
     stored |= {(row["store"], row["processes"]): row for row in rows}
     kept = [stored[key] for key in sorted(stored)]
     data.write_text(json.dumps(kept, indent=1) + "\n")

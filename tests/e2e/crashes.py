@@ -1,11 +1,11 @@
 """Runs that are killed at random moments, again and again, until one comes to its end.
 
-The recipe is a sibling of the miniature that takes seconds. It is run by `Runner`, part after part, in a process of its own
-(`python -m tests.e2e.crashes RECIPE STORE`): all that `apertus run` does but Prefect, which decides nothing about what is stored and takes
-longer to start than most parts.
+The recipe is a sibling of the miniature that takes seconds. It is run by `Runner`, part after part, in a
+process of its own (`python -m tests.e2e.crashes RECIPE STORE`): all that `apertus run` does but Prefect,
+which decides nothing about what is stored and takes longer to start than most parts.
 
-Invariant: a moment is drawn before its run begins, and whom it hits is drawn among the processes that are there then; nothing of it looks
-at what the run has reached. The same seed draws the same numbers.
+Invariant: a moment is drawn before its run begins, and whom it hits is drawn among the processes that are
+there then; nothing of it looks at what the run has reached. The same seed draws the same numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ROLES = {  # by a word of the command line
     "multiprocessing": "data worker",
 }
 TOGETHER = "all at once"
-RUN_SECONDS = {True: 45.0, False: 20.0}  # of an uninterrupted run of the whole recipe or the short one, about: what moments are spread over
+# of an uninterrupted run of the whole recipe or the short one, about: what moments are spread over
+RUN_SECONDS = {True: 45.0, False: 20.0}
 RESTART_SECONDS = 10.0  # what a run needs, at most, to be again where the one before it was
 RECIPE = """\
 name: crashes
@@ -59,7 +60,8 @@ stages:
     precision: {{param: float32}}
     checkpoint: {{interval: 2, keep: 3}}
     validation: {{interval: 10, samples: 2}}
-  cooldown: {{kind: cooldown, from: pretrain, mixture: main, budget: 30 steps, checkpoint: {{interval: 2}}, validation: {{interval: 0}}}}
+  cooldown: {{kind: cooldown, from: pretrain, mixture: main, budget: 30 steps, checkpoint: {{interval: 2}},
+    validation: {{interval: 0}}}}
   evaluate: {{kind: evaluate, from: cooldown, sources: [corpus/notes], samples: 4}}
 """
 
@@ -99,8 +101,11 @@ def uninterrupted(home: Path, recipe: Path, url: str) -> dict[str, Any]:
     return result(recipe, url)
 
 
-def interrupted(home: Path, recipe: Path, url: str, random: Random, kills: int, *, whole: bool = True) -> Lineage:
-    """Runs that are killed, `kills` of them unless one is quicker than its moment, and one that is let finish."""
+def interrupted(
+    home: Path, recipe: Path, url: str, random: Random, kills: int, *, whole: bool = True
+) -> Lineage:
+    """Runs that are killed, `kills` of them unless one is quicker than its moment, and one that is let
+    finish."""
     lineage = Lineage()
     moments = sorted(random.uniform(0, RUN_SECONDS[whole]) for _ in range(kills))
     for before, moment in zip([0.0, *moments], moments, strict=False):
@@ -120,7 +125,8 @@ def interrupted(home: Path, recipe: Path, url: str, random: Random, kills: int, 
 
 
 def _kill(run: Run, random: Random, seconds: float) -> Kill:
-    """kill -9 of all processes, or of those of one role; the launcher then ends by itself, or with it what it has started."""
+    """kill -9 of all processes, or of those of one role; the launcher then ends by itself, or with it what
+    it has started."""
     begun = [line.split()[1].rstrip(":") for line in run.text.splitlines() if line.startswith("run ")]
     roles: dict[str, list[int]] = {}
     for pid in sorted(run.processes()):
@@ -131,7 +137,8 @@ def _kill(run: Run, random: Random, seconds: float) -> Kill:
     else:
         os.kill(random.choice(roles[victim]), signal.SIGKILL)
         run.wait(600)  # a process that nothing depends on may be missed by nobody
-        if random.random() < 0.5:  # otherwise the next run begins while the processes of this one are still leaving
+        # otherwise the next run begins while the processes of this one are still leaving
+        if random.random() < 0.5:
             assert run.no_process_is_left(120), run.text
     return Kill(victim, begun[-1] if begun else "start", round(seconds, 1))
 
@@ -142,7 +149,8 @@ def _role(pid: int) -> str:
 
 
 def result(recipe: Path, url: str) -> dict[str, Any]:
-    """What must not depend on interruptions: digests of all that was made, weights and optimizer state among it; losses; metrics.
+    """What must not depend on interruptions: digests of all that was made, weights and optimizer state among
+    it; losses; metrics.
 
     AssertionError when a file that a marker names is not what the marker says."""
     store = Store.open(url)
@@ -152,10 +160,16 @@ def result(recipe: Path, url: str) -> dict[str, Any]:
     for name, node in graph.nodes.items():
         artifact = Artifact(store, node.path, node.end_step)
         digests = {
-            Path(file).name: hashlib.sha256(store.fs.cat_file(store.full(artifact.stored_name(file)))).hexdigest()
+            Path(file).name: (
+                hashlib.sha256(store.fs.cat_file(store.full(artifact.stored_name(file)))).hexdigest()
+            )
             for file in artifact.manifest.files
         }
-        rows = [(row["step"], row["loss"], row["lr"]) for row in artifact.history() if "loss" in row] if node.end_step else []
+        rows = (
+            [(row["step"], row["loss"], row["lr"]) for row in artifact.history() if "loss" in row]
+            if node.end_step
+            else []
+        )
         found[name] = {"digests": digests, "losses": rows}
     if "evaluate" in graph.nodes:
         found["metrics"] = Artifact(store, graph.nodes["evaluate"].path).manifest.metrics

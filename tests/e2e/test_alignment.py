@@ -22,11 +22,12 @@ CHAT = "specs/recipes/smoke-chat.yaml"
 
 
 @pytest.fixture(scope="module")
-def aligned(finished: Path, home: Path) -> Path:
-    """A store in which the whole recipe ran without an interruption, on top of the smoke recipe's artifacts."""
+def aligned(finished: Path, home: Path, api: str) -> Path:
+    """A store in which the whole recipe ran without an interruption, on top of the smoke recipe's
+    artifacts."""
     store = home / "aligned"
     shutil.copytree(finished, store)
-    run = Run(home, "run", CHAT, "--store", str(store))
+    run = Run(home, "run", CHAT, "--store", str(store), api=api)
     assert run.wait(400) == 0, run.text
     assert run.no_process_is_left(10)
     return store
@@ -49,7 +50,18 @@ def test_every_kind_of_stage_finishes_and_nothing_is_left_to_run(aligned: Path, 
     plan = plan_of(aligned)
     assert plan.pending == []
     assert {node.kind for node in plan.graph.nodes.values()} == {
-        *("tokenizer", "corpus", "mixture", "pretrain", "cooldown", "long_context", "conversations", "sft", "prompts", "completions"),
+        *(
+            "tokenizer",
+            "corpus",
+            "mixture",
+            "pretrain",
+            "cooldown",
+            "long_context",
+            "conversations",
+            "sft",
+            "prompts",
+            "completions",
+        ),
         *("rewards", "pairs", "log_probabilities", "qrpo", "dpo", "merge", "evaluate", "export"),
     }
     run = Run(home, "run", CHAT, "--store", str(aligned))
@@ -63,7 +75,11 @@ def test_evaluations_measure_the_metrics_that_gates_are_checked_against(aligned:
     assert isinstance(corpus, CorpusStage)
     repeats = corpus.sources["reference"].repeats
     assert repeats is not None
-    parts = {node.name: (node, node.part) for node in plan.graph.nodes.values() if isinstance(node.part, EvaluatePart)}
+    parts = {
+        node.name: (node, node.part)
+        for node in plan.graph.nodes.values()
+        if isinstance(node.part, EvaluatePart)
+    }
     assert {*parts} == {"evaluate", "evaluate-sft", "evaluate-aligned-qrpo", "evaluate-aligned-dpo"}
     for name, (node, part) in parts.items():
         other = parts[read.node][1] if (read := node.inputs.get("against")) and read.node else None
@@ -76,7 +92,11 @@ def test_evaluations_measure_the_metrics_that_gates_are_checked_against(aligned:
 def test_the_best_checkpoint_of_fine_tuning_is_what_alignment_starts_from(aligned: Path) -> None:
     plan = plan_of(aligned)
     tuned = artifact(plan, "sft")
-    losses = {step: loss for step in tuned.checkpoint_steps() if (loss := tuned.checkpoint(step).validation_loss("val_loss")) is not None}
+    losses = {
+        step: loss
+        for step in tuned.checkpoint_steps()
+        if (loss := tuned.checkpoint(step).validation_loss("val_loss")) is not None
+    }
     best = min(losses, key=lambda step: losses[step])
     assert {plan.graph.nodes[name].inputs["parent"].step for name in ("align-qrpo", "align-dpo")} == {best}
     assert plan.graph.nodes["preferences/log_probabilities"].inputs["checkpoint"].step == best
@@ -108,18 +128,24 @@ def test_quantiles_are_those_of_the_stored_rewards(aligned: Path) -> None:
 
 
 def lines(found: Artifact) -> list[dict[str, Any]]:
-    return [json.loads(line) for name in found.manifest.facts["shards"] for line in found.bytes(f"{name}.jsonl").splitlines()]
+    return [
+        json.loads(line)
+        for name in found.manifest.facts["shards"]
+        for line in found.bytes(f"{name}.jsonl").splitlines()
+    ]
 
 
 def test_the_average_of_two_variants_is_the_mean_of_their_weights(aligned: Path) -> None:
-    from apertus_model import device  # noqa: F401  # before torchtitan
+    from apertus_model import device  # before torchtitan  # noqa: F401
     from apertus_model.trainer.checkpoint_reader import reader
 
     plan = plan_of(aligned)
     weights = []
     for name in ("align-qrpo", "align-dpo", "merged"):
         found = artifact(plan, name)
-        weights.append(read_tensor(reader, plan.store.location(found.checkpoint(found.checkpoint_steps()[-1]).folder)))
+        weights.append(
+            read_tensor(reader, plan.store.location(found.checkpoint(found.checkpoint_steps()[-1]).folder))
+        )
     first, second, mean = (weight.astype(np.float64) for weight in weights)
     assert np.array_equal(mean.astype(np.float32), ((first + second) / 2).astype(np.float32))
     assert not np.array_equal(first, second)
@@ -143,15 +169,30 @@ def test_the_exported_model_is_a_chat_model_with_a_card_of_its_making(aligned: P
     folder = str(Path(exported.store.full(exported.stored_name("config.json"))).parent)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     talk = [{"role": "user", "content": "What does json.dumps do?"}]
-    ids = tokenizer.apply_chat_template(talk, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    assert tokenizer.decode(ids["input_ids"][0]).endswith("<|user_start|>What does json.dumps do?<|user_end|><|assistant_start|>")
-    assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.convert_tokens_to_ids("<|assistant_end|>") == 68
+    ids = tokenizer.apply_chat_template(
+        talk, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert tokenizer.decode(ids["input_ids"][0]).endswith(
+        "<|user_start|>What does json.dumps do?<|user_end|><|assistant_start|>"
+    )
+    assert (
+        GenerationConfig.from_pretrained(folder).eos_token_id
+        == tokenizer.convert_tokens_to_ids("<|assistant_end|>")
+        == 68
+    )
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.rope_parameters["rope_theta"] == 2e6
     answer = model.generate(**ids, max_new_tokens=4, do_sample=False)
     assert ids["input_ids"].shape[1] < answer.shape[1] <= ids["input_ids"].shape[1] + 4
     card = (Path(folder) / "README.md").read_text()
-    for said in ("preference alignment (QRPO)", "chat/questions", "PSF-2.0", "BSD-3-Clause", "kl/against", "grounded-answer"):
+    for said in (
+        "preference alignment (QRPO)",
+        "chat/questions",
+        "PSF-2.0",
+        "BSD-3-Clause",
+        "kl/against",
+        "grounded-answer",
+    ):
         assert said in card
 
 
@@ -160,18 +201,24 @@ def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:
     table = artifact(plan_of(aligned), "evaluate-aligned-qrpo").json("rewards.json")["rows"]
     own, other = (np.array([row[name] for row in table]) for name in ("reward", "against"))
     assert metrics["reward/difference"] == pytest.approx((own - other).mean())
-    assert metrics["reward/difference/low"] <= metrics["reward/difference"] <= metrics["reward/difference/high"]
+    assert (
+        metrics["reward/difference/low"] <= metrics["reward/difference"] <= metrics["reward/difference/high"]
+    )
     before = artifact(plan_of(aligned), "evaluate-sft").manifest.metrics
     assert metrics["reward/against"] == pytest.approx(before["reward/mean"])
     assert metrics["forgetting/corpus/code"] == pytest.approx(
         math.log(metrics["perplexity/corpus/code"] / before["perplexity/corpus/code"])
     )
     assert 0 < metrics["kl/against"] < 5
-    assert [name for name in before if name.startswith("loss/position/")] == [f"loss/position/{edge}" for edge in (0, 192, 288, 96)]
+    assert [name for name in before if name.startswith("loss/position/")] == [
+        f"loss/position/{edge}" for edge in (0, 192, 288, 96)
+    ]
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits(aligned: Path, home: Path) -> None:
+def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits(
+    aligned: Path, home: Path
+) -> None:
     store = home / "alignment-interrupted"
     shutil.copytree(aligned, store)
     for kind in ("sft", "completions", "rewards", "pairs", "log_probabilities", "qrpo"):
@@ -193,7 +240,10 @@ def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits
     assert run.wait() == 0, run.text
     before, after = plan_of(aligned), plan_of(store)
     for name in ("preferences/completions", "preferences/pairs", "preferences/log_probabilities"):
-        files = [{file: record.sha256 for file, record in artifact(plan, name).manifest.files.items()} for plan in (before, after)]
+        files = [
+            {file: record.sha256 for file, record in artifact(plan, name).manifest.files.items()}
+            for plan in (before, after)
+        ]
         assert files[0] == files[1], name
     for name in ("sft", "align-qrpo"):
         losses = [[(row["step"], row["loss"]) for row in rows(plan, name)] for plan in (before, after)]
@@ -203,9 +253,21 @@ def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits
 def test_a_changed_reward_is_all_that_runs_again(aligned: Path) -> None:
     plan = plan_of(aligned, "stages.preferences.reward=reference-overlap")
     again = {name for name, step in plan.steps.items() if step.action != "reuse"}
-    assert {"preferences/rewards", "preferences/pairs", "preferences/log_probabilities", "align-qrpo", "align-dpo"} <= again
-    assert not {"preferences/prompts", "preferences/model", "preferences/completions", "sft", "evaluate-sft"} & again
-    assert "reward.function: 'grounded-answer' -> 'reference-overlap'" in plan.steps["preferences/rewards"].reason
+    assert {
+        "preferences/rewards",
+        "preferences/pairs",
+        "preferences/log_probabilities",
+        "align-qrpo",
+        "align-dpo",
+    } <= again
+    assert (
+        not {"preferences/prompts", "preferences/model", "preferences/completions", "sft", "evaluate-sft"}
+        & again
+    )
+    assert (
+        "reward.function: 'grounded-answer' -> 'reference-overlap'"
+        in plan.steps["preferences/rewards"].reason
+    )
 
 
 def test_the_report_shows_every_stage(aligned: Path, home: Path) -> None:

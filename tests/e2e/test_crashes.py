@@ -1,8 +1,9 @@
-"""kill -9 of any process at any moment: what comes out in the end is what comes out of an uninterrupted run, bit by bit.
+"""kill -9 of any process at any moment: what comes out in the end is what comes out of an uninterrupted run,
+bit by bit.
 
-`make test` kills five times, `make test-all` at least 26 times in each of four variants; with `--crashes` it writes docs/crashes.json and
-the table of docs/crashes.md. `--crash-seed N` draws the same moments and choices again; whom they hit also depends on how quick the
-machine is.
+`make test` kills five times, `make test-all` at least 26 times in each of four variants; with `--crashes` it
+writes docs/crashes.json and the table of docs/crashes.md. `--crash-seed N` draws the same moments and choices
+again; whom they hit also depends on how quick the machine is.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def test_after_five_kills_everything_has_the_same_bits(tmp_path: Path, crash_see
 @pytest.mark.parametrize("where", ["disk", "swift"])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_after_any_number_of_kills_everything_has_the_same_bits(
-    request: pytest.FixtureRequest, tmp_path: Path, crash_seed: int, crash_rows: list[Row], where: str, processes: int
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    crash_seed: int,
+    crash_rows: list[Row],
+    where: str,
+    processes: int,
 ) -> None:
     print(f"--crash-seed {crash_seed}")
     recipe = write_recipe(tmp_path, processes)
@@ -64,7 +70,9 @@ def test_after_any_number_of_kills_everything_has_the_same_bits(
     assert wrong == []
 
 
-def killed_often(home: Path, recipe: Path, url: str, seed: int, *, kills: int = KILLS, whole: bool = True) -> list[Lineage]:
+def killed_often(
+    home: Path, recipe: Path, url: str, seed: int, *, kills: int = KILLS, whole: bool = True
+) -> list[Lineage]:
     """Lineages, some at a time, until there were so many kills."""
     lineages: list[Lineage] = []
     with ThreadPoolExecutor(AT_THE_SAME_TIME) as pool:
@@ -100,4 +108,7 @@ def test_the_table_counts_lineages_and_kills_by_victim() -> None:
         }
     ]  # fmt: skip
     assert rows == expected
-    assert table(rows).splitlines()[-1] == "| disk | 2 | 3 | launcher 1, torchrun 2 | sft 2, start 1 | 1 of 2 | 7 |"
+    assert (
+        table(rows).splitlines()[-1]
+        == "| disk | 2 | 3 | launcher 1, torchrun 2 | sft 2, start 1 | 1 of 2 | 7 |"
+    )

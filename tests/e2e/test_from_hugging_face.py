@@ -25,7 +25,8 @@ stages:
     budget: 2 steps
     sequence_length: 64
     global_batch_size: 4
-    optimizer: {{lr: 1e-3, betas: [0.9, 0.999, 0.9999], alpha_warmup: 0 steps, beta3_warmup: 0 steps, grad_clip: 1.0}}
+    optimizer: {{lr: 1e-3, betas: [0.9, 0.999, 0.9999], alpha_warmup: 0 steps, beta3_warmup: 0 steps,
+      grad_clip: 1.0}}
     checkpoint: {{interval: 2}}
     precision: {{param: float32}}
     validation: {{interval: 1, samples: 2}}
@@ -33,7 +34,8 @@ stages:
 """
 
 
-pytestmark = pytest.mark.slow  # its core is tested with `import_model` in tests/apertus_model/stages/test_training_stages.py
+# its core is tested with `import_model` in tests/apertus_model/stages/test_export.py
+pytestmark = pytest.mark.slow
 
 
 def artifact(plan: Plan, name: str) -> Artifact:
@@ -43,7 +45,8 @@ def artifact(plan: Plan, name: str) -> Artifact:
 
 @pytest.fixture(scope="module")
 def continued(finished: Path, home: Path) -> Plan:
-    """A copy of the smoke recipe's store, in which the exported model was trained on, beside the checkpoint that it was made from."""
+    """A copy of the smoke recipe's store, in which the exported model was trained on, beside the
+    checkpoint that it was made from."""
     smoke = ROOT / "specs/recipes/smoke.yaml"
     exported = artifact(make(load(smoke), Store.open(str(finished))), "export")
     folder = Path(exported.store.full(exported.stored_name("config.json"))).parent
@@ -57,7 +60,11 @@ def continued(finished: Path, home: Path) -> Plan:
 
 def rows(plan: Plan, name: str) -> list[dict[str, Any]]:
     history = artifact(plan, name).history()
-    return [{key: row[key] for key in ("step", "loss", "validation") if key in row} for row in history if "checkpoint" not in row]
+    return [
+        {key: row[key] for key in ("step", "loss", "validation") if key in row}
+        for row in history
+        if "checkpoint" not in row
+    ]
 
 
 def test_training_goes_on_from_the_folder_as_from_the_checkpoint_it_was_made_from(continued: Plan) -> None:

@@ -1,4 +1,5 @@
-"""A rank that hangs, in a run as a user starts it: every rank says where, the attempt ends, and the next one goes on to the same bits."""
+"""A rank that hangs, in a run as a user starts it: every rank says where, the attempt ends, and the next
+one goes on to the same bits."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ def rows(artifact: Artifact) -> list[tuple[Any, ...]]:
 
 def weights(artifact: Artifact) -> dict[str, str]:
     checkpoint = artifact.checkpoint(artifact.checkpoint_steps()[-1])
-    return {name: record.sha256 for name, record in checkpoint.marker.files.items() if name.endswith(".safetensors")}
+    return {
+        name: record.sha256
+        for name, record in checkpoint.marker.files.items()
+        if name.endswith(".safetensors")
+    }
 
 
 @pytest.mark.slow
@@ -61,7 +66,9 @@ def test_the_run_of_a_rank_that_hangs_ends_in_the_bits_of_one_that_does_not(
     _, whole = cooled(finished, home, tmp_path / "whole")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HANGS_ONCE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setenv("HUNG", str(tmp_path / "hung"))
     run, hung = cooled(finished, home, tmp_path / "hangs", "launch.hang_timeout=10s")
     assert (tmp_path / "hung").exists()

@@ -1,4 +1,5 @@
-"""Runs that are told to stop by a signal, or by the clock: 130, nothing left behind, and a checkpoint where a step was made."""
+"""Runs that are told to stop by a signal, or by the clock: 130, nothing left behind, and a checkpoint
+where a step was made."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ LONGER = "stages.cooldown.budget=500 steps"
 
 
 @pytest.fixture
-def cooling(finished: Path, home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Run, Artifact]:
-    """A run that has everything but a long cooldown, which it begins; the parameter is its number of ranks."""
+def cooling(
+    finished: Path, home: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> tuple[Run, Artifact]:
+    """A run that has everything but a long cooldown, which it begins; the parameter is its number of
+    ranks."""
     store = tmp_path / "store"
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
@@ -158,9 +162,22 @@ def test_ranks_do_not_wait_for_a_torchrun_that_is_gone(cooling: tuple[Run, Artif
 
 
 @pytest.mark.slow
-def test_a_stage_whose_job_is_about_to_end_interrupts_the_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("APERTUS_JOB_END", str(time.time() + 3600))  # an hour before it is over when training begins
-    run = Run(home, "run", SMOKE, "--store", str(home / "ending"), "--until", "pretrain", "--set", "launch.stop_before_end=1h")
+def test_a_stage_whose_job_is_about_to_end_interrupts_the_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an hour before it is over when training begins
+    monkeypatch.setenv("APERTUS_JOB_END", str(time.time() + 3600))
+    run = Run(
+        home,
+        "run",
+        SMOKE,
+        "--store",
+        str(home / "ending"),
+        "--until",
+        "pretrain",
+        "--set",
+        "launch.stop_before_end=1h",
+    )
     assert run.wait(280) == 130, run.text
     assert "was interrupted: the job ends in 3600 s" in run.text
     assert "the same command resumes from them" in run.text

@@ -13,7 +13,9 @@ from tests.infra.swift import Swift
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_smoke_recipe_has_the_same_results_on_an_object_store(finished: Path, home: Path, swift: Swift) -> None:
+def test_the_smoke_recipe_has_the_same_results_on_an_object_store(
+    finished: Path, home: Path, swift: Swift
+) -> None:
     with swift.in_environment() as bucket:
         run = Run(home, "run", SMOKE, "--store", f"{bucket}/store")
         assert run.wait(800) == 0, run.text

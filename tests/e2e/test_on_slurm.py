@@ -1,4 +1,5 @@
-"""Training on a real Slurm: jobs whose time is too short, and a node that fails, end in the weights of one uninterrupted run."""
+"""Training on a real Slurm: jobs whose time is too short, and a node that fails, end in the weights of one
+uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.e2e.test_smoke import plan_of
 from tests.infra.slurm import LittleSlurm, little_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-STEPS = 500
+STEPS = 1000  # of several jobs, also on a fast machine
 LONG = [f"stages.cooldown.budget={STEPS} steps", "stages.cooldown.checkpoint.interval=25"]
 PROFILE = """
 launcher: slurm
@@ -71,11 +72,18 @@ def test_short_jobs_and_a_node_that_fails_end_in_the_same_bits(
     submitted_again = [line for line in run.text.splitlines() if "submitted again" in line]
     assert sum("a node failed" in line for line in submitted_again) == 1, run.text
     assert sum("its time limit" in line for line in submitted_again) >= 2, run.text
-    rows = [[(row["step"], row["loss"]) for row in _cooldown(store).history() if "loss" in row] for store in (here, there)]
+    rows = [
+        [(row["step"], row["loss"]) for row in _cooldown(store).history() if "loss" in row]
+        for store in (here, there)
+    ]
     assert [step for step, _ in rows[1]] == list(range(1, STEPS + 1))
     assert rows[0] == rows[1]
     digests = [
-        {record.sha256 for name, record in _cooldown(store).manifest.files.items() if name.endswith(".safetensors")}
+        {
+            record.sha256
+            for name, record in _cooldown(store).manifest.files.items()
+            if name.endswith(".safetensors")
+        }
         for store in (here, there)
     ]
     assert digests[0] == digests[1] and digests[0]

@@ -15,6 +15,7 @@ from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run, ended_as_interrupted, group_twice
+from tests.machine import slow
 
 
 def plan_of(store: Path | str, *overrides: str) -> Plan:
@@ -27,10 +28,13 @@ def artifact(plan: Plan, name: str) -> Artifact:
 
 
 def result(store: Path | str) -> dict[str, Any]:
-    """What must not depend on interruptions: weights as exported, the loss of every training step, evaluation."""
+    """What must not depend on interruptions: weights as exported, the loss of every training step,
+    evaluation."""
     plan = plan_of(store)
     rows = {
-        name: [(row["step"], row["loss"], row["lr"]) for row in artifact(plan, name).history() if "loss" in row]
+        name: [
+            (row["step"], row["loss"], row["lr"]) for row in artifact(plan, name).history() if "loss" in row
+        ]
         for name in ("pretrain/1", "pretrain/2", "cooldown")
     }
     files = artifact(plan, "export").manifest.files
@@ -59,7 +63,10 @@ def test_a_second_run_finds_everything_finished_without_prefect_or_torch(finishe
     assert "apertus-store" not in output
     imported = run.errors.read_text()
     assert "specs.pipeline" in imported
-    assert not any(f"| {name}\n" in imported.replace("|   ", "| ") or f" {name}\n" in imported for name in ("torch", "prefect"))
+    assert not any(
+        f"| {name}\n" in imported.replace("|   ", "| ") or f" {name}\n" in imported
+        for name in ("torch", "prefect")
+    )
 
 
 def test_the_exported_folder_is_a_model_that_transformers_opens(finished: Path) -> None:
@@ -77,12 +84,15 @@ def test_the_exported_folder_is_a_model_that_transformers_opens(finished: Path) 
         logits = model(**text).logits
     assert logits.shape == (1, text.input_ids.shape[1], 512)
     assert tokenizer.decode(text.input_ids[0], skip_special_tokens=True) == "import json"
-    assert sorted(os.listdir(folder)) == sorted(exported.manifest.files), "whoever hands the folder on hands on the model alone"
+    assert sorted(os.listdir(folder)) == sorted(exported.manifest.files), (
+        "whoever hands the folder on hands on the model alone"
+    )
     assert "\n# smoke: cooldown\n" in Path(folder, "README.md").read_text()
     assert [path.suffix for path in (Path(folder).parents[1] / "logs").iterdir()] == [".txt"]
 
 
-def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: Path) -> None:
+@pytest.mark.slow
+def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: Path, api: str) -> None:
     store = home / "interrupted"
     shutil.copytree(finished, store)
     for kind in ("pretrain", "cooldown", "evaluate", "export", "runs"):
@@ -104,18 +114,32 @@ def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: 
     ended_as_interrupted(run, lambda: group_twice(run, signal.SIGTERM))
     assert plan_of(store).steps["cooldown"].action in ("resume", "reuse")
 
-    run = Run(home, "run", SMOKE, "--store", str(store))
+    run = Run(home, "run", SMOKE, "--store", str(store), api=api)
     assert run.wait() == 0, run.text
     assert result(store) == result(finished)
 
 
-@pytest.mark.parametrize(("how", "processes"), [("kill -9 of the launcher", 2), ("Ctrl-C", 1)])
-def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, home: Path, how: str, processes: int) -> None:
+@pytest.mark.parametrize(("how", "processes"), [("kill -9 of the launcher", 2), slow("Ctrl-C", 1)])
+def test_when_the_launcher_is_gone_its_stages_commit_and_end(
+    finished: Path, home: Path, how: str, processes: int
+) -> None:
     longer = "stages.cooldown.budget=500 steps"
     store = home / how.replace(" ", "-")
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", longer, "--set", f"launch.processes={processes}")
+    run = Run(
+        home,
+        "run",
+        SMOKE,
+        "--store",
+        str(store),
+        "--until",
+        "cooldown",
+        "--set",
+        longer,
+        "--set",
+        f"launch.processes={processes}",
+    )
     annealing = Artifact(Store.open(str(store)), plan_of(store, longer).graph.nodes["cooldown"].path)
     run.wait_for(lambda: len(annealing.checkpoint_steps()) >= 2)
     if how == "Ctrl-C":
@@ -128,15 +152,21 @@ def test_when_the_launcher_is_gone_its_stages_commit_and_end(finished: Path, hom
     last = annealing.checkpoint_steps()[-1]
     assert last < 500
     ranks = {name for name in annealing.checkpoint(last).marker.files if name.startswith("rank-")}
-    assert ranks == {f"rank-{rank:05d}.safetensors" for rank in range(processes)}  # every rank wrote its shard
+    # every rank wrote its shard
+    assert ranks == {f"rank-{rank:05d}.safetensors" for rank in range(processes)}
     annealing.checkpoint(last).check()
 
 
-def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(finished: Path, home: Path) -> None:
+@pytest.mark.slow
+def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(
+    finished: Path, home: Path, api: str
+) -> None:
     store = home / "concurrent"
     shutil.copytree(finished, store)
     shutil.rmtree(store / "corpus")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "corpus", "--set", "concurrency=3")
+    run = Run(
+        home, "run", SMOKE, "--store", str(store), "--until", "corpus", "--set", "concurrency=3", api=api
+    )
     run.wait_for(lambda: len(run.stages_running()) == 3)
     assert run.wait() == 0, run.text
     for name in ("corpus/code", "corpus/reference", "corpus/translations"):
@@ -144,12 +174,14 @@ def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(finished: P
         assert files == before
 
 
-def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(finished: Path, home: Path) -> None:
+def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(
+    finished: Path, home: Path, api: str
+) -> None:
     store = home / "gated"
     shutil.copytree(finished, store)
     shutil.rmtree(store / "export")
     gate = "stages.evaluate.gates=[{metric: perplexity, max: 2}]"
-    run = Run(home, "run", SMOKE, "--store", str(store), "--set", gate)
+    run = Run(home, "run", SMOKE, "--store", str(store), "--set", gate, api=api)
     assert run.wait() == 1
     assert "failed: evaluate: gate on perplexity:" in run.text
     assert "is above the allowed 2" in run.text
@@ -157,11 +189,11 @@ def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(finished: 
     assert "Traceback" not in run.text
 
 
-def test_a_stage_whose_process_is_killed_is_tried_again(finished: Path, home: Path) -> None:
+def test_a_stage_whose_process_is_killed_is_tried_again(finished: Path, home: Path, api: str) -> None:
     store = home / "retried"
     shutil.copytree(finished, store)
     shutil.rmtree(store / "export")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--set", "retries.backoff=1s")
+    run = Run(home, "run", SMOKE, "--store", str(store), "--set", "retries.backoff=1s", api=api)
     run.wait_for(lambda: bool(run.stage_processes()))
     for pid in run.stage_processes():
         os.kill(pid, signal.SIGKILL)

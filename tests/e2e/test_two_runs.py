@@ -32,21 +32,27 @@ def attempts(plan: Plan, name: str) -> list[str]:
     return plan.store.names(f"{plan.graph.nodes[name].path}/attempts")
 
 
-def test_two_runs_at_once_make_every_part_once(finished: Path, home: Path) -> None:
+@pytest.mark.slow
+def test_two_runs_at_once_make_every_part_once(finished: Path, home: Path, api: str) -> None:
     store = copy_of(finished, home / "two-runs", *REDONE)
-    runs = [Run(home, "run", SMOKE, "--store", str(store)) for _ in range(2)]
+    runs = [Run(home, "run", SMOKE, "--store", str(store), api=api) for _ in range(2)]
     for run in runs:
         assert run.wait() == 0, run.text
     plan = plan_of(store)
     assert plan.pending == []
     assert {name: len(attempts(plan, name)) for name in REDONE} == dict.fromkeys(REDONE, 1)
     assert "held by attempt" in runs[0].text + runs[1].text
-    weights = [Artifact(p.store, p.graph.nodes["export"].path).manifest.files["model.safetensors"] for p in (plan, plan_of(finished))]
+    weights = [
+        Artifact(p.store, p.graph.nodes["export"].path).manifest.files["model.safetensors"]
+        for p in (plan, plan_of(finished))
+    ]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
-def test_the_launcher_is_killed_and_the_next_run_waits_for_its_last_checkpoint(finished: Path, home: Path) -> None:
+def test_the_launcher_is_killed_and_the_next_run_waits_for_its_last_checkpoint(
+    finished: Path, home: Path
+) -> None:
     longer = "stages.cooldown.budget=60 steps"
     store = copy_of(finished, home / "killed-launcher", "cooldown")
     arguments = ("run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", longer)

@@ -18,7 +18,9 @@ from specs.sources import SourceSpec
 
 def _read(path: Path, content: bytes | str, reader: str) -> list[str | Rejection]:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    source = SourceSpec(url=str(path.parent), format="documents", reader=f"examples.documents:{reader}", version=1)
+    source = SourceSpec(
+        url=str(path.parent), format="documents", reader=f"examples.documents:{reader}", version=1
+    )
     documents = read_documents(source, *open_source(source), path.name)
     return [one if isinstance(one, Rejection) else one.text for one in documents]
 
@@ -51,7 +53,10 @@ def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
 
 
 def test_long_literals_are_documents_and_docstrings_are_not(tmp_path: Path) -> None:
-    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, "literals"))) == [f"not a docstring, but long: {LONG}", LONG]
+    assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, "literals"))) == [
+        f"not a docstring, but long: {LONG}",
+        LONG,
+    ]
 
 
 def test_half_a_surrogate_pair_is_counted(tmp_path: Path) -> None:
@@ -66,7 +71,9 @@ def test_files_that_python_cannot_parse_are_counted(tmp_path: Path, content: byt
 
 @pytest.mark.parametrize("reader", ["docstrings", "literals", "gettext_json"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, suffix: str) -> None:
+def test_a_file_longer_than_the_limit_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, suffix: str
+) -> None:
     monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
     for size, rejections in ((20, []), (21, [Rejection("too_large")])):
         content = b"#" * size

@@ -42,11 +42,15 @@ def terse():
 
 
 def _source(url: str) -> SourceSpec:
-    return SourceSpec(url=url, format="conversations", reader="examples.questions:function_questions", version=1)
+    return SourceSpec(
+        url=url, format="conversations", reader="examples.questions:function_questions", version=1
+    )
 
 
 def _questions(python: str, module: str) -> list[Conversation | Rejection]:
-    return list(function_questions(io.BytesIO(python.encode()), _source("/folder"), module.replace(".", "/") + ".py"))
+    return list(
+        function_questions(io.BytesIO(python.encode()), _source("/folder"), module.replace(".", "/") + ".py")
+    )
 
 
 def _asked(module: str = "tools.boxes") -> tuple[dict[str, Conversation], Counter[str]]:
@@ -57,7 +61,11 @@ def _asked(module: str = "tools.boxes") -> tuple[dict[str, Conversation], Counte
 
 def test_public_documented_functions_are_asked_about() -> None:
     asked, rejected = _asked()
-    assert {item.group for item in asked.values()} == {"tools.boxes.scale", "tools.boxes.Box.open", "tools.boxes.Box.count"}
+    assert {item.group for item in asked.values()} == {
+        "tools.boxes.scale",
+        "tools.boxes.Box.open",
+        "tools.boxes.Box.count",
+    }
     assert rejected == {"no_docstring": 1, "no_clean_sentence": 1, "property": 1}
     kinds = {"purpose", "arguments", "call", "sentence", "search", "dialogue", "help"}
     assert {name.rsplit("/")[1] for name in asked} == kinds
@@ -70,9 +78,10 @@ def test_answers_are_what_the_source_says() -> None:
     call = asked["tools.boxes.scale/call"]
     assert call.messages[-1]["content"] == f"Call it as {signature}. Multiply all values by a factor."
     assert call.completions == [call.messages[-1]["content"]]
-    assert asked["tools.boxes.scale/arguments"].messages[-1]["content"] == (
-        "`tools.boxes.scale` takes 6 arguments: `values`, `factor` (default `2`), `*rest`, `copy` (default `True`), `strict` and "
-        "`**options`. Multiply all values by a factor."
+    assert (
+        asked["tools.boxes.scale/arguments"].messages[-1]["content"]
+        == "`tools.boxes.scale` takes 6 arguments: `values`, `factor` (default `2`), `*rest`, `copy` (default"
+        " `True`), `strict` and `**options`. Multiply all values by a factor."
     )
     required = "You must give `values` and `strict`; the other 4 may be left out."
     assert asked["tools.boxes.scale/dialogue"].messages[-1]["content"] == required
@@ -81,10 +90,14 @@ def test_answers_are_what_the_source_says() -> None:
         "parameters": ["values", "factor", "*rest", "copy", "strict", "**options"],
         "summary": "Multiply all values by a factor.",
     }
-    assert asked["tools.boxes.Box.open/call"].messages[-1]["content"] == (
-        "Call it as `tools.boxes.Box.open(lid='top')`. Open the box at its lid."
+    assert (
+        asked["tools.boxes.Box.open/call"].messages[-1]["content"]
+        == "Call it as `tools.boxes.Box.open(lid='top')`. Open the box at its lid."
     )
-    assert asked["tools.boxes.Box.count/dialogue"].messages[-1]["content"] == "You must give `boxes`, and there are no others."
+    assert (
+        asked["tools.boxes.Box.count/dialogue"].messages[-1]["content"]
+        == "You must give `boxes`, and there are no others."
+    )
 
 
 def test_a_look_up_calls_the_tool_and_reads_its_output() -> None:
@@ -94,7 +107,9 @@ def test_a_look_up_calls_the_tool_and_reads_its_output() -> None:
     assert found.tools[0]["function"]["name"] == "help"
     blocks = {block["type"]: block for block in blocks_of(found.messages[-1])}
     assert blocks["tool_calls"]["calls"] == [{"name": "help", "arguments": {"name": "tools.boxes.Box.count"}}]
-    assert blocks["tool_outputs"]["outputs"] == ["tools.boxes.Box.count(boxes)\nCount the boxes that are given."]
+    assert blocks["tool_outputs"]["outputs"] == [
+        "tools.boxes.Box.count(boxes)\nCount the boxes that are given."
+    ]
     assert "Count the boxes that are given." in blocks["response"]["text"]
     assert found.completions == []
 
@@ -150,7 +165,9 @@ def test_the_standard_library_answers_with_its_own_signatures() -> None:
     source = _source("installed:stdlib")
     found = {
         item.id: item
-        for item in read_conversations(source, *open_source(source), f"{Path(json.__file__).parent.name}/__init__.py")
+        for item in read_conversations(
+            source, *open_source(source), f"{Path(json.__file__).parent.name}/__init__.py"
+        )
         if isinstance(item, Conversation)
     }
     answer = found["json.loads/call"].messages[-1]["content"]

@@ -15,7 +15,7 @@ from specs.job import InputRef, Job
 from specs.recipe import load
 from specs.stages.corpus import CorpusPart
 from tests.infra.sealed import sealed
-from tests.recipes import write_recipe
+from tests.recipes import CHAT, write_recipe
 
 
 @pytest.fixture
@@ -36,8 +36,26 @@ def planned(recipe: Path, store: Store) -> Callable[..., Plan]:
     return lambda *overrides: make(load(recipe, overrides), store)
 
 
-def finish(plan: Plan, *names: str, until: int | None = None, metrics: dict[str, float] | None = None) -> None:
-    """Commits parts (all by default) as if they had run; a training part up to step `until`, with a manifest at its own end."""
+@pytest.fixture
+def chat(tmp_path: Path, store: Store) -> Callable[..., Plan]:
+    """The tiny recipe with everything behind it, and overrides."""
+    path = write_recipe(tmp_path, CHAT)
+    return lambda *overrides: make(load(path, overrides), store)
+
+
+@pytest.fixture
+def done(planned: Callable[..., Plan]) -> Plan:
+    """The tiny recipe, run: with files, metrics, a history, and what a manifest records of the source."""
+    from tests.flows.finished import run_tiny  # which imports the command line
+
+    return run_tiny(planned)
+
+
+def finish(
+    plan: Plan, *names: str, until: int | None = None, metrics: dict[str, float] | None = None
+) -> None:
+    """Commits parts (all by default) as if they had run; a training part up to step `until`, with a
+    manifest at its own end."""
     Records(plan.store, plan.pipeline.name).write(plan.graph, {})
     for name in names or plan.graph.nodes:
         _commit(plan, plan.graph.nodes[name], until, metrics or {})
@@ -61,7 +79,8 @@ def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]
 def job_of(plan: Plan, node: Node) -> Job:
     """What the launcher would hand over, without a spec."""
     inputs = {
-        role: InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, step=read.step) for role, read in node.inputs.items()
+        role: InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, step=read.step)
+        for role, read in node.inputs.items()
     }
     scratch = Path(plan.store.root) / "scratch"
     return Job(

@@ -1,4 +1,5 @@
-"""A checkpoint that proves damaged while a stage loads it, through the runner: withdrawn with a message, the one before is used."""
+"""A checkpoint that proves damaged while a stage loads it, through the runner: withdrawn with a message,
+the one before is used."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ class Notes:
 
 
 class Stages:
-    """The launcher's processes, as calls in this one, and a training whose tensors all hold the number of the step. `resumed`: what each
-    attempt has loaded; `rollback`: a step that it loads when it has begun."""
+    """The launcher's processes, as calls in this one, and a training whose tensors all hold the number of
+    the step. `resumed`: what each attempt has loaded; `rollback`: a step that it loads when it has begun."""
 
     def __init__(self, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         self.resumed: list[int | None] = []
@@ -125,7 +126,9 @@ def test_a_checkpoint_with_a_flipped_bit_is_withdrawn_and_the_one_before_it_is_u
     assert artifact.checkpoint(last).marker.attempt == artifact.manifest.attempt
 
 
-def test_each_damaged_checkpoint_is_found_in_turn_down_to_a_new_beginning(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_damaged_checkpoint_is_found_in_turn_down_to_a_new_beginning(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned()
     stages = Stages(plan, monkeypatch)
     artifact = trained(plan)
@@ -135,7 +138,9 @@ def test_each_damaged_checkpoint_is_found_in_turn_down_to_a_new_beginning(planne
     assert stages.resumed == [stages.end - 1, stages.end - 2, stages.end - 3, None]
 
 
-def test_a_damaged_checkpoint_that_a_rollback_needs_is_made_again(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_checkpoint_that_a_rollback_needs_is_made_again(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned()
     stages = Stages(plan, monkeypatch)
     artifact = trained(plan)
@@ -151,10 +156,15 @@ def test_a_damaged_checkpoint_that_a_rollback_needs_is_made_again(planned: Plann
     monkeypatch.setattr(train, "run", train_without)
     Runner(plan, notes).run(PART)
     assert stages.resumed == [stages.end - 1, stages.end - 3]
-    assert [note.split(" is")[0] for note in notes.notes] == [f"checkpoint {stages.end - 1}", f"checkpoint {stages.end - 2}"]
+    assert [note.split(" is")[0] for note in notes.notes] == [
+        f"checkpoint {stages.end - 1}",
+        f"checkpoint {stages.end - 2}",
+    ]
 
 
-def test_a_checkpoint_that_is_sound_when_it_is_read_again_is_kept(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_sound_when_it_is_read_again_is_kept(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned()
     stages = Stages(plan, monkeypatch)
     artifact = trained(plan)
@@ -170,7 +180,9 @@ def test_a_checkpoint_that_is_sound_when_it_is_read_again_is_kept(planned: Plann
     assert artifact.checkpoint_steps() == kept
 
 
-def test_the_damaged_checkpoint_of_another_part_is_not_withdrawn(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_damaged_checkpoint_of_another_part_is_not_withdrawn(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned()
     Stages(plan, monkeypatch)
     [parent] = [read for read in plan.graph.nodes[PART].inputs.values() if read.step is not None]

@@ -1,4 +1,5 @@
-"""Whatever a Hugging Face folder holds, the answer is a plan or problems that name the file, never another exception."""
+"""Whatever a Hugging Face folder holds, the answer is a plan or problems that name the file, never another
+exception."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
 from tests.flows.planning.test_bad_recipes import places
-from tests.flows.planning.test_hugging_face_parent import model_folder
+from tests.models import model_folder
 from tests.recipes import write_recipe
 
 SECONDS = 30.0
@@ -33,13 +34,50 @@ stages:
   export: {{kind: export, from: "hf:HF"}}
 """
 FILES = [
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ),
     "model.safetensors.index.json",
 ]
 HOSTILE = [
-    *("null", "true", "0", "-1", "1.5", '""', '"abc"', "[]", "{}", "[[1]]", '{"a": {}}', "1e999", "NaN", "-Infinity", '"\\ud800"'),
-    *("1000000000000", "9" * 40, "9" * 400, "9" * 5000, "1e308", "[" * 1000 + "]" * 1000, "[" * 100_000 + "]" * 100_000),
-    *('"../../etc/passwd"', '"a\\u0000b"', '{"a": 1, "a": 2}', "[null]", '["", 1]', '"' + "x" * 100_000 + '"'),
+    *(
+        "null",
+        "true",
+        "0",
+        "-1",
+        "1.5",
+        '""',
+        '"abc"',
+        "[]",
+        "{}",
+        "[[1]]",
+        '{"a": {}}',
+        "1e999",
+        "NaN",
+        "-Infinity",
+        '"\\ud800"',
+    ),
+    *(
+        "1000000000000",
+        "9" * 40,
+        "9" * 400,
+        "9" * 5000,
+        "1e308",
+        "[" * 1000 + "]" * 1000,
+        "[" * 100_000 + "]" * 100_000,
+    ),
+    *(
+        '"../../etc/passwd"',
+        '"a\\u0000b"',
+        '{"a": 1, "a": 2}',
+        "[null]",
+        '["", 1]',
+        '"' + "x" * 100_000 + '"',
+    ),
 ]
 MARK = "@@here@@"
 
@@ -47,7 +85,9 @@ MARK = "@@here@@"
 def write_model(target: Path) -> Path:
     folder = model_folder(target, rope_scaling=None, num_key_value_heads=1)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 68]}))
-    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "pad_token": "<pad>"}))
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<s>"}, "pad_token": "<pad>"})
+    )
     return folder
 
 
@@ -57,7 +97,9 @@ def fields() -> list[tuple[str, tuple[Any, ...]]]:
 
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model")
-        return [(name, path) for name in FILES for path in ((), *places(json.loads((model / name).read_text())))]
+        return [
+            (name, path) for name in FILES for path in ((), *places(json.loads((model / name).read_text())))
+        ]
 
 
 FIELDS = fields()
@@ -82,7 +124,9 @@ def answer(folder: Path, scratch: Path) -> str:
     """The problems of a plan; "" for one that is made. Takes `SECONDS` at most."""
     begun = time.monotonic()
     try:
-        make(load(write_recipe(scratch, RECIPE.replace("HF", str(folder)))), Store.open(str(scratch / "store")))
+        make(
+            load(write_recipe(scratch, RECIPE.replace("HF", str(folder)))), Store.open(str(scratch / "store"))
+        )
         return ""
     except SpecError as error:
         return str(error)
@@ -101,7 +145,7 @@ def test_the_sound_folder_is_planned(sound: Path, tmp_path: Path) -> None:
 
 
 @given(field=st.sampled_from(FIELDS), value=st.sampled_from(HOSTILE))
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_field_is_planned_or_named_with_its_file(
     sound: Path, tmp_path: Path, field: tuple[str, tuple[Any, ...]], value: str
 ) -> None:
@@ -113,15 +157,35 @@ def test_a_damaged_field_is_planned_or_named_with_its_file(
 
 REFUSED = [
     ("config.json", "num_attention_heads", "0", "num_attention_heads is 0: input should be greater than 0"),
-    ("config.json", "max_position_embeddings", '"abc"', "max_position_embeddings is 'abc': input should be a valid integer"),
+    (
+        "config.json",
+        "max_position_embeddings",
+        '"abc"',
+        "max_position_embeddings is 'abc': input should be a valid integer",
+    ),
     ("config.json", "max_position_embeddings", "null", "max_position_embeddings is None"),
-    ("config.json", "max_position_embeddings", "1e999", "max_position_embeddings is '1e999', which is not a finite number"),
+    (
+        "config.json",
+        "max_position_embeddings",
+        "1e999",
+        "max_position_embeddings is '1e999', which is not a finite number",
+    ),
     ("config.json", "architectures", "5", "architectures is 5: input should be a valid list"),
     ("config.json", "rope_parameters", '"abc"', "rope_parameters is 'abc'"),
-    ("config.json", "rope_parameters", '{"rope_type": "default", "rope_theta": {}}', "rope_parameters.rope_theta is {}"),
+    (
+        "config.json",
+        "rope_parameters",
+        '{"rope_type": "default", "rope_theta": {}}',
+        "rope_parameters.rope_theta is {}",
+    ),
     ("config.json", "eos_token_id", "{}", "eos_token_id is {}"),
     ("config.json", "eos_token_id", "[[1]]", "eos_token_id[0] is [1]"),
-    ("config.json", "num_hidden_layers", "1000000000000", "num_hidden_layers is 1000000000000: input should be less than"),
+    (
+        "config.json",
+        "num_hidden_layers",
+        "1000000000000",
+        "num_hidden_layers is 1000000000000: input should be less than",
+    ),
     ("config.json", "initializer_range", "-1.0", "initializer_range is -1.0: input should be greater than 0"),
     ("config.json", "num_key_value_heads", "9" * 400, "a number of 400 digits"),
     ("generation_config.json", "eos_token_id", '"x"', "eos_token_id is 'x'"),
@@ -170,7 +234,8 @@ def test_a_file_that_is_none_is_named(sound: Path, tmp_path: Path, name: str, ch
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 CARDS = [
     (BOMB + "license: *i", "README.md:2: more than 100000 values; do aliases repeat each other?"),
@@ -186,13 +251,26 @@ CARDS = [
 
 
 @pytest.mark.parametrize(("front_matter", "message"), CARDS)
-def test_front_matter_is_read_within_bounds(sound: Path, tmp_path: Path, front_matter: str, message: str) -> None:
-    said = damaged(sound, tmp_path, lambda folder: (folder / "README.md").write_text(f"---\n{front_matter}\n---\n# A model\n"))
+def test_front_matter_is_read_within_bounds(
+    sound: Path, tmp_path: Path, front_matter: str, message: str
+) -> None:
+    said = damaged(
+        sound,
+        tmp_path,
+        lambda folder: (folder / "README.md").write_text(f"---\n{front_matter}\n---\n# A model\n"),
+    )
     assert "README.md" in said
     assert message in said
 
 
-NO_LICENCE = ["", "# no front matter", "---\n---\n", "---\n# nothing\n---\n", "---\nwords\n---\n", "---\nx: [1]\n---\n"]
+NO_LICENCE = [
+    "",
+    "# no front matter",
+    "---\n---\n",
+    "---\n# nothing\n---\n",
+    "---\nwords\n---\n",
+    "---\nx: [1]\n---\n",
+]
 
 
 @pytest.mark.parametrize("text", NO_LICENCE)

@@ -1,5 +1,5 @@
-"""Whatever the JSON files of a store hold, every command ends with an answer, or with a message that names the file: never with a
-traceback, nor in waiting for a file that never ends."""
+"""Whatever the JSON files of a store hold, every command ends with an answer, or with a message that names
+the file: never with a traceback, nor in waiting for a file that never ends."""
 
 from __future__ import annotations
 
@@ -27,12 +27,29 @@ from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.flows.planning.test_bad_recipes import places
 from tests.flows.test_damaged_models import HOSTILE, damage
+from tests.machine import slow
 from tests.recipes import write_recipe
 
 SECONDS = 30.0
 COMMANDS = [
-    *("plan SPEC", "status SPEC", "report SPEC -o OUT", "metrics SPEC -o OUT", "lineage SPEC export", "diff SPEC SPEC:evaluate"),
-    *("lineage tiny", "diff tiny SPEC", "runs", "gc --grace 0s", "gc --grace 0s --yes", "forget tiny", "cp SPEC OUT", "cp tiny OUT"),
+    *(
+        "plan SPEC",
+        "status SPEC",
+        "report SPEC -o OUT",
+        "metrics SPEC -o OUT",
+        "lineage SPEC export",
+        "diff SPEC SPEC:evaluate",
+    ),
+    *(
+        "lineage tiny",
+        "diff tiny SPEC",
+        "runs",
+        "gc --grace 0s",
+        "gc --grace 0s --yes",
+        "forget tiny",
+        "cp SPEC OUT",
+        "cp tiny OUT",
+    ),
     *("verify SPEC", "verify --all", "verify --all --fix", "branch SPEC pretrain@step=8 --name other -o OUT"),
 ]
 
@@ -56,7 +73,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(sound: Path, folder: Path, command: str, *options: str) -> Result:
     """What a command says of the store of `folder`, within `SECONDS`."""
     trail.clear()
-    words = [word.replace("SPEC", str(sound / "tiny.yaml")).replace("OUT", str(folder / "out")) for word in command.split()]
+    words = [
+        word.replace("SPEC", str(sound / "tiny.yaml")).replace("OUT", str(folder / "out"))
+        for word in command.split()
+    ]
     begun = time.monotonic()
     result = CliRunner().invoke(app, [*options, *words, "--store", str(folder / "store")])
     assert time.monotonic() - begun < SECONDS
@@ -76,13 +96,19 @@ def copied(sound: Path, folder: Path) -> Store:
 def documents(sound: Path) -> list[str]:
     """One JSON file of every kind that the store has."""
     root = sound / "store"
-    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.json") if "/attempts/" not in str(path))
+    names = sorted(
+        str(path.relative_to(root)) for path in root.rglob("*.json") if "/attempts/" not in str(path)
+    )
     return list({(name.split("/")[0], kind_of(name)): name for name in names}.values())
 
 
 @cache
 def fields(sound: Path) -> list[tuple[str, tuple[Any, ...]]]:
-    return [(name, path) for name in documents(sound) for path in ((), *places(json.loads((sound / "store" / name).read_text())))]
+    return [
+        (name, path)
+        for name in documents(sound)
+        for path in ((), *places(json.loads((sound / "store" / name).read_text())))
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -92,9 +118,12 @@ def test_a_sound_store_serves_every_command(sound: Path, tmp_path: Path, command
     assert result.exit_code == 0 or "there are no rows to write" in result.output, result.output
 
 
+@pytest.mark.slow
 @given(data=st.data(), command=st.sampled_from(COMMANDS), value=st.sampled_from(HOSTILE))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_field_is_met_with_an_answer_or_named(sound: Path, tmp_path: Path, data: st.DataObject, command: str, value: str) -> None:
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_field_is_met_with_an_answer_or_named(
+    sound: Path, tmp_path: Path, data: st.DataObject, command: str, value: str
+) -> None:
     name, path = data.draw(st.sampled_from(fields(sound)))
     copied(sound, tmp_path)
     damage(tmp_path / "store" / name, path, value)
@@ -130,11 +159,16 @@ def one_of_each(sound: Path) -> dict[str, str]:
 
 
 KINDS = ["identity.json", "manifest", "checkpoints", "units", "references", "runs"]
-CASES = [("manifest.json", how) for how in WHOLE] + [(kind, how) for kind in KINDS for how in ("deep", "list", "folder", "pipe")]
+CASES = [("manifest.json", how) for how in WHOLE] + [
+    (kind, how) for kind in KINDS for how in ("deep", "pipe")
+]
+FURTHER_CASES = [slow(kind, how) for kind in KINDS for how in ("list", "folder")]
 
 
-@pytest.mark.parametrize(("kind", "how"), CASES)
-def test_a_file_that_is_none_is_named_and_verify_mends_it(sound: Path, tmp_path: Path, kind: str, how: str) -> None:
+@pytest.mark.parametrize(("kind", "how"), [*CASES, *FURTHER_CASES])
+def test_a_file_that_is_none_is_named_and_verify_mends_it(
+    sound: Path, tmp_path: Path, kind: str, how: str
+) -> None:
     name = one_of_each(sound)[kind]
     copied(sound, tmp_path)
     WHOLE[how](tmp_path / "store" / name)
@@ -196,7 +230,9 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def test_an_error_that_nobody_expected_is_a_message_with_the_file_that_was_read_last(sound: Path, tmp_path: Path, broken: object) -> None:
+def test_an_error_that_nobody_expected_is_a_message_with_the_file_that_was_read_last(
+    sound: Path, tmp_path: Path, broken: object
+) -> None:
     copied(sound, tmp_path)
     result = run(sound, tmp_path, "plan SPEC")
     assert result.exit_code == 1

@@ -1,4 +1,5 @@
-"""What a run has made is what its last record names, also where `@best:` and selections come out while it runs."""
+"""What a run has made is what its last record names, also where `@best:` and selections come out while it
+runs."""
 
 from __future__ import annotations
 
@@ -17,21 +18,25 @@ from flows.planning.plan import Plan, make
 from infra.store import Artifact, Attempt, Store, runs
 from infra.store.maintenance.garbage import survey
 from infra.store.writing.retention import referred_steps
-from specs.profile import Profile
+from specs.profiles import Profile
 from specs.recipe import load
 from tests.flows.conftest import job_of
-from tests.flows.execution.test_runner import Notes
+from tests.flows.execution.notes import Notes
 from tests.infra.sealed import sealed
 from tests.recipes import RECIPE as TINY
 from tests.recipes import write_recipe
 
-BEST = "pretrain/1", 8  # where the loss is lowest; the last step, of pretrain/3, stands in for it until that is known
+# where the loss is lowest; the last step, of pretrain/3, stands in for it until that is known
+BEST = "pretrain/1", 8
 CHOSEN = 1  # the candidate that the selection chooses; the first one stands in for it
 LOSSES = {8: 1.0, 12: 3.0, 16: 2.0}
 RECIPE = (
-    TINY.replace("from: pretrain\n", "from: pretrain@best:val_loss\n").replace("from: cooldown, after: [evaluate]", "from: chosen")
+    TINY.replace("from: pretrain\n", "from: pretrain@best:val_loss\n").replace(
+        "from: cooldown, after: [evaluate]", "from: chosen"
+    )
     + """\
-  longer: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, budget: 7 steps, validation: {{interval: 0}}}}
+  longer: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, budget: 7 steps,
+    validation: {{interval: 0}}}}
   evaluate-longer: {{kind: evaluate, from: longer, sources: [corpus/notes], samples: 4}}
   chosen: {{kind: select, evaluations: [evaluate, evaluate-longer], metric: perplexity}}
 """
@@ -39,7 +44,8 @@ RECIPE = (
 
 
 class Parts:
-    """In place of the task: a part is committed in the moment in which it is submitted, to the checkpoints that it names. Until `stop`."""
+    """In place of the task: a part is committed in the moment in which it is submitted, to the checkpoints
+    that it names. Until `stop`."""
 
     def __init__(self, stop: str = "") -> None:
         self.stop = stop
@@ -52,7 +58,8 @@ class Parts:
         node = session.runner.plan.graph.nodes[name]
         if name == self.stop:
             raise KeyboardInterrupt
-        assert runs.last(session.plan.store, "tiny").parts[name] == (node.path, node.end_step)  # before it is made
+        # before it is made
+        assert runs.last(session.plan.store, "tiny").parts[name] == (node.path, node.end_step)
         commit(session.runner.plan, node)
         self.made.append((node.path, node.end_step))
         state = SimpleNamespace(is_completed=lambda: True)
@@ -72,7 +79,11 @@ def commit(plan: Plan, node: Node) -> None:
     attempt.begin()
     if (step := node.end_step) is not None:
         plan.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"w")
-        facts = {"validation": {"corpus/notes": LOSSES[step]}, "validation_step": step} if node.stage == "pretrain" else {}
+        facts = (
+            {"validation": {"corpus/notes": LOSSES[step]}, "validation_step": step}
+            if node.stage == "pretrain"
+            else {}
+        )
         attempt.commit_checkpoint(step, facts, files=sealed(attempt, step))
     tokens = {"train": {"tokens": 40_000}} if node.kind == "corpus" else {}
     attempt.commit(metrics={"perplexity": 10.0, "chosen": CHOSEN} | tokens, step=node.end_step)
@@ -94,7 +105,9 @@ def walked(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Cal
     return run
 
 
-def test_all_that_a_run_made_is_named_and_nothing_of_it_is_collected(walked: Callable[..., Parts], tmp_path: Path, store: Store) -> None:
+def test_all_that_a_run_made_is_named_and_nothing_of_it_is_collected(
+    walked: Callable[..., Parts], tmp_path: Path, store: Store
+) -> None:
     made = walked().made
     assert survey(store, grace=0.0, now=time.time() + 86_400).items == []
     assert set(made) == set(runs.last(store, "tiny").parts.values())
@@ -103,14 +116,21 @@ def test_all_that_a_run_made_is_named_and_nothing_of_it_is_collected(walked: Cal
     assert {step.action for step in plan.steps.values()} == {"reuse"}
     for name, parent in {"cooldown": BEST, "longer": BEST, "export": ("longer", 7)}.items():
         assert parent in [(read.node, read.step) for read in nodes[name].inputs.values()]
-    referred = {name: referred_steps(store, node.path) for name, node in nodes.items() if store.names(f"{node.path}/references")}
+    referred = {
+        name: referred_steps(store, node.path)
+        for name, node in nodes.items()
+        if store.names(f"{node.path}/references")
+    }
     assert referred == {"pretrain/1": {8}, "pretrain/2": {12}, "cooldown": {6}, "longer": {7}}
 
 
-def test_an_interrupted_run_has_named_what_it_made_and_referred_to_what_is_known(walked: Callable[..., Parts], store: Store) -> None:
+def test_an_interrupted_run_has_named_what_it_made_and_referred_to_what_is_known(
+    walked: Callable[..., Parts], store: Store
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         walked("pretrain/3")
-    assert [kind for kind in ("cooldown", "select") if store.names(kind)] == []  # nobody refers to what is not known yet
+    # nobody refers to what is not known yet
+    assert [kind for kind in ("cooldown", "select") if store.names(kind)] == []
     with pytest.raises(KeyboardInterrupt):
         walked("evaluate")
     [cooldown] = {path for path in store.names("cooldown") if Artifact(store, f"cooldown/{path}", 6).complete}

@@ -1,4 +1,5 @@
-"""A kind of stage is three new files and no change of others: what recipes state, what it resolves into, and its work."""
+"""A kind of stage is three new files and no change of others: what recipes state, what it resolves into,
+and its work."""
 
 import json
 import os
@@ -7,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import ROOT
 
 FILES = {
-    "specs/stages/histogram.py": '''
+    "specs/stages/histogram.py": (
+        '''
 from typing import ClassVar, Literal
 from specs.base import identity, reference
 from specs.stages.base import Part, Stage
@@ -26,15 +30,20 @@ class HistogramStage(Stage):
 class HistogramPart(Part):
     """Resolved. Input: `tokenizer`."""
     longest: int = identity()
-''',
-    "flows/planning/parts/histogram.py": """
+'''
+    ),
+    "flows/planning/parts/histogram.py": (
+        """
 from specs.stages.histogram import HistogramPart
 
 def add_histogram(builder, name):
     stage = builder.pipeline.stages[name]
-    builder.node(name, name, HistogramPart(longest=stage.longest), {"tokenizer": builder.part(stage.tokenizer)})
-""",
-    "apertus_model/stages/histogram.py": """
+    inputs = {"tokenizer": builder.part(stage.tokenizer)}
+    builder.node(name, name, HistogramPart(longest=stage.longest), inputs)
+"""
+    ),
+    "apertus_model/stages/histogram.py": (
+        """
 from infra.store import Artifact
 from specs.stages.histogram import HistogramPart
 
@@ -42,8 +51,10 @@ def run(job, attempt, progress, stop):
     part = HistogramPart.model_validate(job.spec)
     tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path)
     vocabulary = tokenizer.json("tokenizer.json")["model"]["vocab"]
-    attempt.commit(metrics={"tokens": len(vocabulary), "long": sum(len(token) >= part.longest for token in vocabulary)})
-""",
+    long = sum(len(token) >= part.longest for token in vocabulary)
+    attempt.commit(metrics={"tokens": len(vocabulary), "long": long})
+"""
+    ),
 }
 RECIPE = """
 name: kinds
@@ -54,6 +65,7 @@ stages:
 """
 
 
+@pytest.mark.slow
 def test_a_kind_of_three_files_is_checked_planned_run_and_reused(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for package in ("specs", "flows", "apertus_model", "infra"):
@@ -65,9 +77,15 @@ def test_a_kind_of_three_files_is_checked_planned_run_and_reused(tmp_path: Path)
     recipe.write_text(RECIPE)
 
     def apertus(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(checkout), "PREFECT_HOME": str(tmp_path / "prefect"), "COLUMNS": "200"}
+        environment = os.environ | {
+            "PYTHONPATH": str(checkout),
+            "PREFECT_HOME": str(tmp_path / "prefect"),
+            "COLUMNS": "200",
+        }
         command = [sys.executable, "-m", "flows.cli", *arguments, "--store", str(tmp_path / "store")]
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
 
     ran = apertus("run", str(recipe))
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -18,7 +18,7 @@ from flows.planning.plan import Plan, Step, make
 from infra.launchers.local import Ended, Process
 from infra.store import Artifact, Attempt, Store
 from infra.store.writing.lease import Leases, Seen, Timing
-from specs.job import Job
+from specs.job import Failure, Job
 from specs.launch import Launch
 from specs.recipe import load
 from tests.infra.sealed import sealed
@@ -39,13 +39,15 @@ class InThread(Process):
         self.told = threading.Event()
         self.reason = ""
 
-    def run(self, on_line: Any, on_progress: Any, on_start: Callable[[int], None] = lambda pipe: None) -> Ended:
+    def run(
+        self, on_line: Any, on_progress: Any, on_start: Callable[[int], None] = lambda pipe: None
+    ) -> Ended:
         attempt = Attempt(self.job, self.store)
         attempt.begin()
         try:
             self.work(attempt, self)
         except Exception as error:
-            return Ended(1, self.reason, (), {"message": str(error), "again": True})
+            return Ended(1, self.reason, (), Failure(message=str(error), again=True))
         return Ended(0, self.reason, (), None)
 
     def stop(self, reason: str) -> None:
@@ -105,7 +107,9 @@ class Run(Runner):
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         endpoint = request.getfixturevalue("moto").endpoint
-        fs = s3fs.S3FileSystem(key="testing", secret="testing", endpoint_url=endpoint, use_listings_cache=False)
+        fs = s3fs.S3FileSystem(
+            key="testing", secret="testing", endpoint_url=endpoint, use_listings_cache=False
+        )
         bucket = f"bucket-{uuid.uuid4().hex}"
         fs.makedirs(bucket, exist_ok=True)
         return Store(fs, f"{bucket}/store")
@@ -217,7 +221,9 @@ def test_waiting_ends_at_once_when_the_run_is_stopped(recipe: Path, store: Store
     assert first.wait().error is None
 
 
-def test_a_run_that_lost_its_lease_stops_its_stage_and_attaches_to_the_new_holder(recipe: Path, shared: Store) -> None:
+def test_a_run_that_lost_its_lease_stops_its_stage_and_attaches_to_the_new_holder(
+    recipe: Path, shared: Store
+) -> None:
     (plan, _), gate = plans(recipe, shared), Gate(never)
     woken = Run(plan, gate).start()
     woken.until(gate.begun.is_set)

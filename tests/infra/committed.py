@@ -1,4 +1,5 @@
-"""What the markers of a store promise, checked from outside: a few lines of JSON and SHA-256, none of the store's own code."""
+"""What the markers of a store promise, checked from outside: a few lines of JSON and SHA-256, none of the
+store's own code."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ import fsspec
 
 
 def damaged(fs: fsspec.AbstractFileSystem, root: str) -> list[str]:
-    """Files that a marker names and that are not there, or not with the bytes that it states; and markers that are no JSON."""
+    """Files that a marker names and that are not there, or not with the bytes that it states; and markers
+    that are no JSON."""
     return [path for path, record in _named(fs, root) if record is None or record != _found(fs, path)]
 
 
 def _named(fs: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
     elsewhere = ("/attempts/", "/damaged/")  # of which the latter has copies of markers that were withdrawn
     for marker in sorted(
-        path for path in fs.find(root, refresh=True) if path.endswith(".json") and not any(map(path.__contains__, elsewhere))
+        path
+        for path in fs.find(root, refresh=True)
+        if path.endswith(".json") and not any(map(path.__contains__, elsewhere))
     ):
         artifact, _, name = marker.rpartition("/")
         try:
@@ -29,13 +33,18 @@ def _named(fs: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, dict
         if name.startswith("manifest"):
             folder = f"{artifact}/attempts/{document['attempt']}"
         elif artifact.endswith("/checkpoints"):
-            folder = f"{artifact.removesuffix('/checkpoints')}/attempts/{document['attempt']}/{document['folder']}"
+            folder = (
+                f"{artifact.removesuffix('/checkpoints')}/attempts/{document['attempt']}/{document['folder']}"
+            )
         elif artifact.endswith("/units"):
             folder = ""
         else:
             continue
         for file, record in document["files"].items():
-            yield f"{folder}/{file}" if folder else f"{root}/{record['path']}", {key: record[key] for key in ("size", "sha256")}
+            yield (
+                f"{folder}/{file}" if folder else f"{root}/{record['path']}",
+                {key: record[key] for key in ("size", "sha256")},
+            )
 
 
 def _found(fs: fsspec.AbstractFileSystem, path: str) -> dict[str, Any] | None:

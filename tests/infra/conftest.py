@@ -17,7 +17,8 @@ PLACES = ("disk", "memory", "moto", "swift")
 
 @pytest.fixture(params=PLACES)
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of an empty place for a store, on each kind of storage in turn; `s3://` of this process means the server in question."""
+    """URL of an empty place for a store, on each kind of storage in turn; `s3://` of this process means
+    the server in question."""
     if request.param == "disk":
         yield str(tmp_path / "store")
     elif request.param == "memory":

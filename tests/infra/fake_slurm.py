@@ -1,7 +1,8 @@
-"""NOT Slurm: three shell scripts named sbatch, squeue and scancel that run a job array as background processes of this machine.
+"""NOT Slurm: three shell scripts named sbatch, squeue and scancel that run a job array as background
+processes of this machine.
 
-They know the options that the pipeline uses, in the form in which it uses them. `tests.infra.slurm` has the real one, and the tests that
-use this fake run on that one too.
+They know the options that the pipeline uses, in the form in which it uses them. `tests.infra.slurm` has the
+real one, and the tests that use this fake run on that one too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ for element in $(seq 0 "$last"); do
     if [ -n "$FAKE_SLURM_IS_BLIND" ]; then echo FAILED > "$state"; continue; fi
     echo RUNNING > "$state"
     export SLURM_JOB_ID="$job$element" SLURM_ARRAY_TASK_ID="$element"
-    setsid sh -c 'if sh "$0" > "$1" 2>&1; then echo COMPLETED; else echo FAILED; fi > "$2.end"; mv "$2.end" "$2"' \
+    setsid sh -c \
+        'if sh "$0" > "$1" 2>&1; then echo COMPLETED; else echo FAILED; fi > "$2.end"; mv "$2.end" "$2"' \
         "$script" "$(echo "$output" | sed "s/%A/$job/; s/%a/$element/")" "$state" > /dev/null 2>&1 &
     echo $! > "$FAKE_SLURM/$job/$element.pid"
 done
@@ -59,7 +61,8 @@ done
 
 
 def write_fake_slurm(folder: Path) -> dict[str, str]:
-    """The environment in which the three programs are found; `FAKE_SLURM_IS_BLIND` makes tasks fail as on a node without the folder."""
+    """The environment in which the three programs are found; `FAKE_SLURM_IS_BLIND` makes tasks fail as on
+    a node without the folder."""
     (folder / "bin").mkdir(parents=True)
     (folder / "jobs").mkdir()
     for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL}.items():

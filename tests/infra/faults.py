@@ -1,7 +1,8 @@
 """A filesystem that fails: at one call, or from it on, in one of the ways in which storage does.
 
-`Faults.on(fs)` is a filesystem of the same class over the same files. Its calls are counted as the store makes them, those on files that it
-has opened too; what one call does inside is part of that call. On a local disk some calls of `os` are calls as well (`Faults.on_disk`).
+`Faults.on(fs)` is a filesystem of the same class over the same files. Its calls are counted as the store
+makes them, those on files that it has opened too; what one call does inside is part of that call. On a local
+disk some calls of `os` are calls as well (`Faults.on_disk`).
 
 Invariant: a fault does nothing to files that its call does not write.
 """
@@ -23,7 +24,21 @@ import pytest
 from s3fs.errors import translate_boto_error
 
 CALLS = (
-    *("exists", "info", "ls", "find", "isfile", "isdir", "open", "cat_file", "cat_ranges", "pipe_file", "put_file", "get_file", "cp_file"),
+    *(
+        "exists",
+        "info",
+        "ls",
+        "find",
+        "isfile",
+        "isdir",
+        "open",
+        "cat_file",
+        "cat_ranges",
+        "pipe_file",
+        "put_file",
+        "get_file",
+        "cp_file",
+    ),
     *("rm", "rm_file", "mv", "makedirs", "mkdir", "touch", "call_s3"),
 )
 DISK_CALLS = ("fsync", "link", "replace", "pwrite")
@@ -32,7 +47,10 @@ FILE_CALLS = ("read", "readinto", "write", "flush", "close")
 
 def _answer(status: int, code: str) -> Callable[[], BaseException]:
     """What s3fs makes of an error response."""
-    response: Any = {"Error": {"Code": code, "Message": "injected"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    response: Any = {
+        "Error": {"Code": code, "Message": "injected"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     return lambda: translate_boto_error(botocore.exceptions.ClientError(response, "Injected"))
 
 
@@ -41,7 +59,8 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "500": _answer(500, "InternalError"),
     "503": _answer(503, "SlowDown"),
     "unreachable": lambda: botocore.exceptions.EndpointConnectionError(endpoint_url="http://127.0.0.1:9"),
-    "stalls": lambda: botocore.exceptions.ReadTimeoutError(endpoint_url="http://127.0.0.1:9"),  # the client's own bound is over
+    # the client's own bound is over
+    "stalls": lambda: botocore.exceptions.ReadTimeoutError(endpoint_url="http://127.0.0.1:9"),
     "refuses": lambda: PermissionError(errno.EACCES, "injected"),
     "full": lambda: OSError(errno.ENOSPC, "injected"),
 }
@@ -54,12 +73,14 @@ LONGEST_SECONDS = 5.0  # of a call that hangs and that nothing bounds
 
 
 class Faults:
-    """Counts calls. `kind` happens at call number `at`, counted from 1, and at every later one if it is `lasting`."""
+    """Counts calls. `kind` happens at call number `at`, counted from 1, and at every later one if it is
+    `lasting`."""
 
     def __init__(self, kind: str = "", at: int = 0, *, lasting: bool = False) -> None:
         self.kind, self.at, self.lasting = kind, at, lasting
         self.calls: list[str] = []
-        self.sites: list[tuple[str, str]] = []  # of each call its name and file, equal for the files of units, ranks, steps and attempts
+        # of each call its name and file, equal for the files of units, ranks, steps and attempts
+        self.sites: list[tuple[str, str]] = []
         self._inside = threading.local()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -77,7 +98,8 @@ class Faults:
 
     @contextmanager
     def on_disk(self) -> Iterator[None]:
-        """In it, the calls of `os` by which files are written are calls too; `fsync` then does nothing else."""
+        """In it, the calls of `os` by which files are written are calls too; `fsync` then does nothing
+        else."""
         calls = {name: getattr(os, name) for name in DISK_CALLS}
         for name, call in calls.items():
             setattr(os, name, self._wrapped(name, call if name != "fsync" else lambda number: None))
@@ -100,13 +122,16 @@ class Faults:
 
         return counted
 
-    def _called(self, name: str, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def _called(
+        self, name: str, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         with self._lock:
             self.calls.append(name)
             number = len(self.calls)
             if not self.kind:
                 path = next((NUMBERS.sub("#", item) for item in map(str, arguments[:1]) if "/" in item), "")
-                self.sites.append((name, path or (self.sites[-1][1] if self.sites else "")))  # of an open file: the one before
+                # of an open file: the one before
+                self.sites.append((name, path or (self.sites[-1][1] if self.sites else "")))
         if not (number == self.at or (self.lasting and number > self.at > 0)):
             return call(*arguments, **options)
         if self.kind in ERRORS:
@@ -118,7 +143,8 @@ class Faults:
             place = name == "pwrite"
             call(*arguments[:place], arguments[place][: len(arguments[place]) // 2], *arguments[place + 1 :])
             raise ERRORS["fails"]()
-        if self.kind == CUT and name != "close" and not name.startswith(("pipe", "put")):  # an object that is put in one request is whole
+        # an object that is put in one request is whole
+        if self.kind == CUT and name != "close" and not name.startswith(("pipe", "put")):
             result = call(*arguments, **options)
             return result[: len(result) // 2] if isinstance(result, bytes) else result
         result = call(*arguments, **options)
@@ -154,4 +180,6 @@ def like(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
 def flip_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of every part of a file of the store on local disk is another one than was written."""
     pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda number, data, offset: pwrite(number, bytes([*data[:-1], data[-1] ^ 1]), offset))
+    monkeypatch.setattr(
+        os, "pwrite", lambda number, data, offset: pwrite(number, bytes([*data[:-1], data[-1] ^ 1]), offset)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ PIECE, PART = 2**10, 2**14
 
 
 def bucket() -> Iterator[str]:
-    """URL of a bucket on moto's server, which ends with the generator."""
+    """URL of an empty bucket on moto's server, which ends with the generator."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).close()  # what an earlier server of this process held is still there
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         patch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -45,9 +48,13 @@ def no_pause(seconds: float) -> None:
     """Nobody waits."""
 
 
-def attempt(store: Store, tmp_path: Path, name: str = "first", path: str = "pretrain/f", **fields: Any) -> Attempt:
+def attempt(
+    store: Store, tmp_path: Path, name: str = "first", path: str = "pretrain/f", **fields: Any
+) -> Attempt:
     job = Job(
-        node="n", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={}, store=store.url, path=path,
-        attempt=name, scratch=str(tmp_path / f"scratch-{name}"), progress=str(tmp_path / "progress"), **fields,
+        node="n", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
+        store=store.url, path=path,
+        attempt=name, scratch=str(tmp_path / f"scratch-{name}"), progress=str(tmp_path / "progress"),
+        **fields,
     )  # fmt: skip
     return Attempt(job, store)

@@ -16,22 +16,43 @@ WEB = {"documents": InputRef(kind="external", fingerprint="d1", name="web")}
 
 
 class Maker:
-    """Commits artifacts: `data("corpus", "a", (path, step), ...)`, made from what lies there, gives the place of a finished one."""
+    """Commits artifacts: `data("corpus", "a", (path, step), ...)`, made from what lies there, gives the
+    place of a finished one."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         self.store = store
         self.scratch = scratch
 
-    def attempt(self, kind: str, letter: str, *reads: tuple[str, int | None], name: str = "first", **fields: Any) -> Attempt:
+    def attempt(
+        self, kind: str, letter: str, *reads: tuple[str, int | None], name: str = "first", **fields: Any
+    ) -> Attempt:
         fingerprint = letter * 32
         inputs = {
-            f"input:{index}": InputRef(kind=path.split("/")[0], fingerprint=path.split("/")[1], path=path, step=step)
+            f"input:{index}": InputRef(
+                kind=path.split("/")[0], fingerprint=path.split("/")[1], path=path, step=step
+            )
             for index, (path, step) in enumerate(reads)
         }
         inputs |= fields.pop("inputs", {})
-        values: dict[str, Any] = {"node": f"{kind}-{letter}", "kind": kind, "version": 1, "spec": {}, "identity": {"letter": letter}}
-        values |= {"fingerprint": fingerprint, "path": f"{kind}/{fingerprint}", "inputs": inputs, "launch": {}, "store": self.store.url}
-        values |= {"attempt": name, "scratch": str(self.scratch / uuid.uuid4().hex), "progress": str(self.scratch / "progress")}
+        values: dict[str, Any] = {
+            "node": f"{kind}-{letter}",
+            "kind": kind,
+            "version": 1,
+            "spec": {},
+            "identity": {"letter": letter},
+        }
+        values |= {
+            "fingerprint": fingerprint,
+            "path": f"{kind}/{fingerprint}",
+            "inputs": inputs,
+            "launch": {},
+            "store": self.store.url,
+        }
+        values |= {
+            "attempt": name,
+            "scratch": str(self.scratch / uuid.uuid4().hex),
+            "progress": str(self.scratch / "progress"),
+        }
         attempt = Attempt(Job(**(values | fields)), self.store)
         attempt.begin()
         return attempt
@@ -46,14 +67,21 @@ class Maker:
         attempt = self.attempt("pretrain", letter, *reads)
         for step in steps:
             attempt.add_metrics({"step": step, "loss": 1.0})
-            self.store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/shard", f"{letter}{step}".encode() * 100)
+            self.store.write_once(
+                f"{attempt.folder(Attempt.checkpoint_folder(step))}/shard", f"{letter}{step}".encode() * 100
+            )
             attempt.commit_checkpoint(step, {}, files=sealed(attempt, step))
             if step in ends:
                 attempt.commit(metrics={}, step=step)
         return attempt.job.path
 
-    def run(self, name: str, stamp: str = "20200101T000000.000000Z-1", /, **parts: tuple[str, int | None]) -> None:
-        document = {"parts": {part: {"path": path, "step": step} for part, (path, step) in parts.items()}, "spec": {}}
+    def run(
+        self, name: str, stamp: str = "20200101T000000.000000Z-1", /, **parts: tuple[str, int | None]
+    ) -> None:
+        document = {
+            "parts": {part: {"path": path, "step": step} for part, (path, step) in parts.items()},
+            "spec": {},
+        }
         self.store.write_once(f"runs/{name}/{stamp}.json", to_json(document))
 
 
@@ -64,7 +92,11 @@ class Stopped(Exception):
 def sound(store: Store) -> None:
     """Every file that a marker names is there, of its size."""
     listing = list_files(store)
-    for path in {"/".join(name.split("/")[:2]) for name in listing if name.startswith(("pretrain/", "export/", "corpus/", "mixture/"))}:
+    for path in {
+        "/".join(name.split("/")[:2])
+        for name in listing
+        if name.startswith(("pretrain/", "export/", "corpus/", "mixture/"))
+    }:
         for marker in open_contents(store, path).markers:
             for name, record in marker.all_files.items():
                 assert name in listing, f"{marker.path} names {name}"

@@ -1,7 +1,7 @@
 """moto's S3 server in a thread of this process. What it holds goes with it.
 
-moto looks whether there is an object, then stores the new one, so of conditional writes at the same moment several may win (seen on a busy
-machine). S3 does both at once; here such requests are served one at a time.
+moto looks whether there is an object, then stores the new one, so of conditional writes at the same moment
+several may win (seen on a busy machine). S3 does both at once; here such requests are served one at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What tests need of an S3 server on the loopback address, whichever it is.
 
-Invariant: a process finds the server through its environment alone, as users do, and no server answers but on 127.0.0.1.
+Invariant: a process finds the server through its environment alone, as users do, and no server answers but on
+127.0.0.1.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Server(ABC):
 
     @contextmanager
     def in_environment(self) -> Iterator[str]:
-        """Inside, `s3://` of this process and of those that it starts is this server. Gives the URL of a bucket that is new."""
+        """Inside, `s3://` of this process and of those that it starts is this server. Gives the URL of a
+        bucket that is new."""
         before = {name: os.environ.get(name) for name in self.environment}
         os.environ |= self.environment
         s3fs.S3FileSystem.clear_instance_cache()
@@ -71,7 +73,8 @@ class Server(ABC):
 
 @contextmanager
 def requests() -> Iterator[Counter[str]]:
-    """Counts, by the name of the operation, the requests of the S3 clients of this process; a second try is a request too."""
+    """Counts, by the name of the operation, the requests of the S3 clients of this process; a second try
+    is a request too."""
     sent: Counter[str] = Counter()
     create = AioEndpoint.create_request
 

@@ -66,7 +66,9 @@ class LittleSlurm:
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints."""
-        return subprocess.run(command, env=os.environ | self.environment, check=True, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(
+            command, env=os.environ | self.environment, check=True, capture_output=True, text=True, timeout=30
+        ).stdout
 
 
 @contextlib.contextmanager
@@ -82,12 +84,18 @@ def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
-    text = CONFIGURATION.format(host=socket.gethostname().split(".")[0], folder=folder, cpus=cpus, controller=_port(), node=_port())
+    text = CONFIGURATION.format(
+        host=socket.gethostname().split(".")[0], folder=folder, cpus=cpus, controller=_port(), node=_port()
+    )
     configuration = folder / "slurm.conf"
     configuration.write_text(text)
     slurm = LittleSlurm(folder, {"SLURM_CONF": str(configuration), "PATH": _path()})
     environment = os.environ | slurm.environment
-    munge = [f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed"]
+    munge = [
+        f"--socket={folder}/munge.socket",
+        f"--pid-file={folder}/munge.pid",
+        f"--seed-file={folder}/munge.seed",
+    ]
     commands = [
         ["munged", "--foreground", "--force", f"--key-file={key}", f"--log-file={folder}/munge.log", *munge],
         ["slurmctld", "-D", "-f", str(configuration)],
@@ -116,15 +124,21 @@ def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
 
 
 def _end_steps(configuration: Path) -> None:
-    """Ends what slurmd started: tasks and their slurmstepd outlive it, by design, and have our configuration in their environment."""
+    """Ends what slurmd started: tasks and their slurmstepd outlive it, by design, and have our
+    configuration in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"SLURM_CONF={configuration}\0".encode() in (process / "environ").read_bytes() and int(process.name) != os.getpid():
+            if (
+                f"SLURM_CONF={configuration}\0".encode() in (process / "environ").read_bytes()
+                and int(process.name) != os.getpid()
+            ):
                 os.kill(int(process.name), signal.SIGKILL)
 
 
 def _node_state(environment: dict[str, str]) -> str:
-    asked = subprocess.run(["sinfo", "--noheader", "--format=%t"], env=environment, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ["sinfo", "--noheader", "--format=%t"], env=environment, capture_output=True, text=True, check=False
+    )
     return asked.stdout.strip()
 
 

@@ -1,11 +1,13 @@
-"""OpenStack Swift with its S3 interface on the loopback address: proxy, account, container and object server with one device each.
+"""OpenStack Swift with its S3 interface on the loopback address: proxy, account, container and object server
+with one device each.
 
-A storage server as clusters run it, from PyPI, in about two seconds and without root: rings with one partition holder, one process per
-server, all children of this module run as a program. `Memory` stands for the memcached of a cluster, without which the proxy asks the
-account and the container server about every request.
+A storage server as clusters run it, from PyPI, in about two seconds and without root: rings with one
+partition holder, one process per server, all children of this module run as a program. `Memory` stands for
+the memcached of a cluster, without which the proxy asks the account and the container server about every
+request.
 
-Invariants: what was stored before `stop` or `kill` is there after `start`, under the same address; nothing is left running when the process
-that called `start` is gone.
+Invariants: what was stored before `stop` or `kill` is there after `start`, under the same address; nothing is
+left running when the process that called `start` is gone.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class Swift(Server):
         assert self._process is None, "it runs already"
         with open(self.folder / "log.txt", "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self.folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                [sys.executable, "-m", __name__, str(self.folder)], cwd=ROOT, stdin=subprocess.PIPE,
+                stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + timeout
@@ -133,12 +136,18 @@ def obstacle(folder: Path) -> str:
 
 
 def _configure(folder: Path, ports: dict[str, int]) -> None:
-    (folder / "swift.conf").write_text("[swift-hash]\nswift_hash_path_suffix = tests\nswift_hash_path_prefix = tests\n")
+    (folder / "swift.conf").write_text(
+        "[swift-hash]\nswift_hash_path_suffix = tests\nswift_hash_path_prefix = tests\n"
+    )
     user = pwd.getpwuid(os.getuid()).pw_name
     for server, port in ports.items():
         middleware = MIDDLEWARE if server == "proxy" else {}
         text = CONFIGURATION.format(
-            port=port, user=user, folder=folder, server=server, pipeline=" ".join([*middleware, f"{server}-server"])
+            port=port,
+            user=user,
+            folder=folder,
+            server=server,
+            pipeline=" ".join([*middleware, f"{server}-server"]),
         )
         for name, options in middleware.items():
             use = "call:tests.infra.swift:with_memory" if name == "memory" else f"egg:swift#{name}"
@@ -167,7 +176,8 @@ def _free_ports(count: int) -> list[int]:
 
 
 def serve(folder: Path) -> None:
-    """Runs the servers, a process each, until standard input ends, which it does with the process that holds the other end."""
+    """Runs the servers, a process each, until standard input ends, which it does with the process that
+    holds the other end."""
     from swift.common import utils
 
     utils.set_swift_dir(str(folder))
@@ -196,13 +206,24 @@ def _build_rings(folder: Path) -> None:
         configuration.read(folder / f"{server}.conf")
         port = configuration.getint("DEFAULT", "bind_port")
         builder = RingBuilder(part_power=2, replicas=1, min_part_hours=0)
-        builder.add_dev({"id": 0, "region": 1, "zone": 1, "ip": "127.0.0.1", "port": port, "device": "disk", "weight": 1.0})
+        builder.add_dev(
+            {
+                "id": 0,
+                "region": 1,
+                "zone": 1,
+                "ip": "127.0.0.1",
+                "port": port,
+                "device": "disk",
+                "weight": 1.0,
+            }
+        )
         builder.rebalance(seed=1)
         builder.get_ring().save(str(folder / f"{server}.ring.gz"))
 
 
 class Memory:
-    """The part of Swift's client of memcached that its proxy uses, kept in this process. What is read is a copy, as from memcached."""
+    """The part of Swift's client of memcached that its proxy uses, kept in this process. What is read is a
+    copy, as from memcached."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, str]] = {}

@@ -1,4 +1,5 @@
-"""Data that try to run code, or to be read from elsewhere: each is refused, and what it would have done has not happened."""
+"""Data that try to run code, or to be read from elsewhere: each is refused, and what it would have done
+has not happened."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from specs.document import parse
 from specs.errors import SpecError
 from specs.stages.preference_data import Sampling
 from tests.infra.sealed import sealed
-from tests.infra.store.test_store import attempt, save
+from tests.infra.store.attempts import attempt, save
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("apertus_model", "flows", "infra", "specs")
@@ -73,7 +74,9 @@ def loads(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("file", ["index.json", "rank-00000.safetensors"])
 @pytest.mark.parametrize("written_by", ["torch", "pickle"])
-def test_a_program_in_place_of_a_file_of_a_checkpoint_does_not_run(checkpoint: Path, planted: Path, file: str, written_by: str) -> None:
+def test_a_program_in_place_of_a_file_of_a_checkpoint_does_not_run(
+    checkpoint: Path, planted: Path, file: str, written_by: str
+) -> None:
     program = Calls(os.system, f"touch {planted}")
     if written_by == "torch":
         torch.save(program, checkpoint / file)
@@ -89,7 +92,11 @@ def part(**changes: Any) -> dict[str, Any]:
 
 
 def with_index(checkpoint: Path, **changes: Any) -> None:
-    edit(checkpoint, "index.json", tensors={"weight": {"dtype": "F32", "shape": [3], "parts": [part()]} | changes})
+    edit(
+        checkpoint,
+        "index.json",
+        tensors={"weight": {"dtype": "F32", "shape": [3], "parts": [part()]} | changes},
+    )
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "a\0", "", 7])
@@ -116,7 +123,9 @@ def test_the_index_names_files_beside_it_only(checkpoint: Path, name: Any) -> No
         ([4], [part(shape=[4])]),
     ],
 )
-def test_parts_that_are_not_those_of_the_tensor_are_refused(checkpoint: Path, shape: list[Any], parts: list[Any]) -> None:
+def test_parts_that_are_not_those_of_the_tensor_are_refused(
+    checkpoint: Path, shape: list[Any], parts: list[Any]
+) -> None:
     with_index(checkpoint)
     loads(checkpoint)
     with_index(checkpoint, shape=shape, parts=parts)
@@ -172,7 +181,9 @@ def test_the_header_of_a_file_leads_to_no_other_bytes(checkpoint: Path, header: 
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**16, 2**40, 2**64 - 1])
-def test_the_length_of_a_header_asks_for_no_more_memory_than_the_file_has_bytes(checkpoint: Path, length: int) -> None:
+def test_the_length_of_a_header_asks_for_no_more_memory_than_the_file_has_bytes(
+    checkpoint: Path, length: int
+) -> None:
     with_header(checkpoint, entry(), length)
     tracemalloc.start()
     try:
@@ -198,10 +209,14 @@ ESCAPES = ["../../../secret", "..", "a/../../../../secret", "x\0y", "x\\..\\y"]
 
 @pytest.mark.parametrize("escape", ESCAPES)
 @pytest.mark.parametrize("field", ["attempt", "folder"])
-def test_the_marker_of_a_checkpoint_leads_nowhere_else(store: Store, tmp_path: Path, field: str, escape: str) -> None:
+def test_the_marker_of_a_checkpoint_leads_nowhere_else(
+    store: Store, tmp_path: Path, field: str, escape: str
+) -> None:
     writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
     save(writing, 10)
-    marker = json.loads(to_json(writing.commit_checkpoint(10, {}, files=sealed(writing, 10)).marker)) | {field: escape}
+    marker = json.loads(to_json(writing.commit_checkpoint(10, {}, files=sealed(writing, 10)).marker)) | {
+        field: escape
+    }
     store.remove("pretrain/f/checkpoints/00000010.json")
     store.write_once("pretrain/f/checkpoints/00000010.json", to_json(marker))
     with pytest.raises(StoreError):
@@ -210,7 +225,9 @@ def test_the_marker_of_a_checkpoint_leads_nowhere_else(store: Store, tmp_path: P
 
 @pytest.mark.parametrize("escape", ESCAPES)
 @pytest.mark.parametrize("change", [{"attempt": 0}, {"files": 0}], ids=["attempt", "file"])
-def test_a_manifest_leads_nowhere_else(store: Store, tmp_path: Path, change: dict[str, Any], escape: str) -> None:
+def test_a_manifest_leads_nowhere_else(
+    store: Store, tmp_path: Path, change: dict[str, Any], escape: str
+) -> None:
     writing = attempt(store, tmp_path)
     writing.write_bytes("data.bin", b"abc")
     writing.commit(metrics={})
@@ -288,15 +305,29 @@ def test_a_tag_of_a_recipe_makes_no_object(planted: Path, value: str) -> None:
 
 
 def test_the_front_matter_of_a_model_card_makes_no_object(hugging_face: Path, planted: Path) -> None:
-    (hugging_face / "README.md").write_text(f"---\nlicense: !!python/object/apply:os.system ['touch {planted}']\n---\n")
-    assert open_model(str(hugging_face)).license == f"touch {planted}"  # the words, of which nobody makes a call
+    (hugging_face / "README.md").write_text(
+        f"---\nlicense: !!python/object/apply:os.system ['touch {planted}']\n---\n"
+    )
+    # the words, of which nobody makes a call
+    assert open_model(str(hugging_face)).license == f"touch {planted}"
     assert not planted.exists()
 
 
 # Models and tokenizers of Hugging Face
 
-CONFIG = {"architectures": ["ApertusForCausalLM"], "model_type": "apertus", "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64}
-CONFIG |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
+CONFIG = {
+    "architectures": ["ApertusForCausalLM"],
+    "model_type": "apertus",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+}
+CONFIG |= {
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": False,
+}
 CONFIG |= {"hidden_act": "xielu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
 
 
@@ -307,9 +338,14 @@ def hugging_face(tmp_path: Path, planted: Path) -> Path:
     from transformers import ApertusConfig, ApertusForCausalLM
 
     folder = tmp_path / "model"
-    ApertusForCausalLM(ApertusConfig(**{key: value for key, value in CONFIG.items() if key != "architectures"})).save_pretrained(folder)
+    ApertusForCausalLM(
+        ApertusConfig(**{key: value for key, value in CONFIG.items() if key != "architectures"})
+    ).save_pretrained(folder)
     Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
-    program = f"open({str(planted)!r}, 'w').close()\nfrom transformers import ApertusForCausalLM as Evil, ApertusConfig as EvilConfig\n"
+    program = (
+        f"open({str(planted)!r}, 'w').close()\nfrom transformers import ApertusForCausalLM as Evil,"
+        " ApertusConfig as EvilConfig\n"
+    )
     (folder / "evil.py").write_text(program)
     return folder
 
@@ -319,7 +355,11 @@ def edit(folder: Path, name: str, **values: Any) -> None:
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
 
 
-AUTO_MAP = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+AUTO_MAP = {
+    "AutoConfig": "evil.EvilConfig",
+    "AutoModelForCausalLM": "evil.Evil",
+    "AutoTokenizer": ["evil.Evil", "evil.Evil"],
+}
 
 
 @pytest.mark.parametrize("model_type", ["apertus", "evil"])
@@ -329,7 +369,8 @@ def test_code_that_comes_with_a_model_is_not_run(hugging_face: Path, planted: Pa
     try:
         TransformersGenerator(hugging_face, Sampling(max_new_tokens=1), 2, 3)
     except ChatError:
-        assert model_type == "apertus"  # the model was opened, as transformers' own; its tokenizer knows no turns
+        # the model was opened, as transformers' own; its tokenizer knows no turns
+        assert model_type == "apertus"
     except ValueError as error:
         assert model_type == "evil", error
     assert not planted.exists()
@@ -349,7 +390,9 @@ def test_a_pickle_of_weights_is_not_read(hugging_face: Path, planted: Path) -> N
 
 
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "pytorch_model.bin"])
-def test_the_index_of_weights_names_files_of_the_folder(hugging_face: Path, tmp_path: Path, file: str) -> None:
+def test_the_index_of_weights_names_files_of_the_folder(
+    hugging_face: Path, tmp_path: Path, file: str
+) -> None:
     from apertus_model.model.hf_folder import FolderWeights
     from specs.hugging_face import HuggingFaceError
 
@@ -402,10 +445,24 @@ FORBIDDEN_CALLS = {
         "marshal.loads",
         "shelve.open",
     ),
-    *("yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen", "joblib.load", "torch.jit.load", "torch.hub.load"),
+    *(
+        "yaml.load",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+        "os.system",
+        "os.popen",
+        "joblib.load",
+        "torch.jit.load",
+        "torch.hub.load",
+    ),
     *("runpy.run_path", "runpy.run_module", "datasets.load_dataset", "load_dataset"),
 }
-FORBIDDEN_ARGUMENTS = {("trust_remote_code", True), ("weights_only", False), ("allow_pickle", True), ("shell", True)}
+FORBIDDEN_ARGUMENTS = {
+    ("trust_remote_code", True),
+    ("weights_only", False),
+    ("allow_pickle", True),
+    ("shell", True),
+}
 STATED = {"np.load": "allow_pickle", "numpy.load": "allow_pickle", "torch.load": "weights_only"}
 
 
@@ -435,7 +492,9 @@ def findings(source: str) -> list[str]:
 def test_no_module_of_ours_runs_data_as_code(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
-    assert {str(file.relative_to(ROOT)): found for file in files if (found := findings(file.read_text("utf-8")))} == {}
+    assert {
+        str(file.relative_to(ROOT)): found for file in files if (found := findings(file.read_text("utf-8")))
+    } == {}
 
 
 @pytest.mark.parametrize(

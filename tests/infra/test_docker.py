@@ -22,11 +22,17 @@ def services() -> dict[str, Any]:
 
 
 def test_every_image_has_a_version_and_every_port_is_of_this_machine(services: dict[str, Any]) -> None:
-    assert {service["image"] for service in services.values() if not re.search(r":[\w.-]*\d", service["image"])} == {"apertus"}
-    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", []))
+    assert {
+        service["image"] for service in services.values() if not re.search(r":[\w.-]*\d", service["image"])
+    } == {"apertus"}
+    assert all(
+        port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", [])
+    )
 
 
-def test_a_service_waits_for_what_it_needs_and_that_can_say_when_it_is_ready(services: dict[str, Any]) -> None:
+def test_a_service_waits_for_what_it_needs_and_that_can_say_when_it_is_ready(
+    services: dict[str, Any],
+) -> None:
     for service in services.values():
         for needed, condition in service.get("depends_on", {}).items():
             assert condition == {"condition": "service_healthy"}
@@ -36,8 +42,14 @@ def test_a_service_waits_for_what_it_needs_and_that_can_say_when_it_is_ready(ser
 def test_secrets_are_asked_for_and_have_no_default() -> None:
     text = (FOLDER / "compose.yaml").read_text()
     names = set(re.findall(r"(?<!\$)\$\{(\w+)", text))
-    assert names == {line.split("=")[0] for line in (FOLDER / ".env.example").read_text().splitlines() if "=" in line}
-    assert all(line.endswith("=") for line in (FOLDER / ".env.example").read_text().splitlines() if not line.startswith("#"))
+    assert names == {
+        line.split("=")[0] for line in (FOLDER / ".env.example").read_text().splitlines() if "=" in line
+    }
+    assert all(
+        line.endswith("=")
+        for line in (FOLDER / ".env.example").read_text().splitlines()
+        if not line.startswith("#")
+    )
     for secret in names - {"TORCH_INDEX"}:
         assert f"${{{secret}:?" in text and f"${{{secret}:-" not in text
 
@@ -46,7 +58,12 @@ def test_the_image_copies_what_is_there_and_the_context_lets_it_through() -> Non
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert all((ROOT / name).exists() for name in allowed)
     recipe = (FOLDER / "Dockerfile").read_text()
-    copied = {name for line in re.findall(r"^COPY (?!--from)(.+) \./$", recipe, re.M) for name in line.split() if name != "."}
+    copied = {
+        name
+        for line in re.findall(r"^COPY (?!--from)(.+) \./$", recipe, re.M)
+        for name in line.split()
+        if name != "."
+    }
     assert copied <= allowed
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
     assert f"prefecthq/prefect:{pinned['prefect']}-" in (FOLDER / "compose.yaml").read_text()
@@ -55,7 +72,11 @@ def test_the_image_copies_what_is_there_and_the_context_lets_it_through() -> Non
 def test_flash_attn_has_one_version() -> None:
     extra = re.search(r'^flash = \["flash-attn==([\w.]+)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
     recipe = (FOLDER / "Dockerfile").read_text()
-    assert extra is not None and f"\nARG FLASH_ATTN={extra[1]}\n" in recipe and recipe.count("flash-attn==${FLASH_ATTN}") == 1
+    assert (
+        extra is not None
+        and f"\nARG FLASH_ATTN={extra[1]}\n" in recipe
+        and recipe.count("flash-attn==${FLASH_ATTN}") == 1
+    )
 
 
 def test_the_image_has_vllm_where_it_says() -> None:

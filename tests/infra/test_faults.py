@@ -1,8 +1,10 @@
-"""Storage that fails in any way, at any call: nothing that was committed is damaged, nothing else is read, the next run ends the work.
+"""Storage that fails in any way, at any call: nothing that was committed is damaged, nothing else is read,
+the next run ends the work.
 
-The work is that of two stages, as the launcher and the stages do it: one of units and files, one of checkpoints; or it is what happens to
-a store beside its stages: leases, logs, references, retention, garbage, copies. It runs over a filesystem that fails at its k-th call, for
-every k and every kind of fault. On S3 the files of checkpoints go up in parts.
+The work is that of two stages, as the launcher and the stages do it: one of units and files, one of
+checkpoints; or it is what happens to a store beside its stages: leases, logs, references, retention, garbage,
+copies. It runs over a filesystem that fails at its k-th call, for every k and every kind of fault. On S3 the
+files of checkpoints go up in parts.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def job(store: Store, scratch: Path, path: str, **fields: Any) -> Job:
     name = uuid.uuid4().hex[:8]
     kind, _, fingerprint = path.partition("/")
     return Job(
-        node=kind, kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={"seed": 1}, inputs={}, launch={}, store=store.url,
+        node=kind, kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={"seed": 1}, inputs={},
+        launch={}, store=store.url,
         path=path, attempt=name, scratch=str(scratch / name), progress=str(scratch / "progress"), **fields,
     )  # fmt: skip
 
@@ -119,7 +122,10 @@ def last_sound(artifact: Artifact) -> int | None:
 
 def result(store: Store) -> dict[str, Any]:
     """What was made, read as stages read it."""
-    found = {name: hashlib.sha256(Artifact(store, DATA).bytes(name)).hexdigest() for name in ("shard.bin", "counts.json")}
+    found = {
+        name: hashlib.sha256(Artifact(store, DATA).bytes(name)).hexdigest()
+        for name in ("shard.bin", "counts.json")
+    }
     trained = Artifact(store, TRAINED, STEPS[-1])
     trained.checkpoint(STEPS[-1]).check()
     files = {Path(name).name: record.sha256 for name, record in trained.manifest.files.items()}
@@ -136,7 +142,10 @@ def keep(store: Store, scratch: Path) -> None:
     artifact = Artifact(store, TRAINED)
     refer(store, TRAINED, STEPS[1], "sft/" + "a" * 32)
     if not runs.names(store):
-        store.write_once(f"runs/named/{STAMP}.json", to_json({"parts": {"a": {"path": DATA}, "b": {"path": TRAINED, "step": STEPS[-1]}}}))
+        store.write_once(
+            f"runs/named/{STAMP}.json",
+            to_json({"parts": {"a": {"path": DATA}, "b": {"path": TRAINED, "step": STEPS[-1]}}}),
+        )
     log = scratch / "log.txt"
     log.write_text("step 10")
     store.upload(log, f"{TRAINED}/attempts/{lease.holder.attempt}/log.txt")
@@ -166,7 +175,10 @@ class Place:
         return "file" in self.fs.protocol
 
     def work(self, faults: Faults) -> None:
-        with faults.on_disk() if self.is_local else nullcontext(), quick_to_give_up() if faults.kind == HANGS else nullcontext():
+        with (
+            faults.on_disk() if self.is_local else nullcontext(),
+            quick_to_give_up() if faults.kind == HANGS else nullcontext(),
+        ):
             self.task(Store(faults.on(self.fs), self.root, piece_bytes=PART_BYTES // 3), self.scratch)
 
     def damaged(self) -> list[str]:
@@ -206,7 +218,9 @@ def check(place: Place, faults: Faults, expected: list[dict[str, Any]]) -> None:
     except (OSError, StoreError):  # what is tried again, and told
         pass
     except Exception as error:
-        raise AssertionError(f"{where} {faults.calls[faults.at - 1 : faults.at]}: the work ends with {error!r}") from error
+        raise AssertionError(
+            f"{where} {faults.calls[faults.at - 1 : faults.at]}: the work ends with {error!r}"
+        ) from error
     finally:
         faults.let_go()
     where += f" {faults.calls[faults.at - 1 : faults.at]}"  # none where a clock has made fewer calls
@@ -222,8 +236,8 @@ def check(place: Place, faults: Faults, expected: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits between two tries; the versions of libraries, which every manifest states, are looked up once; a file of a checkpoint
-    has two parts."""
+    """Nobody waits between two tries; the versions of libraries, which every manifest states, are looked
+    up once; a file of a checkpoint has two parts."""
     monkeypatch.setattr("infra.store.files.sinks.PART_BYTES", PART_BYTES)
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     monkeypatch.setattr("infra.store.storage.retry.time", SimpleNamespace(sleep=lambda seconds: None))
@@ -232,7 +246,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Place]]:
-    """Makes places on the kind of storage that the test is parametrised with: empty ones, or with the work done for another task."""
+    """Makes places on the kind of storage that the test is parametrised with: empty ones, or with the work
+    done for another task."""
     with in_reach(request, request.param) as (fs, root):
 
         def make(task: Task = work) -> Place:
@@ -247,7 +262,8 @@ def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
 @contextmanager
 def in_reach(request: pytest.FixtureRequest, place: str) -> Iterator[tuple[Any, str]]:
     if place == "disk":
-        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:  # nobody cuts the power: no disk is needed
+        # nobody cuts the power: no disk is needed
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
             yield fsspec.filesystem("file"), folder
     elif place == "memory":
         yield fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
@@ -262,7 +278,8 @@ def kinds_on(place: Place) -> tuple[str, ...]:
 
 
 def every_fault(run: Faults, kinds: Sequence[str]) -> list[Faults]:
-    """Every kind at every call, once and from then on; what hangs from then on, and takes seven tries of half a second, at every sixth."""
+    """Every kind at every call, once and from then on; what hangs from then on, and takes seven tries of
+    half a second, at every sixth."""
     return [
         Faults(kind, at, lasting=lasting)
         for at in range(1, len(run.calls) + 1)
@@ -285,12 +302,15 @@ def one_at_each(run: Faults, kinds: Sequence[str]) -> list[Faults]:
 def some_last(run: Faults, kinds: Sequence[str]) -> list[Faults]:
     """One at each call; from every sixth call on another one."""
     without = [kind for kind in kinds if kind != HANGS]  # seven tries of half a second
-    lasting = [Faults(without[at // 6 % len(without)], at, lasting=True) for at in range(1, len(run.calls) + 1, 6)]
+    lasting = [
+        Faults(without[at // 6 % len(without)], at, lasting=True) for at in range(1, len(run.calls) + 1, 6)
+    ]
     return one_at_each(run, kinds) + lasting
 
 
 def at_sites(run: Faults, kinds: Sequence[str]) -> list[Faults]:
-    """Of `one_at_each` one for each call site: what is done to the second unit, rank or step is done to the first."""
+    """Of `one_at_each` one for each call site: what is done to the second unit, rank or step is done to
+    the first."""
     first = {site: at for at, site in reversed([*enumerate(run.sites, start=1)])}
     return [faults for faults in one_at_each(run, kinds) if faults.at in first.values()]
 
@@ -323,25 +343,33 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
             for place in ("disk", "memory")
             for task, choose in ((work, every_fault), (keep, some_last))
         ),
-        *(pytest.param(place, task, one_at_each, marks=SLOW) for place, task in (("moto", work), ("moto", keep), ("swift", work))),
-        pytest.param("swift", keep, at_every_third_site, marks=SLOW),  # its hundreds of calls take Swift seven seconds, each time
+        pytest.param("moto", work, one_at_each, marks=SLOW),
+        pytest.param("moto", keep, at_sites, marks=SLOW),
+        pytest.param("swift", work, at_sites, marks=SLOW),
+        # its hundreds of calls take Swift seven seconds, each time
+        pytest.param("swift", keep, at_every_third_site, marks=SLOW),
     ],
     indirect=["new_place"],
 )
-def test_a_fault_at_any_call_costs_nothing_but_time(new_place: Callable[[Task], Place], task: Task, choose: Choose) -> None:
+def test_a_fault_at_any_call_costs_nothing_but_time(
+    new_place: Callable[[Task], Place], task: Task, choose: Choose
+) -> None:
     place = new_place(task)
     run, expected = recorded(place)
     assert len(run.calls) > 40
     check_all(functools.partial(new_place, task), choose(run, kinds_on(place)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_place", ["moto", "swift"], indirect=True)
 def test_two_faults_over_the_network_cost_nothing_but_time(new_place: Callable[[], Place]) -> None:
     """One hits a request of a multipart upload; calls take hundreds of times as long as in memory."""
     run, expected = recorded(new_place())
     random = Random(6)
     parts = [at for at, name in enumerate(run.calls, start=1) if name == "call_s3"]
-    check_all(new_place, [Faults("503", random.choice(parts)), random.choice(every_fault(run, KINDS))], expected)
+    check_all(
+        new_place, [Faults("503", random.choice(parts)), random.choice(every_fault(run, KINDS))], expected
+    )
 
 
 def check_all(new_place: Callable[[], Place], chosen: list[Faults], expected: list[dict[str, Any]]) -> None:
@@ -374,8 +402,8 @@ except OSError as error:
 
 @pytest.mark.parametrize("limit", [0, 1300])
 def test_a_disk_that_takes_no_more_leaves_what_is_committed(tmp_path: Path, limit: int) -> None:
-    """The system's own refusal, by a limit on the length of files, which needs no rights: a write is cut in the middle. The shorter limit
-    is met by the first marker, the longer one by a file of a checkpoint."""
+    """The system's own refusal, by a limit on the length of files, which needs no rights: a write is cut
+    in the middle. The shorter limit is met by the first marker, the longer one by a file of a checkpoint."""
     store, sound = tmp_path / "store", tmp_path / "sound"
     command = [sys.executable, "-c", FULL_DISK, str(store), str(limit), str(tmp_path / "scratch")]
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)

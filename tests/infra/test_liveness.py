@@ -51,7 +51,9 @@ def test_a_sign_that_comes_back_is_a_change() -> None:
     assert [silence.after(sign) for sign in ("1", "2", "1", "1")] == [0, 0, 0, 10]
 
 
-def test_a_file_that_is_written_again_and_again_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_written_again_and_again_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.01)
     file = tmp_path / "alive"
     observer = FileSilence(file)

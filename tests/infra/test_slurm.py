@@ -10,7 +10,7 @@ import pytest
 
 from infra import slurm
 from infra.slurm import Jobs, SlurmError
-from specs.profile import SlurmProfile
+from specs.profiles import SlurmProfile
 from specs.units import Duration
 
 
@@ -45,7 +45,9 @@ def test_states_are_those_of_the_jobs_that_slurm_knows(
     assert Jobs().states() == states
 
 
-def test_all_jobs_that_were_submitted_are_asked_for_and_cancelled_together(tmp_path: Path, program: Callable[[str, str], None]) -> None:
+def test_all_jobs_that_were_submitted_are_asked_for_and_cancelled_together(
+    tmp_path: Path, program: Callable[[str, str], None]
+) -> None:
     program("sbatch", f"echo x >> {tmp_path}/count; echo \"$(wc -l < {tmp_path}/count | tr -d ' ');cluster\"")
     program("squeue", f'echo "$*" > {tmp_path}/asked')
     program("scancel", f'echo "$*" > {tmp_path}/cancelled')
@@ -58,7 +60,9 @@ def test_all_jobs_that_were_submitted_are_asked_for_and_cancelled_together(tmp_p
     assert (tmp_path / "cancelled").read_text() == "1 2\n"
 
 
-def test_a_job_that_was_refused_is_not_one_of_them(tmp_path: Path, program: Callable[[str, str], None]) -> None:
+def test_a_job_that_was_refused_is_not_one_of_them(
+    tmp_path: Path, program: Callable[[str, str], None]
+) -> None:
     program("sbatch", "echo no such partition >&2; exit 1")
     jobs = Jobs()
     with pytest.raises(SlurmError, match="sbatch refused the job: no such partition"):
@@ -81,7 +85,9 @@ def test_a_job_is_over_for_long_when_nobody_saw_it_run_for_as_long_as_files_may_
         return found
 
     assert looks((0, False), (5, True), (34, True), (35, True)) == [False, False, False, True]
-    assert looks((36, False), (40, True), (69, True), (70, True)) == [False, False, False, True], "it was started again"
+    assert looks((36, False), (40, True), (69, True), (70, True)) == [False, False, False, True], (
+        "it was started again"
+    )
     assert looks((80, False), (81, True), (100, None), (110, None), (111, True)) == [
         False,
         False,
@@ -95,7 +101,9 @@ def test_a_job_is_over_for_long_when_nobody_saw_it_run_for_as_long_as_files_may_
 def test_options_that_are_not_stated_are_left_out_and_what_the_profile_adds_is_kept(tmp_path: Path) -> None:
     always = ["--job-name=n", f"--output={tmp_path}/log", "--open-mode=append", "--export=ALL"]
     assert slurm.flags(slurm.options(SlurmProfile(), "n", tmp_path / "log", None, None, None)) == always
-    profile = SlurmProfile(partition="fast", arguments={"account": "team", "exclusive": True, "oversubscribe": False})
+    profile = SlurmProfile(
+        partition="fast", arguments={"account": "team", "exclusive": True, "oversubscribe": False}
+    )
     stated = slurm.flags(slurm.options(profile, "n", tmp_path / "log", 4, "8G", Duration(61.0)))
     assert sorted(stated) == sorted(
         [

@@ -20,7 +20,11 @@ class Example(Spec):
 
 
 def test_execution_fields_do_not_enter_the_identity() -> None:
-    assert Example(lr=0.1, processes=1).identity_fields() == Example(lr=0.1, processes=8).identity_fields() == {"lr": 0.1}
+    assert (
+        Example(lr=0.1, processes=1).identity_fields()
+        == Example(lr=0.1, processes=8).identity_fields()
+        == {"lr": 0.1}
+    )
 
 
 def test_a_field_at_its_neutral_value_is_left_out_so_a_new_option_invalidates_nothing() -> None:

@@ -39,7 +39,9 @@ def test_stages_follow_what_they_read() -> None:
 def test_a_stage_follows_what_its_mixture_excludes_but_not_what_starts_from_the_stage() -> None:
     mixture = {"kind": "mixture", "weights": {"c/s": 1}, "exclude": ["base", "first"]}
     assert ordered(m=mixture) == ["tok", "c", "m", "base", "first"]
-    after = ordered(m=mixture, other={"kind": "cooldown", "from": "base", "mixture": "m", "budget": "4 steps"})
+    after = ordered(
+        m=mixture, other={"kind": "cooldown", "from": "base", "mixture": "m", "budget": "4 steps"}
+    )
     assert after.index("first") < after.index("other")
 
 

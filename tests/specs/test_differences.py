@@ -11,7 +11,9 @@ SIDES = st.dictionaries(st.sampled_from("abcdef"), st.none() | st.integers(0, 2)
 
 
 @given(SIDES, SIDES)
-def test_applying_the_changes_to_one_side_gives_the_other(a: dict[str, int | None], b: dict[str, int | None]) -> None:
+def test_applying_the_changes_to_one_side_gives_the_other(
+    a: dict[str, int | None], b: dict[str, int | None]
+) -> None:
     found = {change.name: change for change in changes(a, b)}
     patched = {name: found[name].b if name in found else a.get(name) for name in {**a, **b}}
     assert patched == {name: b.get(name) for name in {**a, **b}}

@@ -52,7 +52,11 @@ def test_too_many_variants_are_refused_before_expansion() -> None:
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**38), 10**38) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**38), 10**38)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
 
@@ -89,7 +93,10 @@ class Outer(Foreign):
         ({}, "^inner is missing$"),
         ({"inner": {"number": "1"}}, r"^inner\.number is '1': input should be a valid integer$"),
         ({"inner": {"number": True}}, r"^inner\.number is True: input should be a valid integer$"),
-        ({"inner": {}, "ends": {}}, r"^ends is {}: input should be a valid integer, or input should be a valid list$"),
+        (
+            {"inner": {}, "ends": {}},
+            r"^ends is {}: input should be a valid integer, or input should be a valid list$",
+        ),
         ({"inner": {"number": "x" * 10_000}}, r"^inner\.number is 'x{30,}\.\.\.x{30,}': input"),
     ],
 )
@@ -117,7 +124,9 @@ def unix_socket(path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "a device"),
     ],
 )
-def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], what: str) -> None:
+def test_only_regular_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], what: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "file")
     with pytest.raises(ForeignError, match=f"it is {what}, not a regular file"):

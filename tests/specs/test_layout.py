@@ -1,16 +1,20 @@
-"""Layouts that a model, a sequence or a batch does not allow are refused with the recipe, each with field, value and fix."""
+"""Layouts that a model, a sequence or a batch does not allow are refused with the recipe, each with field,
+value and fix."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specs.dependencies import order
 from specs.errors import SpecError
 from specs.launch import Launch, Parallel
 from specs.layout import micro_batch_size, misfits
 from specs.model import ModelSpec
 from specs.recipe import load
+from specs.resolution import resolve
 from tests.recipes import CHAT, RECIPE, write_recipe
 
 
@@ -23,7 +27,11 @@ def problems(folder: Path, *overrides: str, recipe: str = RECIPE) -> str:
 @pytest.mark.parametrize(
     ("launch", "where", "message"),
     [
-        ("{processes: 2, parallel: {tp: 2}}", "tp: 'pretrain'", "n_kv_heads 1 cannot be divided among 2 tensor-parallel processes"),
+        (
+            "{processes: 2, parallel: {tp: 2}}",
+            "tp: 'pretrain'",
+            "n_kv_heads 1 cannot be divided among 2 tensor-parallel processes",
+        ),
         (
             "{processes: 32, parallel: {cp: 32}}",
             "cp: 'cooldown'",
@@ -32,28 +40,45 @@ def problems(folder: Path, *overrides: str, recipe: str = RECIPE) -> str:
         (
             "{processes: 2, parallel: {pp: 2, pp_schedule: interleaved-1f1b}}",
             "pp: 'pretrain'",
-            "2 layers are too few for a pipeline of 4 stages (two per process)",
+            "2 layers are too few for a pipeline of 4 stages (2 per process)",
         ),
-        ("{processes: 2, parallel: {pp: 2}}", "pp: 'evaluate'", "cannot run in a pipeline (pp 2): it needs the logits on every process"),
+        (
+            "{processes: 2, parallel: {pp: 2}}",
+            "pp: 'evaluate'",
+            "cannot run in a pipeline (pp 2): it needs the logits on every process",
+        ),
         (
             "{processes: 8, parallel: {pp: 2}}",
             "pp: 'pretrain'",
-            "a batch of 4 sequences is 1 for each of 4 data-parallel pipelines, which cannot be split into "
-            "micro-batches for 2 stages (1f1b)",
+            (
+                "a batch of 4 sequences is 1 for each of 4 data-parallel pipelines, which cannot be split"
+                " into micro-batches for 2 processes (1f1b)"
+            ),
         ),
     ],
 )
-def test_layout_that_does_not_fit_is_a_problem_of_the_recipe(tmp_path: Path, launch: str, where: str, message: str) -> None:
-    line = next(line for line in problems(tmp_path, f"launch={launch}").splitlines() if f"launch.parallel.{where}" in line)
+def test_layout_that_does_not_fit_is_a_problem_of_the_recipe(
+    tmp_path: Path, launch: str, where: str, message: str
+) -> None:
+    line = next(
+        line
+        for line in problems(tmp_path, f"launch={launch}").splitlines()
+        if f"launch.parallel.{where}" in line
+    )
     assert message in line
     assert "Fix: " in line
 
 
 def test_degrees_that_do_not_make_the_processes_are_refused(tmp_path: Path) -> None:
-    assert "dp_shard 1 does not make 4 processes" in problems(tmp_path, "launch={processes: 4, parallel: {cp: 2, dp_shard: 1}}")
+    assert "dp_shard 1 does not make 4 processes" in problems(
+        tmp_path, "launch={processes: 4, parallel: {cp: 2, dp_shard: 1}}"
+    )
     text = problems(tmp_path, "stages.cooldown.launch.parallel={cp: 2}")
     assert "stages.cooldown.launch.parallel: 'cooldown': tp 1 x cp 2 x pp 1" in text
-    assert "does not make 1 processes; the product must be equal to it. Fix: change launch.processes or a degree." in text
+    assert (
+        "does not make 1 processes; the product must be equal to it. Fix: change launch.processes or a"
+        " degree." in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +89,9 @@ def test_degrees_that_do_not_make_the_processes_are_refused(tmp_path: Path) -> N
         ("preferences", "{pp: 2}", "'preferences' cannot run in a pipeline (pp 2): it needs the logits"),
     ],
 )
-def test_needs_of_an_objective_are_checked_before_anything_runs(tmp_path: Path, stage: str, parallel: str, message: str) -> None:
+def test_needs_of_an_objective_are_checked_before_anything_runs(
+    tmp_path: Path, stage: str, parallel: str, message: str
+) -> None:
     text = problems(tmp_path, f"stages.{stage}.launch={{processes: 2, parallel: {parallel}}}", recipe=CHAT)
     assert message in text
     assert f"give '{stage}' a launch.parallel of its own, with dp_shard, dp_replicate or cp" in text
@@ -78,10 +105,95 @@ def test_weights_per_token_are_refused_in_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_compiled_layers_are_not_recomputed_under_tensor_parallelism(tmp_path: Path) -> None:
-    settings = ["stages.pretrain.model.n_kv_heads=2", "stages.pretrain.compile=true", "launch={processes: 2, parallel: {tp: 2}}"]
+    settings = [
+        "stages.pretrain.model.n_kv_heads=2",
+        "stages.pretrain.compile=true",
+        "launch={processes: 2, parallel: {tp: 2}}",
+    ]
     load(write_recipe(tmp_path), settings)
     text = problems(tmp_path, *settings, "stages.pretrain.activation_checkpointing=full")
     assert "stages.pretrain.compile: torch 2.13 cannot compile layers with activation checkpointing" in text
+
+
+def test_a_memory_budget_needs_the_compiler(tmp_path: Path) -> None:
+    budget = "stages.pretrain.activation_checkpointing=memory_budget"
+    text = problems(tmp_path, budget)
+    assert "stages.pretrain.activation_checkpointing: memory_budget is what the compiler of a layer" in text
+    assert "Fix: state compile: true" in text
+    load(write_recipe(tmp_path), [budget, "stages.pretrain.compile=true"])
+    assert "memory_budget" in problems(tmp_path, "stages.pretrain.memory_budget=1.5")
+
+
+def test_overlapping_tensor_parallelism_needs_the_compiler_and_gathers_to_overlap(tmp_path: Path) -> None:
+    heads = "stages.pretrain.model.n_kv_heads=2"
+    layout = "launch={{processes: 2, parallel: {{tp: 2, sequence_parallel: {}, async_tp: true}}}}"
+    compiled = [f"stages.{name}.compile=true" for name in ("pretrain", "cooldown")]
+    text = problems(tmp_path, heads, layout.format("true"))
+    assert "launch.parallel.async_tp: 'pretrain': the compiler rewrites layers for async_tp" in text
+    assert "Fix: state compile: true for 'pretrain'" in text
+    text = problems(tmp_path, heads, *compiled, layout.format("false"))
+    assert "launch.parallel.async_tp: 'pretrain': async_tp takes the gathers and reduce-scatters" in text
+    load(write_recipe(tmp_path), [heads, *compiled, layout.format("true")])
+
+
+FLOAT8 = "stages.pretrain.precision={param: float32, linear: float8}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "message"),
+    [
+        (
+            ["stages.pretrain.model.ffn_dim=72"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "float8 multiplies sizes in multiples of 16, not model.ffn_dim / tp 1 = 72",
+        ),
+        (
+            ["stages.pretrain.model.n_heads=4", "stages.pretrain.model.n_kv_heads=2",
+             "stages.pretrain.model.head_dim=8", "launch={processes: 2, parallel: {tp: 2}}"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "not key heads x head_dim / tp 2 = 8",
+        ),
+        (
+            ["stages.pretrain.sequence_length=24"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "not tokens of a sequence on a process = 24",
+        ),
+        (
+            ["cluster={gpu: A100}"],
+            "stages.pretrain.precision.linear: 'pretrain'",
+            "the A100 of cluster.gpu has no float8; GPUs from the H100 on have it",
+        ),
+        (
+            ["stages.sft.lora={rank: 4, alpha: 8}"],
+            "stages.sft.precision.linear: 'sft'",
+            "adapters are added to layers of the parameters' precision",
+        ),
+        (
+            ["stages.dpo.precision={param: float32, linear: float8}"],
+            "stages.dpo.precision.linear: 'dpo'",
+            "a log-ratio would not begin at zero",
+        ),
+        (
+            ["stages.preferences.precision={param: float32, linear: float8-rowwise}"],
+            "stages.preferences.precision.linear",
+            "reference log-probabilities are not computed in float8",
+        ),
+    ],
+)  # fmt: skip
+def test_float8_is_refused_where_it_cannot_be_trained(
+    tmp_path: Path, settings: list[str], where: str, message: str
+) -> None:
+    text = problems(tmp_path, FLOAT8, *settings, recipe=CHAT)
+    line = next(line for line in text.splitlines() if message in line)
+    assert where in line
+    assert "Fix: " in line
+
+
+def test_float8_is_inherited_but_not_where_log_ratios_are_trained(tmp_path: Path) -> None:
+    found = load(write_recipe(tmp_path, CHAT), [FLOAT8, "cluster={gpu: H100}"])
+    precisions = {name: one.precision.linear for name, one in resolve(found, order(found)).items()}
+    assert {precisions[name] for name in ("pretrain", "cooldown", "longer/2", "sft")} == {"float8"}
+    assert {precisions[name] for name in ("qrpo", "dpo")} == {"param"}
 
 
 def fields(processes: int, parallel: Parallel, length: int = 4096, batch: int = 1024) -> list[str]:
@@ -95,6 +207,10 @@ def test_the_layouts_of_a_published_size_are_allowed_up_to_its_heads_and_layers(
     assert fields(512, Parallel(tp=4, pp=8)) == []
     assert fields(512, Parallel(tp=4, pp=8, pp_schedule="interleaved-1f1b")) == []
     assert fields(512, Parallel(pp=64, pp_schedule="interleaved-1f1b")) == ["pp"]  # 128 stages of 80 layers
+    published = Parallel(tp=4, pp=8, pp_schedule="interleaved-1f1b", virtual_stages=5)
+    assert fields(512, published, batch=16 * 32) == []  # fewer micro-batches than its 40 stages
+    assert fields(512, published.model_copy(update={"virtual_stages": 6})) == ["virtual_stages"]
+    assert fields(512, published.model_copy(update={"pp_schedule": "1f1b"})) == ["virtual_stages"]
     assert fields(512, Parallel(cp=8, tp=2, sequence_parallel=True)) == []
     assert fields(512, Parallel(cp=8, tp=2, sequence_parallel=True), length=4096 + 16) == ["cp"]
     assert fields(512, Parallel(tp=4, sequence_parallel=True), length=4098) == ["sequence_parallel"]
@@ -102,16 +218,19 @@ def test_the_layouts_of_a_published_size_are_allowed_up_to_its_heads_and_layers(
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b"])
-def test_the_micro_batch_is_the_largest_that_the_schedule_takes(pp: int, schedule: str) -> None:
-    parallel = Parallel(pp=pp, pp_schedule=schedule)  # type: ignore[arg-type]  # pytest's strings
-    stages = 1 if pp == 1 else pp * (2 if schedule == "interleaved-1f1b" else 1)
+@pytest.mark.parametrize(
+    ("schedule", "each"), [("1f1b", 1), ("gpipe", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 5)]
+)
+def test_the_micro_batch_is_the_largest_that_the_schedule_takes(pp: int, schedule: Any, each: int) -> None:
+    parallel = Parallel(pp=pp, pp_schedule=schedule, virtual_stages=each if each > 2 else None)
+    stages = 1 if pp == 1 else pp * each
     for share in range(1, 40):
         for limit in (None, 1, 2, 5):
             fit = []
             for size in range(1, min(limit or share, share) + 1):
                 number = share // size
                 rounds = max(1, number // pp) if stages > pp else 1  # torch's ScheduleInterleaved1F1B
-                if share % size == 0 and number >= stages and number % rounds == 0:
+                enough = number >= stages or (size == 1 and number >= pp)
+                if share % size == 0 and enough and number % rounds == 0:
                     fit.append(size)
             assert micro_batch_size(parallel, share, limit) == (max(fit) if fit else None), (share, limit)

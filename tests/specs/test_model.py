@@ -7,7 +7,9 @@ import pytest
 from specs.model import ModelSpec
 
 
-@pytest.mark.parametrize(("flavour", "parameters", "flops"), [("8b", 8_053_338_176, 5.158e10), ("70b", 70_599_864_480, 4.496e11)])
+@pytest.mark.parametrize(
+    ("flavour", "parameters", "flops"), [("8b", 8_053_338_176, 5.158e10), ("70b", 70_599_864_480, 4.496e11)]
+)
 def test_published_sizes(flavour: str, parameters: int, flops: float) -> None:
     model = ModelSpec.model_validate({"flavour": flavour})
     assert model.parameters == parameters
@@ -30,7 +32,10 @@ def test_a_stated_dimension_wins_over_the_flavour() -> None:
     assert ModelSpec.model_validate({"flavour": "8b", "n_layers": 2}).n_layers == 2
 
 
-@pytest.mark.parametrize(("field", "value"), [("n_kv_heads", 2), ("head_dim", 33), ("vocab_size", 100), ("flavour", "9b"), ("width", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("n_kv_heads", 2), ("head_dim", 33), ("vocab_size", 100), ("flavour", "9b"), ("width", 3)],
+)
 def test_impossible_models_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field if field != "flavour" else "9b"):
         ModelSpec.model_validate({"flavour": "mini", field: value})

@@ -52,7 +52,9 @@ def assert_not_in(text: str, *places: str) -> None:
 
 
 @given(SCHEMES, USERS, secrets(PRINTABLE), HOSTS)
-def test_url_with_a_password_is_refused_without_repeating_it(scheme: str, user: str, password: str, host: str) -> None:
+def test_url_with_a_password_is_refused_without_repeating_it(
+    scheme: str, user: str, password: str, host: str
+) -> None:
     url = f"{scheme}://{user}:{password}@{host}"
     with pytest.raises(ValueError, match="a URL with credentials in it; leave them out") as caught:
         without_credentials(url)

@@ -24,7 +24,9 @@ TOTAL, DECAY, WARMUP = 3_662_109_375 * SEQUENCE, 403_905_806 * SEQUENCE, 4_096_0
 def test_the_published_schedules(peak: float, numerics: Numerics) -> None:
     start = TOTAL - DECAY
     worst = 0.0
-    schedule = Schedule(peak=peak, warmup_tokens=WARMUP, decay="1-sqrt", decay_start=start, decay_tokens=DECAY, final=0.1)
+    schedule = Schedule(
+        peak=peak, warmup_tokens=WARMUP, decay="1-sqrt", decay_start=start, decay_tokens=DECAY, final=0.1
+    )
     assert schedule.lr(0) == 0.0
     assert schedule.lr(WARMUP // 2) == pytest.approx(peak / 2, rel=1e-12)
     assert schedule.lr(WARMUP) == schedule.lr(start) == peak
@@ -44,10 +46,16 @@ def test_the_published_schedules(peak: float, numerics: Numerics) -> None:
     assert start / 1e12 == pytest.approx(13.346, abs=1e-3)  # where the report's decay begins
 
 
-@pytest.mark.parametrize(("decay", "middle"), [("linear", 0.5), ("cosine", 0.5), ("1-sqrt", 1 - math.sqrt(0.5))])
+@pytest.mark.parametrize(
+    ("decay", "middle"), [("linear", 0.5), ("cosine", 0.5), ("1-sqrt", 1 - math.sqrt(0.5))]
+)
 def test_decay_to_zero_has_the_published_shapes(decay: str, middle: float) -> None:
-    schedule = Schedule.model_validate({"peak": 1.0, "decay": decay, "decay_start": 100, "decay_tokens": 100, "final": 0.0})
-    assert [schedule.lr(50), schedule.lr(100), schedule.lr(200), schedule.lr(300)] == pytest.approx([1.0, 1.0, 0.0, 0.0], abs=1e-15)
+    schedule = Schedule.model_validate(
+        {"peak": 1.0, "decay": decay, "decay_start": 100, "decay_tokens": 100, "final": 0.0}
+    )
+    assert [schedule.lr(50), schedule.lr(100), schedule.lr(200), schedule.lr(300)] == pytest.approx(
+        [1.0, 1.0, 0.0, 0.0], abs=1e-15
+    )
     assert schedule.lr(150) == pytest.approx(middle)
 
 
@@ -67,9 +75,15 @@ def test_warmup_begins_at_the_stated_fraction() -> None:
 def test_a_decay_falls_from_the_peak_to_its_final_fraction(
     decay: str, peak: float, final: float, start: int, length: int, shares: list[int]
 ) -> None:
-    schedule = Schedule.model_validate({"peak": peak, "decay": decay, "decay_start": start, "decay_tokens": length, "final": final})
+    schedule = Schedule.model_validate(
+        {"peak": peak, "decay": decay, "decay_start": start, "decay_tokens": length, "final": final}
+    )
     assert schedule.lr(start) == peak
-    assert schedule.lr(start + length) == schedule.lr(start + 2 * length) == pytest.approx(final * peak, rel=1e-12, abs=1e-18)
+    assert (
+        schedule.lr(start + length)
+        == schedule.lr(start + 2 * length)
+        == pytest.approx(final * peak, rel=1e-12, abs=1e-18)
+    )
     rates = [schedule.lr(start + length * share // 1000) for share in sorted(shares)]
     assert all(later <= earlier * (1 + 1e-15) for earlier, later in itertools.pairwise(rates))
 
@@ -79,9 +93,15 @@ def test_decays_follow_their_closed_forms(numerics: Numerics, share: Fraction, f
     length = 10**12
     tokens = int(share * length)
     done = mpmath.mpf(tokens) / length
-    forms = {"1-sqrt": 1 - mpmath.sqrt(done), "linear": 1 - done, "cosine": (1 + mpmath.cos(mpmath.pi * done)) / 2}
+    forms = {
+        "1-sqrt": 1 - mpmath.sqrt(done),
+        "linear": 1 - done,
+        "cosine": (1 + mpmath.cos(mpmath.pi * done)) / 2,
+    }
     for decay, form in forms.items():
-        schedule = Schedule.model_validate({"peak": 1.0, "decay": decay, "decay_tokens": length, "final": final})
+        schedule = Schedule.model_validate(
+            {"peak": 1.0, "decay": decay, "decay_tokens": length, "final": final}
+        )
         numerics(
             "schedules",
             f"{decay} decay to any fraction, of a peak of 1",

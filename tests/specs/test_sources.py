@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from specs.recipe import load
 from specs.sources import SourceSpec
-from tests.recipes import write_recipe
-from tests.specs.test_pipeline import edit, problems
+from tests.recipes import edit, problems, write_recipe
 
 TOKENS = "format: megatron, tokenizer: trusted"
 
@@ -35,10 +34,16 @@ TOKENS = "format: megatron, tokenizer: trusted"
         ("documents", {"reader": "a:b\n", "version": 1}, "reader\n  String should match pattern"),
         ("documents", {"reader": "package:name", "version": 0}, "greater than or equal to 1"),
         ("megatron", {}, "tokens do not say what made them: state tokenizer"),
-        ("megatron", {"tokenizer": "sha256:abc"}, "state tokenizer: sha256:<digest of its tokenizer.json>, or trusted"),
+        (
+            "megatron",
+            {"tokenizer": "sha256:abc"},
+            "state tokenizer: sha256:<digest of its tokenizer.json>, or trusted",
+        ),
     ],
 )
-def test_fields_that_do_not_belong_to_the_format_are_refused(format_: str, fields: dict[str, Any], message: str) -> None:
+def test_fields_that_do_not_belong_to_the_format_are_refused(
+    format_: str, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         SourceSpec(url="folder", format=format_, **fields)  # type: ignore[arg-type]
 
@@ -73,10 +78,16 @@ def test_new_fields_at_their_neutral_values_change_no_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("process", "message"),
     [
-        ("{holdout: 0.2}", "stages.corpus.sources.notes.pii: source 'notes' is already tokenised; pii would need its text"),
+        (
+            "{holdout: 0.2}",
+            "stages.corpus.sources.notes.pii: source 'notes' is already tokenised; pii would need its text",
+        ),
         (
             "{holdout: 0.2, pii: false, filters: [{filter: length}]}",
-            "stages.corpus.sources.notes.filters: source 'notes' is already tokenised; filters would need its text",
+            (
+                "stages.corpus.sources.notes.filters: source 'notes' is already tokenised; filters would need"
+                " its text"
+            ),
         ),
     ],
 )
@@ -88,7 +99,10 @@ def test_text_processing_is_refused_for_tokenised_sources(tmp_path: Path, proces
 
 def test_a_tokenizer_is_not_trained_on_tokens(tmp_path: Path) -> None:
     text = problems(edit(write_recipe(tmp_path), ("format: text", TOKENS)))
-    assert "stages.tokenizer.sources[0]: source 'notes' is already tokenised; a tokenizer is trained on text" in text
+    assert (
+        "stages.tokenizer.sources[0]: source 'notes' is already tokenised; a tokenizer is trained on text"
+        in text
+    )
 
 
 def test_tokenised_source_without_text_processing_is_accepted(tmp_path: Path) -> None:
@@ -103,6 +117,8 @@ def test_tokenised_source_without_text_processing_is_accepted(tmp_path: Path) ->
 
 
 def test_two_sources_of_one_name_are_an_error_with_both_lines(tmp_path: Path) -> None:
-    text = problems(edit(write_recipe(tmp_path), ("sources:\n", "sources:\n  notes: {url: other, format: text}\n")))
+    text = problems(
+        edit(write_recipe(tmp_path), ("sources:\n", "sources:\n  notes: {url: other, format: text}\n"))
+    )
     assert "notes" in text
     assert "is already on line 3" in text

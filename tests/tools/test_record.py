@@ -10,7 +10,8 @@ RESULT = """\
 <testsuites><testsuite>
 <testcase classname="tests.specs.test_units" name="test_a" time="1.5"/>
 <testcase classname="tests.specs.test_base" name="test_b" time="2"><failure/></testcase>
-<testcase classname="tests.apertus_model.stages.test_harness.TestTask" name="test_c" time="0"><skipped message="no GPU"/></testcase>
+<testcase classname="tests.apertus_model.stages.test_harness.TestTask" name="test_c" time="0">
+<skipped message="no GPU"/></testcase>
 <testcase classname="tests.test_pins" name="test_d" time="7"/>
 </testsuite></testsuites>
 """
@@ -19,7 +20,9 @@ RESULT = """\
 def test_results_are_added_up_by_folder(tmp_path: Path) -> None:
     (tmp_path / "result.xml").write_text(RESULT)
     page = report([str(tmp_path / "result.xml")])
-    assert [line for line in page.splitlines() if line.startswith("| tests/") or line.startswith("| tests |")] == [
+    assert [
+        line for line in page.splitlines() if line.startswith("| tests/") or line.startswith("| tests |")
+    ] == [
         "| tests | passed | skipped | failed | seconds |",
         "| tests | 1 | 0 | 0 | 7 |",
         "| tests/apertus_model/stages | 0 | 1 | 0 | 0 |",

@@ -47,7 +47,11 @@ def test_a_stage_is_shown_without_the_fields_that_every_stage_has() -> None:
 
 
 def test_every_model_of_a_recipe_is_on_one_page() -> None:
-    shown = [path for page in PAGES.glob("*.md") for path in re.findall(r"^::: (specs\.\S+)", page.read_text(), re.M)]
+    shown = [
+        path
+        for page in PAGES.glob("*.md")
+        for path in re.findall(r"^::: (specs\.\S+)", page.read_text(), re.M)
+    ]
     paths = {f"{model.__module__}.{model.__name__}" for model in models()}
     assert paths - set(shown) == set()
     assert sorted(set(shown)) == sorted(shown)

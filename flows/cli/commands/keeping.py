@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, print_json
 from flows.cli.tables import garbage
-from flows.provenance.transfer import transfer
+from flows.provenance.run_copy import transfer
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.garbage import survey
 from specs.pipeline import DEFAULT_STORE
@@ -36,11 +36,17 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def forget(name: Annotated[str, typer.Argument(metavar="RUN", help="one of `apertus runs`")], store: StoreOption = None) -> None:
+def forget(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="one of `apertus runs`")],
+    store: StoreOption = None,
+) -> None:
     """Drop the name of a run. The next `gc` removes what no other run reaches."""
     opened = _existing(store)
     records = runs.forget(opened, name)
-    console.print(f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run reaches")
+    console.print(
+        f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run"
+        " reaches"
+    )
 
 
 @app.command()

@@ -10,16 +10,21 @@ from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.planning.plan import Plan
-from infra.store import Artifact, StoreError
+from infra.store import StoreError
 from infra.store.files.rows import decode, encode
-from specs.errors import Problem, SpecError, did_you_mean
+from specs.errors import SpecError, did_you_mean
 
 
 @app.command("metrics")
 def metrics_command(
     spec: SpecArgument,
-    stages: Annotated[list[str] | None, typer.Argument(metavar="[STAGE]...", help="all stages that train by default")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-metrics.parquet by default")] = None,
+    stages: Annotated[
+        list[str] | None, typer.Argument(metavar="[STAGE]...", help="all stages that train by default")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-metrics.parquet by default"),
+    ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
@@ -28,7 +33,9 @@ def metrics_command(
     made = make_plan(spec, store, overrides)
     for stage in stages or []:
         if stage not in made.pipeline.stages:
-            raise SpecError([Problem((), f"there is no stage '{stage}'", did_you_mean(stage, made.pipeline.stages), spec)])
+            raise SpecError.of(
+                (), f"there is no stage '{stage}'", did_you_mean(stage, made.pipeline.stages), spec
+            )
     rows = collect(made, stages or list(made.pipeline.stages))
     if not rows:
         training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
@@ -37,7 +44,7 @@ def metrics_command(
             found = f"no training is stored in {made.store.url} yet"
             raise StoreError(f"{names}: {found}, so there are no rows to write")
         fix = f"name some of {', '.join(training)}." if training else ""
-        raise SpecError([Problem((), "only stages that train have rows", fix, spec)])
+        raise SpecError.of((), "only stages that train have rows", fix, spec)
     target = output or Path(f"{made.pipeline.name}-metrics.parquet")
     target.write_bytes(encode(rows))
     console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
@@ -50,14 +57,19 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
     for node in plan.graph.nodes.values():
         if node.stage not in stages or node.end_step is None or plan.graph.duplicate_of(node) is not None:
             continue
-        artifact = Artifact(plan.store, node.path, node.end_step)
+        artifact = node.artifact(plan.store)
         steps = [step for step in artifact.checkpoint_steps() if step <= node.end_step]
         if not artifact.complete and not steps:
             continue
         marker = artifact.manifest if artifact.complete else artifact.checkpoint(steps[-1]).marker
         for entry in marker.history:
             data = artifact.store.reader(f"{node.path}/attempts/{entry.path}", entry).bytes()
-            about = {"run": plan.pipeline.name, "stage": node.stage, "part": node.name, "attempt": entry.path.split("/")[0]}
+            about = {
+                "run": plan.pipeline.name,
+                "stage": node.stage,
+                "part": node.name,
+                "attempt": entry.path.split("/")[0],
+            }
             rows += [{**about, **_flat(row)} for row in decode(data, entry.path)]
     return rows
 

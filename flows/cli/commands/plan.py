@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.app import JsonOption, SetOption, SpecArgument, StoreOption, app, console, make_plan, print_json
+from flows.cli.app import (
+    JsonOption,
+    SetOption,
+    SpecArgument,
+    StoreOption,
+    app,
+    console,
+    make_plan,
+    print_json,
+)
 from flows.cli.tables.estimate import show_comparison
 from flows.cli.tables.plan import show_plan
 from flows.planning.comparison import compare

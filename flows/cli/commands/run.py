@@ -14,8 +14,8 @@ from flows.cli.tables.plan import plan_table
 from flows.execution import interrupts
 from flows.planning.plan import Plan
 from flows.planning.run_records import Records
-from flows.planning.selection import select
-from specs.profile import Profile, load_profile
+from flows.planning.stage_choice import select
+from specs.profiles import Profile, load_profile
 from specs.redaction import redacted
 
 
@@ -26,7 +26,9 @@ def run(
     overrides: SetOption = None,
     until: Annotated[str | None, typer.Option(help="run this stage and its inputs")] = None,
     only: Annotated[str | None, typer.Option(help="run only this stage; its inputs must be finished")] = None,
-    name: Annotated[str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +48,7 @@ def run(
     parts = sum(step.node.stage in chosen for step in made.steps.values())
     if not pending:
         records = Records(made.store, made.pipeline.name)
-        records.keep(made.graph, made.pipeline.model_dump(mode="json", by_alias=True))
+        records.keep(made.graph, made.pipeline.to_json())
         for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
             records.protect(node)
         all_of_it = until is None and only is None
@@ -59,7 +61,15 @@ def run(
     show_next_steps(console, finished, spec, store, overrides)
 
 
-def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, only: str | None, total: int, profile: Profile) -> Plan:
+def _run(
+    made: Plan,
+    spec: str,
+    overrides: list[str] | None,
+    until: str | None,
+    only: str | None,
+    total: int,
+    profile: Profile,
+) -> Plan:
     """Starts Prefect in this process and runs the flow; the plan after the run."""
     interrupts.listen()
     try:
@@ -70,7 +80,16 @@ def _run(made: Plan, spec: str, overrides: list[str] | None, until: str | None, 
         interrupts.check()
         start_prefect()
         with watcher(console, total) as observer:
-            return run_here(made, observer, profile, spec=spec, overrides=overrides or [], until=until, only=only, store=made.store.url)
+            return run_here(
+                made,
+                observer,
+                profile,
+                spec=spec,
+                overrides=overrides or [],
+                until=until,
+                only=only,
+                store=made.store.url,
+            )
     except KeyboardInterrupt:  # perhaps in the middle of the imports
         interrupts.ignore()
         errors.print("interrupted; committed results are kept, the same command resumes from them.")

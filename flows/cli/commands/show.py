@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from flows.cli.app import JsonOption, SetOption, SpecArgument, StoreOption, app, console, make_plan, print_json
+from flows.cli.app import (
+    JsonOption,
+    SetOption,
+    SpecArgument,
+    StoreOption,
+    app,
+    console,
+    make_plan,
+    print_json,
+)
 from flows.cli.tables import make_console
 from flows.cli.tables.status import status_rows, status_table
 from flows.inspection.common import Options
@@ -20,7 +29,9 @@ from specs.schema import json_schema
 
 
 @app.command()
-def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def status(
+    spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False
+) -> None:
     """Show the stored state of every part: results, and seconds of start-up, compute and storage."""
     made = make_plan(spec, store, overrides)
     if as_json:
@@ -32,7 +43,9 @@ def status(spec: SpecArgument, store: StoreOption = None, overrides: SetOption =
 @app.command()
 def report(
     spec: SpecArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-report.html by default")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-report.html by default")
+    ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
@@ -49,18 +62,29 @@ def report(
 @app.command()
 def inspect(
     spec: SpecArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a stage of training")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a stage of training")
+    ],
     step: Annotated[int | None, typer.Option(help="of training, from 1; the first by default")] = None,
-    sample: Annotated[int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="samples to show, or examples of each reason")] = 2,
-    reason: Annotated[str | None, typer.Option(help="why documents were dropped: the label of a filter; or kept, replaced")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="over which the shares of a mixture are counted")] = 100_000,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write what would be printed as a page")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="why documents were dropped: the label of a filter; or kept, replaced")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="over which the shares of a mixture are counted")
+    ] = 100_000,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write what would be printed as a page")
+    ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show data: what a corpus kept and dropped and why, the shares of a mixture, or the samples of a step as the model sees them."""
+    """Show data: what a corpus kept and dropped and why, the shares of a mixture, or the samples of a step
+    as the model sees them."""
     made = make_plan(spec, store, overrides)
     options = Options(step, sample, limit, samples, reason)
     inspector, node = inspector_of(made, name, options)
@@ -77,7 +101,11 @@ def inspect(
 
 
 @app.command()
-def schema(output: Annotated[Path | None, typer.Option("--output", "-o", help="write here instead of printing")] = None) -> None:
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write here instead of printing")
+    ] = None,
+) -> None:
     """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
     text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
     if output is None:

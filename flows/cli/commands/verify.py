@@ -7,13 +7,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
 from flows.planning.parts import build
 from infra.store import Store, StoreError
 from infra.store.maintenance.verify import Verified, verify, withdraw
-from specs.errors import Problem, SpecError
+from specs.errors import SpecError
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
 
@@ -22,14 +29,19 @@ from specs.recipe import load
 def verify_command(
     spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check the artifacts of SPEC")] = None,
     everything: Annotated[bool, typer.Option("--all", help="check all of the store")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="withdraw what is damaged, so that the next run makes it again")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="withdraw what is damaged, so that the next run makes it again")
+    ] = False,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read everything that is stored and compare it with its digests. Ends with 1 when something is damaged."""
+    """Read everything that is stored and compare it with its digests. Ends with 1 when something is
+    damaged."""
     if (spec is None) == (not everything):
-        raise SpecError([Problem((), "verify checks a recipe or all of a store", "name a SPEC, or give --all and --store")])
+        raise SpecError.of(
+            (), "verify checks a recipe or all of a store", "name a SPEC, or give --all and --store"
+        )
     chosen = None
     if spec is None:
         opened = Store.open(store or DEFAULT_STORE)
@@ -40,11 +52,22 @@ def verify_command(
             graph = build(pipeline, opened, lambda name, listing: None)
             chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
         except StoreError as error:
-            errors.print(f"the recipe cannot be resolved, so all of the store is checked: {escape(str(error))}", soft_wrap=True)
+            errors.print(
+                f"the recipe cannot be resolved, so all of the store is checked: {escape(str(error))}",
+                soft_wrap=True,
+            )
     if opened.format() is None:
         raise StoreError(f"there is no store at '{opened.url}'")
-    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True, disable=as_json or not errors.is_terminal) as progress:
+    columns = (
+        TextColumn("verifying"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=errors, transient=True, disable=as_json or not errors.is_terminal
+    ) as progress:
         bar = progress.add_task("verifying", total=None)
         found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
     withdrawn = withdraw(opened, found.damages) if fix else []
@@ -68,13 +91,24 @@ def to_json(store: Store, found: Verified, withdrawn: list[str]) -> dict[str, ob
         }
         for damage in found.damages
     ]
-    rerun, kept = ([part for part in found.rerun() if (part["because"] == "damaged") == one] for one in (True, False))
+    rerun, kept = (
+        [part for part in found.rerun() if (part["because"] == "damaged") == one] for one in (True, False)
+    )
     counts = {"markers": found.markers, "files": found.files, "bytes": found.bytes}
-    return {"store": store.url, **counts, "damaged": damaged, "rerun": rerun, "kept": kept, "withdrawn": withdrawn}
+    return {
+        "store": store.url,
+        **counts,
+        "damaged": damaged,
+        "rerun": rerun,
+        "kept": kept,
+        "withdrawn": withdrawn,
+    }
 
 
 def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) -> None:
-    amount = f"{found.markers} markers and {found.files} files of {found.bytes / 2**20:,.1f} MiB in {store.url}"
+    amount = (
+        f"{found.markers} markers and {found.files} files of {found.bytes / 2**20:,.1f} MiB in {store.url}"
+    )
     if not found.damages:
         console.print(f"{escape(amount)} are what was committed.", soft_wrap=True)
         return
@@ -82,10 +116,13 @@ def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) 
         stage = found.names.get(damage.artifact, damage.artifact)
         console.print(f"[red]damaged:[/] {escape(stage)}: {escape(damage.what)}", soft_wrap=True)
     for part in found.rerun():
-        what = "to rerun" if part["because"] == "damaged" else "kept"  # it compared what it read with its digests
+        # it compared what it read with its digests
+        what = "to rerun" if part["because"] == "damaged" else "kept"
         console.print(f"{what}: {escape(part['name'])} ({escape(part['because'])})", soft_wrap=True)
     for path in withdrawn:
         console.print(f"withdrawn: {escape(path)}", soft_wrap=True)
     console.print(
-        f"{len(found.damages)} of {escape(amount)} are damaged" + ("." if withdrawn else "; --fix withdraws them."), soft_wrap=True
+        f"{len(found.damages)} of {escape(amount)} are damaged"
+        + ("." if withdrawn else "; --fix withdraws them."),
+        soft_wrap=True,
     )

@@ -6,18 +6,41 @@ markup is printed unchanged: it goes through `escape`, and emoji codes (`:smile:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flows.terminal import empty_table
+
 WIDE = 110  # least columns of a terminal that shows ids
 NUMBERS = (  # right-aligned columns
-    *("steps", "tokens", "draws", "drawn", "FLOPs", "GPUs", "time", "GPU-hours", "energy", "cost", "per GPU", "total", "difference"),
+    "steps",
+    "tokens",
+    "draws",
+    "drawn",
+    "FLOPs",
+    "GPUs",
+    "time",
+    "GPU-hours",
+    "energy",
+    "cost",
+    "per GPU",
+    "total",
+    "difference",
     *("weights", "grads", "states", "kept", "working", "output", "gathered", "update"),
-    *("checkpoint", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "stored", "requests"),
+    "checkpoint",
+    "each",
+    "stop",
+    "write",
+    "every",
+    "Young/Daly",
+    "written",
+    "in all",
+    "stored",
+    "requests",
+    *("calls", "async", "tensors", "rest", "plan", "of plan"),
     *("from step", "to step", "from token", "to token", "masked 1/k", "by hash"),
 )
 
@@ -39,7 +62,11 @@ def table(
     """A table whose columns keep their width; the last one gets the rest of the terminal. `optional` columns
     are left out where no row has a value, and, in their order, where the table is wider than `width`; the
     caption says so."""
-    shown = [name for name in headings if name not in optional or any(row[headings.index(name)] not in ("-", "") for row in rows)]
+    shown = [
+        name
+        for name in headings
+        if name not in optional or any(row[headings.index(name)] not in ("-", "") for row in rows)
+    ]
     room, cut = dict(zip(headings, _widths(headings, rows), strict=True)), []
     padding = 1 if width is None or _needed(room, shown, 1) <= width else 0
     for name in (name for name in optional if name in shown):
@@ -47,11 +74,10 @@ def table(
             shown.remove(name)
             cut.append(name)
     caption = "; ".join(part for part in (caption, f"no room for: {', '.join(cut)}" if cut else "") if part)
-    found = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, padding, 0, 0))
-    for name in shown[:-1]:
-        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
-        found.add_column(name, justify=justify, no_wrap=True, min_width=room[name])
-    found.add_column(shown[-1], justify="right" if shown[-1] in NUMBERS else "left", overflow="fold")
+    found = empty_table(title, shown, numbers=NUMBERS, folded=shown[-1:])
+    found.caption, found.caption_justify, found.padding = caption, "left", (0, padding, 0, 0)
+    for name, column in zip(shown[:-1], found.columns, strict=False):
+        column.min_width = room[name]
     for row in rows:
         found.add_row(*(row[headings.index(name)] for name in shown))
     return found
@@ -62,8 +88,13 @@ LONG_WORD = 24  # characters; a longer word of the last column, such as a path, 
 
 def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
     """Width of each column: its longest cell, and the longest word of the last column."""
-    cells = [[Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headings]
-    widths = [max(len(name), *(cell.cell_len for cell in column), 0) for name, column in zip(headings, cells, strict=True)]
+    cells = [
+        [Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)
+    ] or [[] for _ in headings]
+    widths = [
+        max(len(name), *(cell.cell_len for cell in column), 0)
+        for name, column in zip(headings, cells, strict=True)
+    ]
     words = [len(word) for cell in cells[-1] for word in cell.plain.split()]
     return [*widths[:-1], max(len(headings[-1]), min(LONG_WORD, max(words, default=0)))]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,10 +17,12 @@ from flows.format import ROUNDED_UP, amount, flop
 from flows.planning.comparison import Comparison
 from flows.planning.estimate import Estimates
 from flows.planning.estimate.memory import Memory
+from flows.terminal import empty_table
 
 Rows = dict[str, list[str]]  # stages by the label of the row that they share
 MEMORY_PARTS = {
-    "weights": "weights", "gradients": "grads", "optimizer_states": "states", "activations": "kept", "working": "working",
+    "weights": "weights", "gradients": "grads", "optimizer_states": "states", "activations": "kept",
+    "working": "working",
     "output": "output", "communication": "gathered", "update": "update",
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
@@ -78,13 +79,20 @@ def estimate_table(estimates: Estimates, rows_of: Rows | None = None, width: int
         first = documents[0]
         need = size(first["memory_bytes"]["total"])
         held = f"[red]{need}[/]" if first["fits"] is False else need
-        spent = {name: _sum([document[name] for document in documents]) for name in ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")}
-        rows.append([escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])])
+        spent = {
+            name: _sum([document[name] for document in documents])
+            for name in ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")
+        }
+        rows.append(
+            [escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])]
+        )
     totals = estimates.totals()
     rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), ""])
     headings = ("stage", "GPUs", "FLOPs", "time", "GPU-hours", "energy", "cost", "per GPU", "checkpoint")
     optional = ("energy", "cost", "GPU-hours", "time")
-    return table("what training takes", _caption(estimates, totals), headings, rows, optional=optional, width=width)
+    return table(
+        "what training takes", _caption(estimates, totals), headings, rows, optional=optional, width=width
+    )
 
 
 def _sum(values: list[float | None]) -> float | None:
@@ -94,20 +102,30 @@ def _sum(values: list[float | None]) -> float | None:
 
 def _spent(document: dict[str, Any]) -> list[str]:
     hours, cost = document["gpu_hours"], document["cost"]
-    numbers = [amount(hours) if hours is not None else "-", energy(document["energy_kwh"]), amount(cost) if cost is not None else "-"]
+    numbers = [
+        amount(hours) if hours is not None else "-",
+        energy(document["energy_kwh"]),
+        amount(cost) if cost is not None else "-",
+    ]
     return [flop(document["flops"]), duration(document["seconds"]), *numbers]
 
 
 def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
     cluster = estimates.cluster
-    stored = f"checkpoints: {size(totals['stored_bytes'])} stay, at most {size(totals['peak_storage_bytes'])} at a time"
+    stored = (
+        f"checkpoints: {size(totals['stored_bytes'])} stay, at most {size(totals['peak_storage_bytes'])} at a"
+        " time"
+    )
     if cluster is None:
         return f"the recipe has no cluster:, so no time, energy or cost; {stored}"
     found: dict[str, list[float]] = {}
     for part in estimates.parts:
         if part.mfu is not None:
             found.setdefault(part.mfu_source or "", []).append(part.mfu)
-    ranges = [f"{'' if min(of) == max(of) else f'{min(of):.1%} to '}{max(of):.1%} {source}" for source, of in found.items()]
+    ranges = [
+        f"{'' if min(of) == max(of) else f'{min(of):.1%} to '}{max(of):.1%} {source}"
+        for source, of in found.items()
+    ]
     mfu = f"MFU {', '.join(ranges)}" if ranges else "no MFU is stated (cluster.mfu), and none was measured"
     beside = len({span.begin for span in estimates.spans.values()}) < len(estimates.spans)
     gpus = f"{cluster.gpus_per_node} {cluster.gpu} ({size(cluster.device.memory)})"
@@ -118,17 +136,28 @@ def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
 def memory_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
     """Memory of a GPU at its peak, by part, in the unit of the largest."""
     most = max(stage.largest.memory.total for stage in estimates.stages.values())
-    divisor, unit = next(((divisor, unit) for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= divisor), (1, "bytes"))
+    divisor, unit = next(
+        ((divisor, unit) for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= divisor),
+        (1, "bytes"),
+    )
     rows = []
     for label, name in _first(estimates, rows_of):
         memory = estimates.stages[name].largest.memory
-        values = [value / divisor for value in (*(getattr(memory, part) for part in MEMORY_PARTS), memory.total)]
+        values = [
+            value / divisor for value in (*(getattr(memory, part) for part in MEMORY_PARTS), memory.total)
+        ]
         rows.append(
-            [escape(label), *(f"{value:.3g}" if value >= 1 else f"{value:.2f}" if value else "-" for value in values), memory.moment]
+            [
+                escape(label),
+                *(f"{value:.3g}" if value >= 1 else f"{value:.2f}" if value else "-" for value in values),
+                memory.moment,
+            ]
         )
     headings = ("stage", *MEMORY_PARTS.values(), "total", "peak at")
     caption = "states: of the optimizer; kept: activations; gathered: weights and gradients between GPUs"
-    return table(f"memory of a GPU ({unit})", caption, headings, rows, optional=("update", "peak at"), width=width)
+    return table(
+        f"memory of a GPU ({unit})", caption, headings, rows, optional=("update", "peak at"), width=width
+    )
 
 
 def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
@@ -137,10 +166,27 @@ def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: i
     for label, name in _first(estimates, rows_of):
         saved = estimates.stages[name].to_json()["checkpoint"]
         requests = sum(saved["requests_each"].values())
-        numbers = [size(saved["bytes"]), *(duration(saved[f"{name}_seconds"]) for name in ("copy", "write", "interval", "young_daly"))]
+        numbers = [
+            size(saved["bytes"]),
+            *(duration(saved[f"{name}_seconds"]) for name in ("copy", "write", "interval", "young_daly")),
+        ]
         numbers += [f"{saved['written']:,}", size(saved["written_bytes"])]
-        rows.append([escape(label), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"])
-    headings = ("stage", "each", "stop", "write", "every", "Young/Daly", "written", "in all", "kept", "stored", "requests")
+        rows.append(
+            [escape(label), *numbers, f"{saved['kept']:,}", size(saved["kept_bytes"]), f"{requests:,}"]
+        )
+    headings = (
+        "stage",
+        "each",
+        "stop",
+        "write",
+        "every",
+        "Young/Daly",
+        "written",
+        "in all",
+        "kept",
+        "stored",
+        "requests",
+    )
     caption = "stop: stall of training; requests: to object storage, to write each; of variants: one of them"
     optional = ("stop", "write", "Young/Daly", "requests", "in all", "every")
     return table("checkpoints", caption, headings, rows, optional=optional, width=width)
@@ -170,15 +216,15 @@ def segment_table(estimates: Estimates, width: int | None = None) -> Table:
 
 def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:
     """Labels of rows, each with its first stage."""
-    return [(label, names[0]) for label, names in rows_of.items()] if rows_of is not None else [(name, name) for name in estimates.stages]
+    if rows_of is not None:
+        return [(label, names[0]) for label, names in rows_of.items()]
+    return [(name, name) for name in estimates.stages]
 
 
 def show_comparison(console: Console, comparison: Comparison, name: str, against: str) -> None:
     """Two plans side by side, totals first."""
-    numbers = Table(title="totals of training", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    numbers.add_column("")
-    for heading in (against, name, "difference"):
-        numbers.add_column(escape(heading), justify="right", overflow="fold")
+    compared = (escape(against), escape(name), "difference")
+    numbers = empty_table("totals of training", ("", *compared), numbers=compared, folded=compared)
     for total, (before, now) in comparison.totals.items():
         label, shown = TOTALS[total]
         pair = [shown(value) if value else "-" for value in (before, now)]
@@ -188,14 +234,15 @@ def show_comparison(console: Console, comparison: Comparison, name: str, against
     if not comparison.fields:
         console.print("no field differs")
         return
-    fields = Table(title="fields that differ", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("field", against, name):
-        fields.add_column(escape(heading), overflow="fold")
+    headings = ("field", *compared[:2])
+    fields = empty_table("fields that differ", headings, folded=headings)
     for stage, differing in comparison.by_stage.items():
         if stage:
             fields.add_row(f"[bold]stages.{escape(stage)}[/]")
         for field, (before, now) in differing.items():
-            fields.add_row(f"{'  ' * bool(stage)}{escape(field)}", escape(_shown(before)), escape(_shown(now)))
+            fields.add_row(
+                f"{'  ' * bool(stage)}{escape(field)}", escape(_shown(before)), escape(_shown(now))
+            )
     console.print(fields)
 
 

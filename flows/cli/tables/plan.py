@@ -35,7 +35,9 @@ class Fold(NamedTuple):
     names: list[str]
 
 
-def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False) -> list[Fold]:
+def folded(
+    pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False
+) -> list[Fold]:
     """Folds `FEWEST` or more rows (name, its stage, key) with equal keys of one stage, or of variants of one.
     A folded row takes the place of its first one, and says out of how many it was folded."""
     rows = list(rows)
@@ -58,11 +60,23 @@ def folded(pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], detail
     return [fold for _, fold in sorted(found, key=lambda pair: pair[0])]
 
 
-def plan_table(plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None) -> Table:
+def plan_table(
+    plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None
+) -> Table:
     """A row for each part, or for equal ones of a stage; `chosen`: only of these stages."""
     rows = []
     alike = [
-        (name, step.node.stage, (step.state, "" if step.unavailable else step.reason, step.node.steps, step.node.tokens, step.node.flops))
+        (
+            name,
+            step.node.stage,
+            (
+                step.state,
+                "" if step.unavailable else step.reason,
+                step.node.steps,
+                step.node.tokens,
+                step.node.flops,
+            ),
+        )
         for name, step in plan.steps.items()
         if chosen is None or step.node.stage in chosen
     ]
@@ -71,12 +85,16 @@ def plan_table(plan: Plan, details: bool = False, width: int | None = None, chos
         nodes = [step.node for step in steps]
         action = steps[0].state
         colour = "red" if steps[0].gate_failures else COLOURS[steps[0].action]
-        steps_and_tokens = [amount(sum(getattr(node, name) for node in nodes)) for name in ("steps", "tokens")]
+        steps_and_tokens = [
+            amount(sum(getattr(node, name) for node in nodes)) for name in ("steps", "tokens")
+        ]
         numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
     caption = "declared: depends on an unavailable input" if plan.graph.unavailable else ""
-    return table("what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width)
+    return table(
+        "what would be done", caption, headings, rows, optional=("FLOPs", "steps", "tokens"), width=width
+    )
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
@@ -89,7 +107,9 @@ def _reason(plan: Plan, steps: list[Step]) -> str:
 
 def few(names: list[str]) -> str:
     """`a, b, c`, or `a, b and 5 more`."""
-    return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
 
 
 def source_usage_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
@@ -104,8 +124,19 @@ def source_usage_table(plan: Plan, details: bool = False, width: int | None = No
     rows = []
     for usage in usages:
         held = f"{'' if usage.exact else 'declared ' if usage.declared else '<= '}{amount(usage.available)}"
-        passes = f"{usage.passes:.2f} of {usage.allowed:g}" + (f", {amount(usage.shortfall)} tokens short" if usage.shortfall else "")
-        rows.append([escape(usage.source), held, amount(usage.consumed), passes, amount(usage.tokens), escape(usage.stage)])
+        passes = f"{usage.passes:.2f} of {usage.allowed:g}" + (
+            f", {amount(usage.shortfall)} tokens short" if usage.shortfall else ""
+        )
+        rows.append(
+            [
+                escape(usage.source),
+                held,
+                amount(usage.consumed),
+                passes,
+                amount(usage.tokens),
+                escape(usage.stage),
+            ]
+        )
     headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
     caption = "tokens; draws: by the stage; drawn: since new weights"
     return table("what training draws", caption, headings, rows, optional=("draws", "drawn"), width=width)
@@ -115,10 +146,18 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     """The whole plan, most important first."""
     pipeline, totals, width = plan.pipeline, plan.totals(), console.width
     console.print(f"[bold]plan of {escape(pipeline.name)}[/]  {escape(pipeline.description)}", soft_wrap=True)
-    facts = [f"{amount(totals['parameters'])} parameters", f"{amount(totals['tokens'])} tokens", f"{flop(totals['flops'])} FLOPs"]
+    facts = [
+        f"{amount(totals['parameters'])} parameters",
+        f"{amount(totals['tokens'])} tokens",
+        f"{flop(totals['flops'])} FLOPs",
+    ]
     whole = plan.estimates.totals()
     if whole["gpu_hours"]:
-        facts += [f"{amount(whole['gpu_hours'])} GPU-hours", tables.duration(whole["seconds"]), tables.energy(whole["energy_kwh"])]
+        facts += [
+            f"{amount(whole['gpu_hours'])} GPU-hours",
+            tables.duration(whole["seconds"]),
+            tables.energy(whole["energy_kwh"]),
+        ]
         facts += [f"cost {amount(whole['cost'])}"] if whole["cost"] else []
     facts += [f"{tables.size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
     show_item(console, "in all", ", ".join(facts))
@@ -128,7 +167,9 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     console.print()
     console.print(plan_table(plan, details, width))
     if plan.estimates.stages:
-        alike = dict(folded(pipeline, [(name, name, stage.alike) for name, stage in plan.estimates.stages.items()]))
+        alike = dict(
+            folded(pipeline, [(name, name, stage.alike) for name, stage in plan.estimates.stages.items()])
+        )
         console.print(tables.estimate_table(plan.estimates, alike, width))
         if details:
             console.print(tables.memory_table(plan.estimates, alike, width))
@@ -166,12 +207,18 @@ def show_advice(console: Console, plan: Plan, details: bool = False) -> None:
         by_place = dict(given)
         for fold in folded(plan.pipeline, [(at, advice.stage, None) for at, advice in given], details):
             advice, more = by_place[fold.names[0]], len(fold.names) - 1
-            likewise = f" (and {more} more of {plan.pipeline.family(advice.stage)}; --details has them)" if more else ""
+            likewise = (
+                f" (and {more} more of {plan.pipeline.family(advice.stage)}; --details has them)"
+                if more
+                else ""
+            )
             show_item(console, advice.stage, advice.message + likewise, indent=2)
     silenced: dict[str, list[str]] = {}
     for advice in plan.advice.silenced:
         silenced.setdefault(advice.code, []).append(advice.stage)
     for code, stages in silenced.items():
         unique = dict.fromkeys(stages)
-        names = [fold.label for fold in folded(plan.pipeline, [(name, name, None) for name in unique], details)]
+        names = [
+            fold.label for fold in folded(plan.pipeline, [(name, name, None) for name in unique], details)
+        ]
         show_item(console, "silenced", f"{code} ({', '.join(names)})", style="dim")

@@ -10,7 +10,6 @@ from rich.table import Table
 from flows.cli.tables import WIDE, table
 from flows.format import amount, headline
 from flows.planning.plan import Plan
-from infra.store import Artifact
 
 
 def status_table(plan: Plan, width: int) -> Table:
@@ -18,11 +17,19 @@ def status_table(plan: Plan, width: int) -> Table:
     rows = []
     for row in status_rows(plan):
         seconds = row["seconds"] or {}
-        times = "+".join(f"{seconds[name]:.1f}" for name in ("startup", "compute", "storage") if name in seconds)
-        colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(row["state"], "cyan")
+        times = "+".join(
+            f"{seconds[name]:.1f}" for name in ("startup", "compute", "storage") if name in seconds
+        )
+        colour = {"finished": "green", "interrupted": "yellow", "gate failed": "red"}.get(
+            row["state"], "cyan"
+        )
         numbers = (amount(row["steps"]), amount(row["tokens"]))
         result = escape(row["holder"] or headline(row["metrics"] or {}))
-        name = [row["name"], f"[{colour}]{row['state']}[/]", *([row["fingerprint"][:8]] if width >= WIDE else [])]
+        name = [
+            row["name"],
+            f"[{colour}]{row['state']}[/]",
+            *([row["fingerprint"][:8]] if width >= WIDE else []),
+        ]
         rows.append([*name, *numbers, times, result])
     headings = ("part", "state", *(["id"] if width >= WIDE else []), "steps", "tokens", "seconds*", "result")
     caption = f"* start-up + compute + storage; store: {escape(plan.store.url)}"
@@ -37,8 +44,10 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
     """The status as plain values."""
     rows = []
     for name, step in plan.steps.items():
-        manifest = Artifact(plan.store, step.node.path, step.node.end_step).manifest if step.action == "reuse" else None
-        state = "finished" if manifest else "held" if step.holder else "interrupted" if step.stored else "not run"
+        manifest = step.node.artifact(plan.store).manifest if step.action == "reuse" else None
+        state = (
+            "finished" if manifest else "held" if step.holder else "interrupted" if step.stored else "not run"
+        )
         rows.append(
             {
                 "name": name,
@@ -49,7 +58,8 @@ def status_rows(plan: Plan) -> list[dict[str, Any]]:
                 "fingerprint": step.node.fingerprint,
                 "path": step.node.path if step.stored else None,
                 "steps": step.node.steps,
-                "tokens": step.node.tokens or (int(manifest.metrics.get("tokens", 0)) if manifest and step.node.kind == "corpus" else 0),
+                "tokens": step.node.tokens
+                or (int(manifest.metrics.get("tokens", 0)) if manifest and step.node.kind == "corpus" else 0),
                 "seconds": manifest.seconds.model_dump() if manifest and manifest.seconds else None,
                 "metrics": manifest.metrics if manifest else None,
                 "created": manifest.created if manifest else None,

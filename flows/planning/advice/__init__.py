@@ -27,6 +27,7 @@ CHECKS = (
     training.goldfish_off,
     training.rope_theta,
     training.tokens_per_batch,
+    training.not_deterministic,
     resources.checkpoint_interval,
     resources.gpu_memory,
     resources.sampling_memory,
@@ -42,7 +43,10 @@ class Given(NamedTuple):
     notes: list[str] = []  # noqa: RUF012  # on silences without effect
 
     def to_json(self) -> dict[str, Any]:
-        return {"advice": [advice.to_json() for advice in self.given], "silenced": [advice.to_json() for advice in self.silenced]}
+        return {
+            "advice": [advice.to_json() for advice in self.given],
+            "silenced": [advice.to_json() for advice in self.silenced],
+        }
 
 
 def advise(graph: Graph, pipeline: Pipeline, usages: list[SourceUsage], estimates: Estimates) -> Given:
@@ -53,10 +57,19 @@ def advise(graph: Graph, pipeline: Pipeline, usages: list[SourceUsage], estimate
     found.sort(key=lambda advice: order.index(advice.stage))
     silent = {(name, code) for name, stage in pipeline.stages.items() for code in stage.silence}
     everywhere = set(pipeline.silence)
-    given = [advice for advice in found if advice.code not in everywhere and (advice.stage, advice.code) not in silent]
+    given = [
+        advice
+        for advice in found
+        if advice.code not in everywhere and (advice.stage, advice.code) not in silent
+    ]
     silenced = [advice for advice in found if advice not in given]
     applies = {(advice.stage, advice.code) for advice in found}
-    notes = [f"{name}: silence: [{code}] has no effect, there is nothing to silence" for name, code in sorted(silent - applies)]
+    notes = [
+        f"{name}: silence: [{code}] has no effect, there is nothing to silence"
+        for name, code in sorted(silent - applies)
+    ]
     codes = {advice.code for advice in found}
-    notes += [f"silence: [{code}] has no effect, there is nothing to silence" for code in sorted(everywhere - codes)]
+    notes += [
+        f"silence: [{code}] has no effect, there is nothing to silence" for code in sorted(everywhere - codes)
+    ]
     return Given(given, silenced, notes)

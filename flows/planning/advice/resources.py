@@ -18,8 +18,15 @@ from specs.stages.export import ExportPart
 from specs.stages.preference_data import CompletionsPart
 from specs.stages.training import Segment
 
-FAR = 3.0  # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
-RECOMPUTATION = ("none", "selective", "full")
+# times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
+FAR = 3.0
+# what needs no more memory than each kind of recomputation
+RECOMPUTATION = {
+    "none": ("none", "selective", "full"),
+    "selective": ("selective", "full"),
+    "full": ("full",),
+    "memory_budget": ("memory_budget", "full"),
+}
 
 
 def checkpoint_interval(context: Context) -> Iterator[Advice]:
@@ -71,8 +78,9 @@ def cluster_size(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "cluster-size",
                 node.stage,
-                f"{node.name} is one process that shares the model among {shared} GPUs of its node, and a node has "
-                f"{cluster.gpus_per_node}: state launch.parallel.tp: {cluster.gpus_per_node} or less for '{node.stage}'",
+                f"{node.name} is one process that shares the model among {shared} GPUs of its node, and a"
+                f" node has {cluster.gpus_per_node}: state launch.parallel.tp: {cluster.gpus_per_node} or"
+                f" less for '{node.stage}'",
                 {"processes": shared, "gpus": cluster.gpus_per_node},
             )
 
@@ -99,12 +107,19 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
         fix = "no setting fits on as many GPUs; use more of them"
         if found is not None:
             settings, fits = found
-            fix = f"{', '.join(f'{field}: {value}' for field, value in settings.items())} needs {fits / 1e9:.1f} GB"
+            fix = (
+                f"{', '.join(f'{field}: {value}' for field, value in settings.items())} needs"
+                f" {fits / 1e9:.1f} GB"
+            )
         yield Advice(
             "gpu-memory",
             name,
             f"needs {need / 1e9:.1f} GB on each {cluster.gpu}, which has {limit / 1e9:.0f} GB; {fix}",
-            {"memory_bytes": round(need), "memory_limit_bytes": round(limit), "nearest": found[0] if found else None},
+            {
+                "memory_bytes": round(need),
+                "memory_limit_bytes": round(limit),
+                "nearest": found[0] if found else None,
+            },
         )
 
 
@@ -127,21 +142,33 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
         if need <= limit:
             continue
         wanted = halves if engine == "transformers" else weights
-        enough = next((tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit), None)
+        enough = next(
+            (tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit), None
+        )
         settings: dict[str, Any] = {"engine": "vllm"} if engine == "transformers" else {}
         settings |= {} if enough is None else {"launch.parallel.tp": enough}
-        fix = ", ".join(f"{field}: {value}" for field, value in settings.items()) + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
+        fix = (
+            ", ".join(f"{field}: {value}" for field, value in settings.items())
+            + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
+        )
         if enough is None:
             fix = f"all {cluster.gpus_per_node} of a node together are too small"
         yield Advice(
             "gpu-memory",
             node.stage,
-            f"{node.name} needs {need / 1e9:.1f} GB for the weights alone on each {cluster.gpu}, which has {limit / 1e9:.0f} GB; {fix}",
-            {"memory_bytes": round(need), "memory_limit_bytes": round(limit), "nearest": settings if enough else None},
+            f"{node.name} needs {need / 1e9:.1f} GB for the weights alone on each {cluster.gpu}, which has"
+            f" {limit / 1e9:.0f} GB; {fix}",
+            {
+                "memory_bytes": round(need),
+                "memory_limit_bytes": round(limit),
+                "nearest": settings if enough else None,
+            },
         )
 
 
-def nearest_that_fits(part: PartEstimate, limit: float, gpus_per_node: int) -> tuple[dict[str, Any], float] | None:
+def nearest_that_fits(
+    part: PartEstimate, limit: float, gpus_per_node: int
+) -> tuple[dict[str, Any], float] | None:
     """The settings to change so that a segment fits into `limit` bytes on as many processes, and the bytes
     that it needs then. The cheapest come first: smaller micro-batches, then weights shared by more processes,
     then recomputation, then tensor parallelism up to a node; at the same cost, the fewest changes."""
@@ -150,7 +177,7 @@ def nearest_that_fits(part: PartEstimate, limit: float, gpus_per_node: int) -> t
     share = max(1, segment.global_batch_size // launch.data_parallel)
     micro = min(segment.micro_batch_size or share, share)
     sizes = sorted({size for size in (1, 2, 4, 8, 16, 32, 64, micro) if size <= micro}, reverse=True)
-    again = RECOMPUTATION[RECOMPUTATION.index(segment.activation_checkpointing) :]
+    again = RECOMPUTATION[segment.activation_checkpointing]
     degrees = [tp for tp in (1, 2, 4, 8, 16) if parallel.tp <= tp <= max(gpus_per_node, parallel.tp)]
     copies = sorted({parallel.dp_replicate, 1}, reverse=True)
     for tp, recomputed, replicas, size in product(degrees, again, copies, sizes):
@@ -160,7 +187,9 @@ def nearest_that_fits(part: PartEstimate, limit: float, gpus_per_node: int) -> t
         trial = launch.model_copy(update={"parallel": layout})
         if not _runs(trial, segment):
             continue
-        changed = segment.model_copy(update={"parallel": layout, "micro_batch_size": size, "activation_checkpointing": recomputed})
+        changed = segment.model_copy(
+            update={"parallel": layout, "micro_batch_size": size, "activation_checkpointing": recomputed}
+        )
         need = memory_of_step(changed, launch.world_size).total
         if need <= limit:
             settings: dict[str, Any] = {}

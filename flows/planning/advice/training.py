@@ -19,15 +19,24 @@ JUMP = 1.5
 # query prefers a similar token to a random one. Published for heads of 128 without scaling of frequencies
 # (arXiv 2405.14591).
 ROPE_BOUNDS = (
-    (1024, 4.3e3), (2048, 1.6e4), (4096, 2.7e4), (8192, 8.4e4), (16_384, 3.1e5), (32_768, 6.4e5), (65_536, 2.1e6), (131_072, 7.8e6),
+    (1024, 4.3e3), (2048, 1.6e4), (4096, 2.7e4), (8192, 8.4e4), (16_384, 3.1e5), (32_768, 6.4e5),
+    (65_536, 2.1e6), (131_072, 7.8e6),
     (262_144, 3.6e7), (524_288, 6.4e7), (1_048_576, 5.1e8),
 )  # fmt: skip
 
 
 def sft_optimizer(context: Context) -> Iterator[Advice]:
     for name, trajectory in context.phases():
-        before = [parent for _, parent in context.ancestry(trajectory) if context.kind(parent.stage) not in (*CHAT, "")]
-        if context.kind(trajectory.stage) in CHAT and before and before[-1].optimizer.name != trajectory.optimizer.name:
+        before = [
+            parent
+            for _, parent in context.ancestry(trajectory)
+            if context.kind(parent.stage) not in (*CHAT, "")
+        ]
+        if (
+            context.kind(trajectory.stage) in CHAT
+            and before
+            and before[-1].optimizer.name != trajectory.optimizer.name
+        ):
             own, first = trajectory.optimizer.name, before[-1]
             yield Advice(
                 "sft-optimizer",
@@ -47,7 +56,10 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
                 continue
             peak, last = max(segment.schedule.peak for segment in parent.segments), parent.lr_at(start.step)
             schedule = parent.schedule
-            decayed = schedule.decay != "none" and schedule.offset + parent.tokens_at(start.step) > schedule.decay_start
+            decayed = (
+                schedule.decay != "none"
+                and schedule.offset + parent.tokens_at(start.step) > schedule.decay_start
+            )
             if decayed and last < peak:
                 yield Advice(
                     "decay-before-sft",
@@ -79,9 +91,13 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "learning-rate-jump",
                 trajectory.stage,
-                f"the learning rate goes from {before:g} at step {start.step} of '{start.phase}' to {reached:g} at the first step of "
-                f"'{name}'; "
-                + ("warm up to it (schedule.warmup), or begin lower" if up else "resume from the rate there, and decay from it"),
+                f"the learning rate goes from {before:g} at step {start.step} of '{start.phase}' to"
+                f" {reached:g} at the first step of '{name}'; "
+                + (
+                    "warm up to it (schedule.warmup), or begin lower"
+                    if up
+                    else "resume from the rate there, and decay from it"
+                ),
                 {"before": before, "after": reached},
             )
 
@@ -97,11 +113,16 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
                 break
             steps, later = steps + start.step, parent
         continued = any(
-            other.parent is not None and other.parent.phase == name and "optimizer" in other.carry for _, other in context.phases()
+            other.parent is not None and other.parent.phase == name and "optimizer" in other.carry
+            for _, other in context.phases()
         )
         longest = max((optimizer.alpha_warmup or 0) if optimizer.alpha else 0, optimizer.beta3_warmup or 0)
         if longest > steps and not continued:
-            reached = (optimizer.alpha or 0.0) * min(1.0, steps / optimizer.alpha_warmup) if optimizer.alpha_warmup else optimizer.alpha
+            reached = (
+                (optimizer.alpha or 0.0) * min(1.0, steps / optimizer.alpha_warmup)
+                if optimizer.alpha_warmup
+                else optimizer.alpha
+            )
             yield Advice(
                 "slow-warmup",
                 trajectory.stage,
@@ -109,13 +130,20 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
                 f"warm-ups take {optimizer.alpha_warmup:,} (alpha, which reaches {reached:.3g} of "
                 f"{optimizer.alpha:g}) and {optimizer.beta3_warmup:,} (b3) steps; shorten them to "
                 f"{steps:,}, or carry: [weights, optimizer]",
-                {"steps": steps, "alpha_warmup": optimizer.alpha_warmup, "beta3_warmup": optimizer.beta3_warmup, "alpha_reached": reached},
+                {
+                    "steps": steps,
+                    "alpha_warmup": optimizer.alpha_warmup,
+                    "beta3_warmup": optimizer.beta3_warmup,
+                    "alpha_reached": reached,
+                },
             )
 
 
 def never_reached(context: Context) -> Iterator[Advice]:
     stated = {
-        phase.name: phase.settings.checkpoint.milestones for name in context.pipeline.stages for phase in phases(context.pipeline, name)
+        phase.name: phase.settings.checkpoint.milestones
+        for name in context.pipeline.stages
+        for phase in phases(context.pipeline, name)
     }
     for name, trajectory in context.phases():
         planned = trajectory.planned[-1].end_step
@@ -130,9 +158,15 @@ def never_reached(context: Context) -> Iterator[Advice]:
         if warmup > tokens:
             reached = schedule.factor(tokens)
             message = (
-                f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches {reached:.3g} of the peak; shorten it"
+                f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches"
+                f" {reached:.3g} of the peak; shorten it"
             )
-            yield Advice("never-reached", trajectory.stage, message, {"tokens": tokens, "warmup_tokens": warmup, "reached": reached})
+            yield Advice(
+                "never-reached",
+                trajectory.stage,
+                message,
+                {"tokens": tokens, "warmup_tokens": warmup, "reached": reached},
+            )
 
 
 def repetition(context: Context) -> Iterator[Advice]:
@@ -141,8 +175,8 @@ def repetition(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "repetition",
                 usage.stage,
-                f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}'; add data, or lower its weight "
-                f"to {PASSES / usage.passes:.0%} of its value",
+                f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}'; add"
+                f" data, or lower its weight to {PASSES / usage.passes:.0%} of its value",
                 {"source": usage.source, "passes": usage.passes, "worth_repeating": PASSES},
             )
 
@@ -154,8 +188,8 @@ def goldfish_off(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "goldfish-off",
                 usage.stage,
-                f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}', which trains on all of its "
-                "labels; state goldfish: {}",
+                f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}',"
+                " which trains on all of its labels; state goldfish: {}",
                 {"source": usage.source, "passes": usage.passes},
             )
 
@@ -168,7 +202,8 @@ def rope_theta(context: Context) -> Iterator[Advice]:
             yield Advice(
                 "rope-theta",
                 trajectory.stage,
-                f"'{name}' has sequences of {length:,} tokens and rope_theta {model.rope_theta:g}; the bound for them is about {bound:.2g}",
+                f"'{name}' has sequences of {length:,} tokens and rope_theta {model.rope_theta:g}; the bound"
+                f" for them is about {bound:.2g}",
                 {"sequence_length": length, "rope_theta": model.rope_theta, "bound": bound},
             )
             continue
@@ -180,7 +215,11 @@ def rope_theta(context: Context) -> Iterator[Advice]:
                 f"'{name}' extends sequences from {before[0].context_length:,} to {length:,} tokens and "
                 f"keeps rope_theta {model.rope_theta:g}; the published runs raise it with the length (a "
                 "long_context stage states it per step)",
-                {"sequence_length": length, "rope_theta": model.rope_theta, "context_before": before[0].context_length},
+                {
+                    "sequence_length": length,
+                    "rope_theta": model.rope_theta,
+                    "context_before": before[0].context_length,
+                },
             )
 
 
@@ -198,7 +237,11 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
     for stage in context.pipeline.stages:
         for phase in phases(context.pipeline, stage):
             trajectory: Trajectory | None = context.graph.trajectories.get(phase.name)
-            if trajectory is None or trajectory.parent is None or not isinstance(phase.settings, MixtureTraining):
+            if (
+                trajectory is None
+                or trajectory.parent is None
+                or not isinstance(phase.settings, MixtureTraining)
+            ):
                 continue
             parent = context.graph.trajectories[trajectory.parent.phase]
             batch = trajectory.segments[0].batch
@@ -207,8 +250,24 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
                 yield Advice(
                     "tokens-per-batch",
                     stage,
-                    f"'{phase.name}' inherits {batch} sequences per step, whose length changes from {parent.sequence_length:,} to "
-                    f"{trajectory.sequence_length:,}: {after:,} tokens per step in place of {before:,}; state global_batch_size, "
-                    f"{max(1, before // trajectory.sequence_length)} for as many tokens as before",
+                    f"'{phase.name}' inherits {batch} sequences per step, whose length changes from"
+                    f" {parent.sequence_length:,} to {trajectory.sequence_length:,}: {after:,} tokens per"
+                    f" step in place of {before:,}; state global_batch_size,"
+                    f" {max(1, before // trajectory.sequence_length)} for as many tokens as before",
                     {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},
                 )
+
+
+def not_deterministic(context: Context) -> Iterator[Advice]:
+    for stage in context.pipeline.stages:
+        for phase in phases(context.pipeline, stage):
+            trajectory = context.graph.trajectories.get(phase.name)
+            if trajectory is None or phase.settings.deterministic:
+                continue
+            yield Advice(
+                "not-deterministic",
+                stage,
+                f"'{phase.name}' trains {trajectory.steps:,} steps without deterministic kernels: after an"
+                " interruption it ends in other bits; leave out deterministic: false where that matters",
+                {"steps": trajectory.steps},
+            )

@@ -60,7 +60,9 @@ class PartEstimate:
         """Seconds that its interval between checkpoints wastes beyond the best one; 0 for a segment that is
         shorter than the best one and saves only at its end."""
         whole, best, lost = self.spent.seconds, self.saving.best, self.saving.lost
-        return whole * lost if whole is not None and best is not None and lost is not None and whole >= best else 0.0
+        if whole is not None and best is not None and lost is not None and whole >= best:
+            return whole * lost
+        return 0.0
 
     @property
     def masked_labels(self) -> int:
@@ -74,7 +76,11 @@ class PartEstimate:
             **borders(self.node),
             "seconds": self.spent.seconds,
             "masked_labels": self.masked_labels,
-            "checkpoint": {**_seconds(self.saving), "written": self.checkpoints.written, "kept": self.checkpoints.kept},
+            "checkpoint": {
+                **_seconds(self.saving),
+                "written": self.checkpoints.written,
+                "kept": self.checkpoints.kept,
+            },
         }
 
 
@@ -99,7 +105,12 @@ class StageEstimate:
     @property
     def alike(self) -> tuple[Any, ...]:
         """A key that is equal for stages with equal estimates."""
-        return (self.parts[0].gpus, sum(part.flops for part in self.parts), self.largest.memory, self.parts[-1].checkpoints)
+        return (
+            self.parts[0].gpus,
+            sum(part.flops for part in self.parts),
+            self.largest.memory,
+            self.parts[-1].checkpoints,
+        )
 
     def sum(self, name: str) -> float | None:
         """Sum of a field of `Spent` over the parts; None where it is unknown for one."""
@@ -132,7 +143,9 @@ class StageEstimate:
                 "bytes": last.checkpoints.bytes,
                 **_seconds(self.costliest.saving),
                 "written": sum(part.checkpoints.written for part in self.parts),
-                "written_bytes": sum(part.checkpoints.written * part.checkpoints.bytes for part in self.parts),
+                "written_bytes": sum(
+                    part.checkpoints.written * part.checkpoints.bytes for part in self.parts
+                ),
                 "kept": sum(part.checkpoints.kept for part in self.parts),
                 "kept_bytes": sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts),
                 "requests_each": last.requests._asdict(),
@@ -191,10 +204,15 @@ class Estimates:
                 name: sum(document[name] for document in documents)
                 for name in ("tokens", "sequences", "steps", "flops", "recomputed_flops", "masked_labels")
             },
-            **{name: _sum([stage.sum(name) for stage in self.stages.values()]) for name in time_and_cost.Spent._fields},
+            **{
+                name: _sum([stage.sum(name) for stage in self.stages.values()])
+                for name in time_and_cost.Spent._fields
+            },
             "seconds": self.seconds,
             "memory_bytes": max((document["memory_bytes"]["total"] for document in documents), default=0),
-            "checkpoints_written_bytes": sum(document["checkpoint"]["written_bytes"] for document in documents),
+            "checkpoints_written_bytes": sum(
+                document["checkpoint"]["written_bytes"] for document in documents
+            ),
             "stored_bytes": stored,
             "peak_storage_bytes": self.stored()[1],
             "storage_cost_per_month": stored / 1e12 * price if price is not None else None,
@@ -223,13 +241,18 @@ class Estimates:
         after, _ = self.stored()
         stages, totals = {name: stage.to_json() for name, stage in self.stages.items()}, self.totals()
         for name, stage in self.stages.items():
-            masked = [masked_by_hash(part.segment, part.node.tokens) if masked_by_hash else None for part in stage.parts]
+            masked = [
+                masked_by_hash(part.segment, part.node.tokens) if masked_by_hash else None
+                for part in stage.parts
+            ]
             more = [
                 {"masked_labels_by_hash": by, "stored_bytes_after": after[part.node.name]}
                 for part, by in zip(stage.parts, masked, strict=True)
             ]
             stages[name]["masked_labels_by_hash"] = _sum(masked)
-            stages[name]["parts"] = [part.to_json() | fields for part, fields in zip(stage.parts, more, strict=True)]
+            stages[name]["parts"] = [
+                part.to_json() | fields for part, fields in zip(stage.parts, more, strict=True)
+            ]
         totals["masked_labels_by_hash"] = _sum([stage["masked_labels_by_hash"] for stage in stages.values()])
         return {"cluster": facts, "stages": stages, "totals": totals}
 
@@ -266,13 +289,18 @@ def _loads(graph: Graph) -> list[int]:
         for read in node.inputs.values() if node.name not in duplicates else ():
             parent = graph.nodes[read.node] if read.node is not None else None
             if read.step is not None and parent is not None and isinstance(parent.part, Segment):
-                chained = isinstance(node.part, Segment) and (node.phase == parent.phase or "optimizer" in node.part.carry)
-                found.append(storage.checkpoint_bytes(parent.part) if chained else storage.weight_bytes(parent.part))
+                chained = isinstance(node.part, Segment) and (
+                    node.phase == parent.phase or "optimizer" in node.part.carry
+                )
+                found.append(
+                    storage.checkpoint_bytes(parent.part) if chained else storage.weight_bytes(parent.part)
+                )
     return found
 
 
 def borders(node: Node) -> dict[str, Any]:
-    """First and last step of a segment, and the tokens of its stage before and after it; all None for other parts."""
+    """First and last step of a segment, and the tokens of its stage before and after it; all None for
+    other parts."""
     segment = node.part if isinstance(node.part, Segment) else None
     return {
         "start_step": segment.start_step if segment else None,
@@ -288,7 +316,8 @@ def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float
     assert isinstance(segment, Segment)
     mfu = time_and_cost.utilisation(node, cluster, measured)
     model_flops = node.tokens * flops.training(segment)
-    spent = time_and_cost.spent(model_flops, processes, mfu.value, cluster)
+    peak = flops.peak(segment, cluster.device) if cluster is not None else None
+    spent = time_and_cost.spent(model_flops, processes, mfu.value, cluster, peak)
     step_seconds = spent.seconds / node.steps if spent.seconds is not None else None
     saved = storage.checkpoints(segment, step_seconds)
     return PartEstimate(

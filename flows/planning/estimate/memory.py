@@ -5,7 +5,8 @@ precision, group by group: embedding, each layer, last norm with output projecti
 largest of these moments:
 
     loss       all activations, a chunk of logits, the gradient of the output weight
-    backward   the same after the output: the last layer's backward pass works on top of the activations of all layers
+    backward   the same after the output: the last layer's backward pass works on top of the activations of
+               all layers
     end        the first layer's backward pass, beside the gradients of all layers
     embedding  all gradients, that of the embedding in full
     update     all gradients and the optimizer's temporaries
@@ -16,7 +17,8 @@ two operators: the fused RMSNorm keeps its input, where the CPU's keeps two floa
 keeps no mask. Not counted: CUDA context, workspaces of libraries and fragmentation, for which `specs.cluster`
 leaves room.
 
-Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the feed-forward, V own words.
+Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the
+feed-forward, V own words.
 """
 
 from __future__ import annotations
@@ -25,20 +27,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from specs.layout import micro_batch_size
+from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
 Device = Literal["cuda", "cpu"]
-CHUNK_TOKENS = 1024  # of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
-ADEMAMIX_CHUNK = 1 << 27  # elements that its foreach path updates at a time: apertus_model.optimizers.ademamix
-SOAP_LARGEST = 10_000  # longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
-_WIDTH = {"float32": 4, "bfloat16": 2}
+# of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
+CHUNK_TOKENS = 1024
+# elements that its foreach path updates at a time: apertus_model.optimizers.ademamix
+ADEMAMIX_CHUNK = 1 << 27
+# longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
+SOAP_LARGEST = 10_000
+# stages of a rank whose weights torch's interleaved schedules hold gathered at a time
+GATHERED_STAGES = 3
+WIDTH = {"float32": 4, "bfloat16": 2}
 
 # float32 tensors per parameter in the state: of matrices in the layers, and of other parameters.
-_STATES: dict[str, tuple[int, int]] = {
+STATES: dict[str, tuple[int, int]] = {
     "ademamix": (3, 3),
     "adamw": (2, 2),
     "adopt": (2, 2),
@@ -58,7 +65,7 @@ _STATES: dict[str, tuple[int, int]] = {
 class Memory:
     """Bytes of one GPU at the moment of the peak; with a pipeline, of the rank that needs the most."""
 
-    weights: float  # the rank's shard, float32
+    weights: float  # the rank's shard, float32, and a table of positions for each of its stages
     gradients: float  # the rank's shard, float32; in a pipeline also the sums before reduction
     optimizer_states: float
     activations: float  # kept by the forward pass for the backward pass
@@ -90,26 +97,32 @@ class Parameters:
 
 def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
     """The parameters of a tensor-parallel rank: its part of matrices and tables, and all of the norms."""
-    queries, keys = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    matrices = (2 * model.dim * queries + 2 * model.dim * keys + 2 * model.dim * model.ffn_dim) / tp
+    matrices = model.layer_matrices / tp
     table = model.vocab_size * model.dim / tp
-    return Parameters(matrices + 2 * model.dim + 2 * model.head_dim + 2, matrices, table, table + model.dim)
+    return Parameters(matrices + model.layer_vectors, matrices, table, table + model.dim)
 
 
-def state_bytes(optimizer: OptimizerSpec, matrices: float, others: float, model: ModelSpec, layers: float) -> float:
-    """Bytes of the optimizer's states for parameters in matrices of layers, and others (tables, norms, scalars)."""
+def state_bytes(
+    optimizer: OptimizerSpec, matrices: float, others: float, model: ModelSpec, layers: float
+) -> float:
+    """Bytes of the optimizer's states for parameters in matrices of layers, and others (tables, norms,
+    scalars)."""
     assert optimizer.name is not None, "the planner resolves the optimizer"
-    inside, outside = _STATES[optimizer.name]
+    inside, outside = STATES[optimizer.name]
     bases = 0.0
     if optimizer.name == "soap":  # two square matrices per side of a matrix: an average, and its eigenvectors
-        queries, keys, dim, ffn = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim, model.dim, model.ffn_dim
+        queries, keys, dim, ffn = model.query_dim, model.key_dim, model.dim, model.ffn_dim
         sides = [(queries, dim), (keys, dim), (keys, dim), (dim, queries), (ffn, dim), (dim, ffn)]
         tables = [(model.vocab_size, dim)] * 2 if others else []
         squares = [
-            number * side**2 for number, pairs in ((layers, sides), (1, tables)) for pair in pairs for side in pair if side <= SOAP_LARGEST
+            number * side**2
+            for number, pairs in ((layers, sides), (1, tables))
+            for pair in pairs
+            for side in pair
+            if side <= SOAP_LARGEST
         ]
         bases = 4 * 2 * sum(squares)
-    return _WIDTH[optimizer.state_dtype or "float32"] * (inside * matrices + outside * others) + bases
+    return WIDTH[optimizer.state_dtype or "float32"] * (inside * matrices + outside * others) + bases
 
 
 @dataclass(frozen=True)
@@ -126,26 +139,35 @@ class _Work:
     device: Device
     masked: bool  # attention keeps a mask of (tokens x whole sequence)
     checkpointing: str
+    budget: float  # of `memory_budget`
     resting: bool  # weights have no gradients (LoRA)
 
     def norm(self, width: float) -> float:
-        """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its weight's
-        gradient, the normed input in float32."""
+        """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its
+        weight's gradient, the normed input in float32."""
         return ((4 if self.resting else 8) if self.device == "cpu" else self.b) * width
 
     def layer(self) -> float:
         """Bytes that a whole layer keeps without recomputation."""
         model, b = self.model, self.b
-        dim, queries, keys = model.dim / self.spread, model.n_heads * model.head_dim / self.tp, model.n_kv_heads * model.head_dim / self.tp
-        whole = model.dim  # tensor parallelism gathers the results of the norms along the sequence before the matrices
+        dim, queries, keys = model.dim / self.spread, model.query_dim / self.tp, model.key_dim / self.tp
+        # tensor parallelism gathers the results of the norms along the sequence before the matrices
+        whole = model.dim
         norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
-        attention = b * (queries + 2 * keys * self.cp) + b * queries + 4 * model.n_heads / self.tp + 8 * model.head_dim
+        attention = (
+            b * (queries + 2 * keys * self.cp)
+            + b * queries
+            + 4 * model.n_heads / self.tp
+            + 8 * model.head_dim
+        )
         statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
-        feed_forward = 2 * b * model.ffn_dim / self.tp
+        # xIELU keeps its input and its result; SwiGLU also the gate, before and after SiLU
+        feed_forward = (4 if model.activation == "swiglu" else 2) * b * model.ffn_dim / self.tp
         return self.tokens * (norms + attention + statistics + feed_forward) + self.mask()
 
     def mask(self) -> float:
-        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one of the boolean one."""
+        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
+        of the boolean one."""
         return self.b * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
 
     def kept(self) -> float:
@@ -154,48 +176,81 @@ class _Work:
         if self.checkpointing == "none":
             return self.layer()
         kept = b * model.dim / self.spread  # its input
-        if self.checkpointing == "selective":  # every second product: queries, values and the upper half of the feed-forward
-            kept += b * (model.n_heads * model.head_dim + model.n_kv_heads * model.head_dim + model.ffn_dim) / self.tp
+        # every second product: queries, values and the first of the feed-forward
+        if self.checkpointing == "selective":
+            kept += b * (model.query_dim + model.key_dim + model.ffn_dim) / self.tp
+            if model.activation == "swiglu":  # the seventh product is the result
+                kept += b * model.dim
             if self.device == "cuda":  # what attention gives, and its logarithms
-                kept += (b * model.n_heads * model.head_dim + 4 * model.n_heads) / self.tp
-        return self.tokens * kept
+                kept += (b * model.query_dim + 4 * model.n_heads) / self.tp
+        kept = self.tokens * kept + self.sums()
+        return kept + self.budget * (self.layer() - kept) if self.checkpointing == "memory_budget" else kept
+
+    def sums(self) -> float:
+        """Bytes that a layer with selective recomputation keeps beside what it would keep without: the sums
+        over tensor-parallel ranks that give attention's and the feed-forward's result, which are not sent
+        again. Only those of sequence parallelism, which are reduce-scatters."""
+        kept = self.checkpointing == "selective" and self.spread > 1
+        return 2 * self.b * self.tokens * self.model.dim / self.spread if kept else 0.0
 
     def backward(self) -> float:
-        """Bytes that a layer's backward pass adds to `kept`, at the derivative of xIELU: recomputed tensors,
-        the gradient of the activation and four tensors like it in place of the activation itself, the
-        residual stream's gradient twice, and gradients of matrices in the parameters' precision."""
+        """Bytes that a layer's backward pass adds to `kept`, at the derivative of the activation: recomputed
+        tensors, the gradient of the activation and four tensors like it in place of the activation itself
+        (one by the kernel of xIELU, on CUDA), the residual stream's gradient twice, and gradients of matrices
+        in the parameters' precision."""
         model, b = self.model, self.b
-        again = self.layer() - self.kept() if self.checkpointing != "none" else 0.0
+        again = self.layer() + self.sums() - self.kept() if self.checkpointing != "none" else 0.0
         if self.checkpointing == "full":
             again += self.tokens * b * model.dim / self.spread
-        feed_forward, states = 4 * b * model.ffn_dim / self.tp, 2 * b * model.dim
+        by_kernel = model.activation == "xielu" and self.device == "cuda"
+        feed_forward, states = (1 if by_kernel else 4) * b * model.ffn_dim / self.tp, 2 * b * model.dim
         return again + self.tokens * (feed_forward + states) + b * model.dim * model.ffn_dim / self.tp
 
 
 def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") -> Memory:
     """The peak memory of a GPU in a step of a segment on `processes` GPUs. The layout must fit
     (`specs.layout`)."""
-    found = [_of_rank(segment, processes, device, rank) for rank in range(segment.parallel.pp)]
+    found = [memory_of_rank(segment, processes, rank, device) for rank in range(segment.parallel.pp)]
     return max(found, key=lambda memory: memory.total)
 
 
-def _of_rank(segment: Segment, processes: int, device: Device, rank: int) -> Memory:
+def micro_batches_of(segment: Segment, processes: int) -> tuple[int, int]:
+    """Sequences of a micro-batch, and micro-batches of a step, on each data-parallel rank."""
+    parallel = segment.parallel
+    share = segment.global_batch_size * parallel.tp * parallel.cp * parallel.pp // processes
+    rows = micro_batch_size(parallel, share, segment.micro_batch_size) or 1
+    return rows, share // rows
+
+
+def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device = "cuda") -> Memory:
     """The memory of the GPUs with index `rank` in their pipeline."""
     model, parallel = segment.model, segment.parallel
     tp, cp, pp = parallel.tp, parallel.cp, parallel.pp
     ranks = processes // (tp * cp * pp)
     shards = ranks // parallel.dp_replicate * cp  # FSDP shards over context-parallel ranks as well
-    share = segment.global_batch_size // ranks
-    rows = micro_batch_size(parallel, share, segment.micro_batch_size) or 1
-    micro_batches = share // rows
-    layers = _layers(model.n_layers, parallel.stages, pp, rank)
+    rows, micro_batches = micro_batches_of(segment, processes)
+    own_layers = layers_of_rank(model.n_layers, parallel.stages, pp, rank)
+    layers = sum(own_layers)
     first, last = rank == 0, rank == pp - 1
-    b = _WIDTH[segment.precision.param]
+    b = WIDTH[segment.precision.param]
     masked = device == "cpu" or segment.attention == "sdpa"
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
     lora = segment.lora if isinstance(segment, SftSegment) else None
-    work = _Work(model, tokens, rows, b, tp, cp, spread, device, masked, segment.activation_checkpointing, lora is not None)
+    work = _Work(
+        model,
+        tokens,
+        rows,
+        b,
+        tp,
+        cp,
+        spread,
+        device,
+        masked,
+        segment.activation_checkpointing,
+        segment.memory_budget,
+        lora is not None,
+    )
     count = parameters(model, tp)
     embedding, head = count.embedding * first, count.head * last
     own = layers * count.layer + embedding + head
@@ -206,55 +261,83 @@ def _of_rank(segment: Segment, processes: int, device: Device, rank: int) -> Mem
         own += layers * trained_layer
         trained = trained_matrices = layers * trained_layer
         embedding = head = 0.0
-    states = state_bytes(segment.optimizer, trained_matrices / shards, (trained - trained_matrices) / shards, model, layers)
-    piped = pp > 1  # then weights stay gathered, and gradients are summed in full until the last micro-batch
-    gathered = b * (layers * count.layer + count.embedding * first + count.head * last) if piped else 0.0
-    in_flight = _in_flight(parallel.pp_schedule, pp, rank, micro_batches, parallel.stages)
-    activations = in_flight * layers * work.kept()
-    final = in_flight * tokens * (work.norm(model.dim / spread) + b * model.dim) * last
+    states = state_bytes(
+        segment.optimizer, trained_matrices / shards, (trained - trained_matrices) / shards, model, layers
+    )
+    piped = pp > 1  # then gradients are summed in full until the last micro-batch
     single = shards == 1 and parallel.dp_replicate == 1
     copies = 0 if single and b == 4 else 1  # a single rank gathers nothing
+    stages = [number * count.layer for number in own_layers]
+    stages[0] += count.embedding * first
+    stages[-1] += count.head * last
+    whole = b * sum(sorted(stages)[-GATHERED_STAGES:])
+    gathered = 0.0 if parallel.reshards else whole if piped else copies * whole  # after a forward pass
+    # after the backward pass of the layers; in a pipeline, weights then stay gathered in any case
+    left = whole if piped else 0.0 if parallel.reshards else copies * b * count.embedding
+    # each stage of a pipeline has a buffer for the states, and one for the gradients, of every micro-batch
+    buffers = 2 * parallel.stages // pp - first - last if piped else 0
+    buffered = buffers * micro_batches * tokens * b * model.dim / spread
+    # cosines and sines of RoPE, which the layers of a stage share
+    positions = len(own_layers) * 4.0 * segment.sequence_length * 2 * model.head_dim
+    in_flight = micro_batches_in_flight(parallel, rank, micro_batches)
+    waiting = sum(number * size for number, size in zip(in_flight, own_layers, strict=True))
+    activations = waiting * work.kept()
+    final = in_flight[-1] * tokens * (work.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
-    prefetched = 0.0 if piped else copies * b * count.layer * ahead
+    prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
+    last_layer = 0.0 if piped else prefetched or copies * b * count.layer
     reduced = 4.0 * trained_layer
     table = 4.0 * model.vocab_size * model.dim / tp
     states_gradient = tokens * model.dim * b * last
-    # The float32 sum of the output weight's gradient, which the graph of a micro-batch holds as long as it lives.
-    kept_table = table * last * (lora is None) * (in_flight if parallel.pp_schedule == "gpipe" else 1)
+    # The float32 sum of the output weight's gradient. Cross-entropy makes it forward, and the graph of a
+    # micro-batch holds it as long as it lives; losses of log-probabilities make it backward, and drop it.
+    summed_table = table * last * (lora is None) * (in_flight[-1] if parallel.pp_schedule == "gpipe" else 1)
+    kept_table = 0.0 if segment.objective in ("qrpo", "dpo") else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
     before = every if micro_batches > 1 else 0.0
     chunk = min(CHUNK_TOKENS, tokens)
-    logits = chunk * model.vocab_size / tp * (4 + (b if b == 2 else 0)) * last + (4 * chunk * model.dim * last if device == "cpu" else 0)
+    logits = chunk * model.vocab_size / tp * (4 + (b if b == 2 else 0)) * last + (
+        4 * chunk * model.dim * last if device == "cpu" else 0
+    )
     largest = max(head, count.matrices / 2) / shards
-    base = Memory(4.0 * own / shards, 0.0, states, 0.0, 0.0, 0.0, gathered, 0.0, "")
-    head_copy = 0.0 if piped else copies * b * count.head * last
+    base = Memory(4.0 * own / shards + positions, 0.0, states, 0.0, 0.0, 0.0, 0.0, 0.0, "")
+    head_copy = copies * b * count.head * last if parallel.reshards else 0.0
     moments = [
         replace(
-            base, gradients=before, activations=activations + final, output=logits + kept_table + states_gradient,
-            communication=gathered + head_copy, moment="loss",
+            base, gradients=before, activations=activations + final,
+            output=logits + summed_table + states_gradient,
+            communication=buffered + gathered + head_copy, moment="loss",
         ),
         replace(
-            base, gradients=max(before, 4.0 * head / (1 if piped else shards)), activations=activations, working=work.backward(),
-            output=kept_table + states_gradient, communication=gathered + prefetched + (0.0 if piped else 4.0 * head), moment="backward",
+            base, gradients=max(before, 4.0 * head / (1 if piped else shards)), activations=activations,
+            working=work.backward(),
+            output=kept_table + states_gradient,
+            communication=buffered + gathered + prefetched + (0.0 if piped else 4.0 * head),
+            moment="backward",
         ),
         replace(
-            base, gradients=max(before, every - 4.0 * embedding / shards), activations=activations / layers if layers else 0.0,
+            base, gradients=max(before, every - 4.0 * embedding / shards),
+            activations=activations - max(0, own_layers[0] - 1) * work.kept(),
             working=work.backward(), output=kept_table + states_gradient,
-            communication=gathered + prefetched + (0.0 if piped else reduced), moment="end",
+            communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
         ),
         replace(
             base, gradients=every, output=kept_table + states_gradient,
-            communication=gathered + (0.0 if piped else 4.0 * embedding * (1 if single else 2)), moment="embedding",
+            communication=buffered + left + (0.0 if piped else 4.0 * embedding * (1 if single else 2)),
+            moment="embedding",
         ),
-        replace(base, gradients=shard, update=_update(segment.optimizer, trained / shards, largest, device), moment="update"),
+        replace(
+            base, gradients=shard, communication=buffered + (left if piped else 0.0),
+            update=_update(segment.optimizer, trained / shards, largest, device), moment="update",
+        ),
     ]  # fmt: skip
     return max(moments, key=lambda memory: memory.total)
 
 
 def adapters(model: ModelSpec, rank: int, targets: Sequence[str]) -> int:
     """Trained parameters of the adapters of a layer."""
-    queries, keys, dim, ffn = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim, model.dim, model.ffn_dim
+    queries, keys, dim, ffn = model.query_dim, model.key_dim, model.dim, model.ffn_dim
     sides = {
         "wq": (dim, queries),
         "wk": (dim, keys),
@@ -266,28 +349,9 @@ def adapters(model: ModelSpec, rank: int, targets: Sequence[str]) -> int:
     return rank * sum(sum(sides[target]) for target in targets)
 
 
-def _layers(n_layers: int, stages: int, pp: int, rank: int) -> float:
-    """Layers of a rank of the pipeline, as torchtitan divides them: embedding and output count as a layer
-    each, and the remainder goes to the first stages. With two stages per process, process r has stages r and
-    r + pp."""
-    each, more = divmod(n_layers + 2, stages)
-    sizes = [each + (index < more) for index in range(stages)]
-    sizes[0] -= 1
-    sizes[-1] -= 1
-    return sum(sizes[rank::pp])
-
-
-def _in_flight(schedule: str, pp: int, rank: int, micro_batches: int, stages: int) -> float:
-    """Micro-batches, in units of all the layers of the rank, that wait for their backward pass (Narayanan et
-    al. 2021, arXiv 2104.04473, section 2.2)."""
-    if pp == 1:
-        return 1
-    if schedule == "gpipe":
-        return micro_batches
-    if schedule == "1f1b":
-        return min(micro_batches, pp - rank)
-    chunks = stages // pp
-    return min(micro_batches * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1) / chunks
+def layers_of_rank(n_layers: int, stages: int, pp: int, rank: int) -> list[int]:
+    """Layers of each stage of a rank of the pipeline: process r has stages r, r + pp, r + 2 pp, ..."""
+    return stage_layers(n_layers, stages)[rank::pp]
 
 
 def _update(optimizer: OptimizerSpec, trained: float, largest: float, device: Device) -> float:
@@ -298,5 +362,7 @@ def _update(optimizer: OptimizerSpec, trained: float, largest: float, device: De
         if device == "cuda":
             return 0.0
         rounded = optimizer.state_dtype == "bfloat16"
-        return 4.0 * min(trained, max(ADEMAMIX_CHUNK, largest)) * (5 if rounded else 2) + (3 * 4.0 * largest if rounded else 0)
+        return 4.0 * min(trained, max(ADEMAMIX_CHUNK, largest)) * (5 if rounded else 2) + (
+            3 * 4.0 * largest if rounded else 0
+        )
     return 4.0 * trained

@@ -42,7 +42,9 @@ class Checkpoints(NamedTuple):
 def trained_parameters(segment: Segment) -> int:
     """Parameters that have gradients: all, or those of the adapters."""
     lora = segment.lora if isinstance(segment, SftSegment) else None
-    return segment.model.parameters if lora is None else segment.model.n_layers * adapters(segment.model, lora.rank, lora.targets)
+    if lora is None:
+        return segment.model.parameters
+    return segment.model.n_layers * adapters(segment.model, lora.rank, lora.targets)
 
 
 def weight_bytes(segment: Segment) -> int:
@@ -52,7 +54,8 @@ def weight_bytes(segment: Segment) -> int:
 
 
 def checkpoint_bytes(segment: Segment) -> int:
-    """Weights in float32 and the optimizer's states; schedule-free AdamW stores the weights that it trains beside the averaged ones."""
+    """Weights in float32 and the optimizer's states; schedule-free AdamW stores the weights that it trains
+    beside the averaged ones."""
     model, trained = segment.model, trained_parameters(segment)
     count = parameters(model)
     matrices = model.n_layers * count.matrices if trained == model.parameters else float(trained)
@@ -64,9 +67,16 @@ def checkpoint_bytes(segment: Segment) -> int:
 def written_steps(segment: Segment, step_seconds: float | None) -> list[int]:
     """Steps whose checkpoints a segment writes: those that are due, and the end. An interval in time is
     counted in steps of `step_seconds`; where these are unknown it adds none."""
-    begin, end, settings, anomalies = segment.start_step, segment.end_step, segment.checkpoint, segment.anomalies
-    intervals = [_interval_steps(segment, step_seconds), settings.keep_every, anomalies.rollback_interval if anomalies.rolls_back else None]
-    regular = (step for every in intervals if every for step in range((begin // every + 1) * every, end + 1, every))
+    begin, end = segment.start_step, segment.end_step
+    settings, anomalies = segment.checkpoint, segment.anomalies
+    intervals = [
+        _interval_steps(segment, step_seconds),
+        settings.keep_every,
+        anomalies.rollback_interval if anomalies.rolls_back else None,
+    ]
+    regular = (
+        step for every in intervals if every for step in range((begin // every + 1) * every, end + 1, every)
+    )
     return sorted({end, *regular, *(step for step in settings.milestones if begin < step <= end)})
 
 
@@ -86,7 +96,9 @@ def checkpoints(segment: Segment, step_seconds: float | None) -> Checkpoints:
         passing = [old for old in passing if old >= stays]
     kept = min(len(written), for_good + len(passing) + len(settings.best))
     gap = max(after - before for before, after in pairwise([segment.start_step, *written]))
-    return Checkpoints(checkpoint_bytes(segment), len(written), kept, min(len(written), most + len(settings.best)), gap)
+    return Checkpoints(
+        checkpoint_bytes(segment), len(written), kept, min(len(written), most + len(settings.best)), gap
+    )
 
 
 def _interval_steps(segment: Segment, step_seconds: float | None) -> int | None:
@@ -108,7 +120,9 @@ class Saving(NamedTuple):
     longest: float | None = None  # the interval that loses `NOTICED`
 
 
-def saving(segment: Segment, processes: int, saved: Checkpoints, step_seconds: float | None, cluster: Cluster | None) -> Saving:
+def saving(
+    segment: Segment, processes: int, saved: Checkpoints, step_seconds: float | None, cluster: Cluster | None
+) -> Saving:
     """The time of the saves of a segment, and the best interval between them."""
     interval = step_seconds * saved.gap if step_seconds is not None else None
     if cluster is None:

@@ -1,6 +1,8 @@
 """From FLOPs to GPU-hours, wall-clock, energy and cost; and the utilisation of stored runs.
 
-    GPU-hours = FLOPs / (MFU x peak) / 3600        seconds = 3600 GPU-hours / GPUs        kWh = GPU-hours x watts x PUE / 1000
+    GPU-hours = FLOPs / (MFU x peak) / 3600
+    seconds   = 3600 GPU-hours / GPUs
+    kWh       = GPU-hours x watts x PUE / 1000
 
 Invariant: a number that depends on an unknown (a price, a utilisation) is None, never a guess.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 from statistics import median
 from typing import NamedTuple
 
+from flows.planning.estimate.flops import peak
 from flows.planning.graph import Node
 from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
@@ -26,13 +29,21 @@ class Spent(NamedTuple):
     cost: float | None = None  # in the currency of the price
 
 
-def spent(flops: float, gpus: int, mfu: float | None, cluster: Cluster | None) -> Spent:
-    """Time and cost of `flops` model FLOPs on `gpus` GPUs of a cluster."""
+def spent(
+    flops: float, gpus: int, mfu: float | None, cluster: Cluster | None, peak: float | None = None
+) -> Spent:
+    """Time and cost of `flops` model FLOPs on `gpus` GPUs of a cluster, whose peak in bfloat16 is used by
+    default."""
     if cluster is None or mfu is None:
         return Spent()
-    hours = flops / (mfu * cluster.device.bf16_flops) / 3600
+    hours = flops / (mfu * (peak or cluster.device.bf16_flops)) / 3600
     price = cluster.price_per_gpu_hour
-    return Spent(hours * 3600 / gpus, hours, hours * cluster.watts * cluster.pue / 1000, hours * price if price is not None else None)
+    return Spent(
+        hours * 3600 / gpus,
+        hours,
+        hours * cluster.watts * cluster.pue / 1000,
+        hours * price if price is not None else None,
+    )
 
 
 class Utilisation(NamedTuple):
@@ -57,7 +68,9 @@ def utilisation(node: Node, cluster: Cluster | None, measured: dict[str, float])
     return Utilisation(None, None)
 
 
-def measured_mfu(nodes: list[Node], store: Store, cluster: Cluster | None, records: Records) -> dict[str, float]:
+def measured_mfu(
+    nodes: list[Node], store: Store, cluster: Cluster | None, records: Records
+) -> dict[str, float]:
     """By stage, the median over its segments of `tokens_per_second x FLOPs per token / (processes x peak)`,
     from their stored results, or from those of the parts with their names in the last run of the pipeline."""
     if cluster is None or cluster.mfu != "measured":
@@ -69,7 +82,9 @@ def measured_mfu(nodes: list[Node], store: Store, cluster: Cluster | None, recor
         if speed is None and last is not None:
             speed = _speed(store, last.path)
         if speed is not None and isinstance(node.part, Segment) and node.tokens:
-            found.setdefault(node.stage, []).append(speed * node.flops / node.tokens / cluster.device.bf16_flops)
+            found.setdefault(node.stage, []).append(
+                speed * node.flops / node.tokens / peak(node.part, cluster.device)
+            )
     return {stage: median(values) for stage, values in found.items()}
 
 

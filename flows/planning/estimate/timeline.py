@@ -22,7 +22,9 @@ class Span(NamedTuple):
     end: float
 
 
-def spans(graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], concurrency: int, available: int) -> dict[str, Span]:
+def spans(
+    graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], concurrency: int, available: int
+) -> dict[str, Span]:
     """The span of every part in `seconds`, with the `nodes` that it needs out of `available`."""
     duplicates = graph.duplicates()
     needs = {name: _needs(graph, name, duplicates) for name in graph.nodes}

@@ -2,8 +2,8 @@
 
 `build` walks the stages, inputs first; each module of this folder resolves one family of kinds.
 
-Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for `@best:` references and
-selections alone, of the store.
+Invariant: a pure function of recipe, listing of the sources, small files of the Hugging Face models, and, for
+`@best:` references and selections alone, of the store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from infra.store.inputs import Listing
 from specs.dependencies import order
 from specs.errors import SpecError
 from specs.pipeline import Pipeline
+from specs.resolution import resolve
 from specs.stages import STAGES, TRAINING
-from specs.trajectory import imported, resolve
+from specs.trajectory import imported
 
 
 def _found() -> dict[str, Callable[[Builder, str], None]]:
-    """For each kind of stage, the function `add_<kind>` of a module of this folder; `add_training` for kinds that train."""
-    modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
+    """For each kind of stage, the function `add_<kind>` of a module of this folder; `add_training` for
+    kinds that train."""
+    modules = [
+        importlib.import_module(module.name) for module in pkgutil.iter_modules(__path__, f"{__name__}.")
+    ]
     functions = {name: value for module in modules for name, value in vars(module).items()}
     return {kind: functions["add_training" if kind in TRAINING else f"add_{kind}"] for kind in STAGES}
 
@@ -36,7 +40,10 @@ ADD = _found()
 
 
 def build(
-    pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None] = lambda name, listing: None, ask_network: bool = True
+    pipeline: Pipeline,
+    store: Store,
+    on_read: Callable[[str, Listing], None] = lambda name, listing: None,
+    ask_network: bool = True,
 ) -> Graph:
     """Resolves a checked pipeline. `on_read` is called for each source that must be read for its digest;
     without `ask_network`, declared remote inputs count as unavailable. SpecError with every problem."""
@@ -49,14 +56,23 @@ def build(
         best = found  # stages that start from a best checkpoint now have another parent
 
 
-def _build(pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], best: dict[str, int], ask_network: bool) -> Graph:
+def _build(
+    pipeline: Pipeline,
+    store: Store,
+    on_read: Callable[[str, Listing], None],
+    best: dict[str, int],
+    ask_network: bool,
+) -> Graph:
     names = order(pipeline)
     builder = Builder(pipeline, store, on_read, ask_network)
     builder.graph.best = best
     builder.graph.models = open_models(builder)
     if builder.problems:
         raise SpecError(builder.problems)
-    models = {name: imported(name, found.model, context=found.context, chat=found.chat) for name, found in builder.graph.models.items()}
+    models = {
+        name: imported(name, found.model, context=found.context, chat=found.chat)
+        for name, found in builder.graph.models.items()
+    }
     builder.graph.trajectories = resolve(pipeline, names, best, models)
     for name in names:
         stage = pipeline.stages[name]

@@ -28,13 +28,22 @@ from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.trajectory import Point, Trajectory, candidates, phase_of, point_of
 from specs.units import HUGGING_FACE, Reference
 
-FIX = "name a folder, or a model that is in the local Hugging Face cache, with config.json, safetensors and tokenizer.json."
+FIX = (
+    "name a folder, or a model that is in the local Hugging Face cache, with config.json, safetensors and"
+    " tokenizer.json."
+)
 
 
 class Builder:
     """Collects nodes in `graph` and mistakes in `problems`."""
 
-    def __init__(self, pipeline: Pipeline, store: Store, on_read: Callable[[str, Listing], None], ask_network: bool = True) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: Store,
+        on_read: Callable[[str, Listing], None],
+        ask_network: bool = True,
+    ) -> None:
         self.pipeline = pipeline
         self.store = store
         self.on_read = on_read
@@ -42,7 +51,16 @@ class Builder:
         self.graph = Graph()
         self.problems: list[Problem] = []
 
-    def node(self, name: str, stage_name: str, part: Part, inputs: dict[str, Input], *, kind: str = "", **numbers: Any) -> Node:
+    def node(
+        self,
+        name: str,
+        stage_name: str,
+        part: Part,
+        inputs: dict[str, Input],
+        *,
+        kind: str = "",
+        **numbers: Any,
+    ) -> Node:
         """Adds a part. `kind` is the part's where it differs from the stage's; the version is that of its
         kind."""
         stage = self.pipeline.stages[stage_name]
@@ -56,7 +74,12 @@ class Builder:
     def starts(self) -> list[tuple[Point, Reference]]:
         """Every checkpoint that some stage reads, once the trajectories are known."""
         trajectories = self.graph.trajectories
-        named = [use for name, stage in self.pipeline.stages.items() for use in uses(name, stage) if CHECKPOINT in use.results]
+        named = [
+            use
+            for name, stage in self.pipeline.stages.items()
+            for use in uses(name, stage)
+            if CHECKPOINT in use.results
+        ]
         return [
             (point_of(use.reference, trajectories, use.path, self.graph.best), use.reference)
             for use in named
@@ -72,7 +95,14 @@ class Builder:
         """A source, by the digest of its content."""
         if name not in self.graph.digests:
             source = self.pipeline.sources[name]
-            self._digest(name, name, source, ("sources", name), "correct the url or the globs.", source.declared is not None)
+            self._digest(
+                name,
+                name,
+                source,
+                ("sources", name),
+                "correct the url or the globs.",
+                source.declared is not None,
+            )
         return Input("external", self.graph.digests[name], name)
 
     def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
@@ -90,7 +120,9 @@ class Builder:
         self._digest(key, source.url, source, path, fix, may_be_absent)
         return Input("external", self.graph.digests[key], source.url)
 
-    def _digest(self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str, may_be_absent: bool) -> None:
+    def _digest(
+        self, key: str, name: str, source: SourceSpec, path: FieldPath, fix: str, may_be_absent: bool
+    ) -> None:
         if may_be_absent and not self.ask_network and not is_local(source.url):
             self.unavailable(key, name, source, "a plan does not read remote urls", path)
             return
@@ -117,7 +149,12 @@ class Builder:
     def part(self, ref: Reference) -> Input:
         """An artifact that is not a checkpoint: the named part, or the stage's last."""
         nodes = self.graph.of(ref.stage)
-        return reads(next((node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"), nodes[-1]))
+        return reads(
+            next(
+                (node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"),
+                nodes[-1],
+            )
+        )
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and its trajectory. For a selection, the chosen checkpoint, or the selection itself
@@ -139,7 +176,9 @@ class Builder:
         node = self.graph.nodes[read.node or ""]
         if isinstance(node.part, ImportModelPart):
             name = node.name.replace("/import", "/tokenizer")
-            return reads(self.model_tokenizer(Reference(node.phase), name, node.stage, ("stages", node.stage)))
+            return reads(
+                self.model_tokenizer(Reference(node.phase), name, node.stage, ("stages", node.stage))
+            )
         if "tokenizer" in node.inputs:
             return node.inputs["tokenizer"]
         return self.tokenizer_of(next(iter(node.inputs.values())))
@@ -147,10 +186,15 @@ class Builder:
     def exportable(self, path: FieldPath, trajectory: Trajectory) -> None:
         """Sampling, tasks and export need the model as a Hugging Face folder."""
         if (obstacle := not_representable(trajectory.model)) is not None:
-            self.problem(path, f"the model cannot become a Hugging Face folder: {obstacle}", "name a model with activation: xielu.")
+            self.problem(
+                path,
+                f"the model cannot become a Hugging Face folder: {obstacle}",
+                "name a model with activation: xielu.",
+            )
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
-        """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its tokenizer, or an imported checkpoint.
+        """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its
+        tokenizer, or an imported checkpoint.
 
         Two tokenizers are the same when their tokenizer.json is, however they were made."""
         if its.fingerprint == models.fingerprint:
@@ -187,9 +231,13 @@ class Builder:
             language=model.language,
         )
         inputs = {"folder": self.model_folder(str(ref), model, list(model.files), path)}
-        return self.node(name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, phase=str(ref))
+        return self.node(
+            name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, phase=str(ref)
+        )
 
-    def model_tokenizer(self, ref: Reference, name: str, stage: str, path: FieldPath, vocab_size: int | None = None) -> Node:
+    def model_tokenizer(
+        self, ref: Reference, name: str, stage: str, path: FieldPath, vocab_size: int | None = None
+    ) -> Node:
         """The tokenizer of a model, as a tokenizer stage that states `from:` makes it."""
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing
@@ -197,12 +245,15 @@ class Builder:
         read = self.model_folder(f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
         fields = TokenizerStage.model_fields
         part = TokenizerPart(
-            path=model.url, vocab_size=vocab_size or model.model.vocab_size, bytes_per_source=fields["bytes_per_source"].default
+            path=model.url,
+            vocab_size=vocab_size or model.model.vocab_size,
+            bytes_per_source=fields["bytes_per_source"].default,
         )
         return self.node(name, stage, part, {"folder": read}, kind="tokenizer")
 
     def tokenizer_digest(self, read: Input) -> str | None:
-        """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer that is not trained yet."""
+        """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer
+        that is not trained yet."""
         node = self.graph.nodes[read.node or ""]
         if isinstance(node.part, ImportModelPart):
             return self.graph.models[node.phase].tokenizer_digest
@@ -223,7 +274,9 @@ class Builder:
 def origin(node: Node) -> str | None:
     """The `hf:` reference that a part of a Hugging Face model was made from; None for any other part."""
     folder = node.inputs.get("folder")
-    return folder.name.removesuffix(TOKENIZER) if folder is not None and folder.name.startswith(HUGGING_FACE) else None
+    if folder is not None and folder.name.startswith(HUGGING_FACE):
+        return folder.name.removesuffix(TOKENIZER)
+    return None
 
 
 def reads(node: Node, step: int | None = None) -> Input:

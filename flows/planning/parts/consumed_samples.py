@@ -25,7 +25,8 @@ from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.select import SelectPart
 from specs.stages.training import Segment
 
-Ancestry = list[tuple[Node, int]]  # segments of training, each with the step up to which it counts, the last one first
+# segments of training, each with the step up to which it counts, the last one first
+Ancestry = list[tuple[Node, int]]
 Counters = dict[tuple[str, ...], int]  # samples drawn so far, by `counter`
 DATA = ("mixture", "conversations", "pairs", "log_probabilities")
 
@@ -74,14 +75,23 @@ def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
                         merged[key] = max(merged.get(key, 0), samples)
             return merged | consumed  # later segments have their own counters
         assert isinstance(current.part, Segment)
-        consumed.setdefault(counter(current.inputs, current.part.sequence_length, current.part.packing), current.part.sample_at(step))
+        consumed.setdefault(
+            counter(current.inputs, current.part.sequence_length, current.part.packing),
+            current.part.sample_at(step),
+        )
         before = current.inputs.get("parent")
         current, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
     return consumed
 
 
 def excluded(
-    builder: Builder, at: FieldPath, mixture: Input, length: int, packing: str, ancestry: Ancestry, carried: Ancestry
+    builder: Builder,
+    at: FieldPath,
+    mixture: Input,
+    length: int,
+    packing: str,
+    ancestry: Ancestry,
+    carried: Ancestry,
 ) -> dict[str, ConsumedSamples]:
     """The samples after which a segment begins, by fingerprint of the mixtures, its own included if it was
     drawn from.
@@ -120,13 +130,16 @@ def excluded(
                 builder.problem((*at, "mixture"), f"{message} ({packing})", fix)
             elif _seed(other) != _seed(node):
                 message = (
-                    f"mixture '{node.stage}' has seed {_seed(node)} and excludes {what} through '{other.stage}' of seed {_seed(other)}"
+                    f"mixture '{node.stage}' has seed {_seed(node)} and excludes {what} through"
+                    f" '{other.stage}' of seed {_seed(other)}"
                 )
                 fix = f"use seed: {_seed(other)} here too; the order of a source's windows depends on it."
                 builder.problem(("stages", node.stage, "seed"), f"{message}, in another order", fix)
             else:
                 before = found.get(consumed.mixture.fingerprint, consumed)
-                found[consumed.mixture.fingerprint] = consumed if consumed.samples >= before.samples else before
+                found[consumed.mixture.fingerprint] = (
+                    consumed if consumed.samples >= before.samples else before
+                )
     return found
 
 

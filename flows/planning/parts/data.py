@@ -7,7 +7,8 @@ from typing import cast
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder
 from specs.sources import TABLES
-from specs.stages.conversations import ConversationSource, ConversationsPart, ConversationsStage
+from specs.stages.base import SourcePart
+from specs.stages.conversations import ConversationsPart, ConversationsStage
 from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
 from specs.stages.mixture import MixturePart, MixtureStage, integers
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
@@ -27,7 +28,9 @@ def add_tokenizer(builder: Builder, name: str) -> None:
     inputs = {f"source:{index}": builder.documents(source) for index, source in enumerate(stage.sources)}
     if stage.path is not None:
         path = ("stages", name, "path")
-        inputs["folder"] = builder.folder(f"{name}.path", stage.path, ["*.json", "*.jinja"], path, "name a folder with tokenizer.json.")
+        inputs["folder"] = builder.folder(
+            f"{name}.path", stage.path, ["*.json", "*.jinja"], path, "name a folder with tokenizer.json."
+        )
     part = TokenizerPart(
         sources=[builder.pipeline.sources[source] for source in stage.sources],
         path=stage.path,
@@ -40,22 +43,13 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 
 def add_corpus(builder: Builder, name: str) -> None:
     """One part per source."""
-    stage = cast(CorpusStage, builder.pipeline.stages[name])
-    tokenizer = builder.part(stage.tokenizer)
-    for source, process in stage.sources.items():
-        inputs = {"tokenizer": tokenizer, "documents": builder.documents(source), **_filter_files(builder, name, source, process)}
-        part = CorpusPart(
-            source=builder.pipeline.sources[source],
-            process=CorpusSource.model_validate(process),
-            seed=stage.seed,
-            files_per_task=stage.files_per_task,
-            listing=_files(builder, source),
-        )
-        builder.node(f"{name}/{source}", name, part, inputs)
+    for source, process in cast(CorpusStage, builder.pipeline.stages[name]).sources.items():
+        _add_source(builder, name, source, CorpusPart, _filter_files(builder, name, source, process))
 
 
 def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSource) -> dict[str, Input]:
-    """Files that filters read, as inputs; a filter on columns that the source's format does not have is a problem."""
+    """Files that filters read, as inputs; a filter on columns that the source's format does not have is a
+    problem."""
     inputs: dict[str, Input] = {}
     format_ = builder.pipeline.sources[source].format
     for step, chosen in enumerate(process.filters):
@@ -73,23 +67,24 @@ def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSour
 
 def add_conversations(builder: Builder, name: str) -> None:
     """One part per source."""
-    stage = cast(ConversationsStage, builder.pipeline.stages[name])
-    tokenizer = builder.part(stage.tokenizer)
-    for source, process in stage.sources.items():
-        documents = builder.documents(source)
-        part = ConversationsPart(
-            source=builder.pipeline.sources[source],
-            process=ConversationSource.model_validate(process),
-            seed=stage.seed,
-            files_per_task=stage.files_per_task,
-            listing=_files(builder, source),
-        )
-        builder.node(f"{name}/{source}", name, part, {"tokenizer": tokenizer, "documents": documents})
+    for source in cast(ConversationsStage, builder.pipeline.stages[name]).sources:
+        _add_source(builder, name, source, ConversationsPart, {})
 
 
-def _files(builder: Builder, source: str) -> list[str]:
+def _add_source(
+    builder: Builder, name: str, source: str, kind: type[SourcePart], filter_files: dict[str, Input]
+) -> None:
+    stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
+    inputs = {"tokenizer": builder.part(stage.tokenizer), "documents": builder.documents(source)}
     listing = builder.graph.listings.get(source)
-    return [file.path for file in listing.files] if listing else []
+    part = kind(
+        source=builder.pipeline.sources[source],
+        process=stage.sources[source],
+        seed=stage.seed,
+        files_per_task=stage.files_per_task,
+        listing=[file.path for file in listing.files] if listing else [],
+    )
+    builder.node(f"{name}/{source}", name, part, inputs | filter_files)
 
 
 def add_mixture(builder: Builder, name: str) -> None:
@@ -100,7 +95,11 @@ def add_mixture(builder: Builder, name: str) -> None:
     for number, pieces in enumerate(stage.pieces, start=1):
         chosen = [(builder.part(Reference.parse(source)), weight) for source, weight in pieces.items()]
         chosen.sort(key=lambda pair: pair[0].fingerprint)
-        part = MixturePart(weights=integers([weight for _, weight in chosen]), proportional=field == "proportional", seed=stage.seed)
+        part = MixturePart(
+            weights=integers([weight for _, weight in chosen]),
+            proportional=field == "proportional",
+            seed=stage.seed,
+        )
         inputs = {f"source:{index}": read for index, (read, _) in enumerate(chosen)}
         builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
         if len({read.fingerprint for read, _ in chosen}) < len(chosen):

@@ -29,7 +29,9 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
             tried.add(str(ref))
             declared = builder.pipeline.assumed_inputs.models.get(str(ref))
             try:
-                found[str(ref)] = open_model(ref.hugging_face, download=declared is None or builder.ask_network)
+                found[str(ref)] = open_model(
+                    ref.hugging_face, download=declared is None or builder.ask_network
+                )
             except SourceError as error:
                 if declared is None:
                     builder.problem(path, str(error), FIX)
@@ -40,7 +42,9 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
     return found
 
 
-def _absent(builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath) -> HubModel:
+def _absent(
+    builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath
+) -> HubModel:
     """The model that a plan uses for a declared and unavailable one."""
     for name in (str(ref), f"{ref}{TOKENIZER}"):
         builder.unavailable(name, name, SourceSpec(url=name, format="text"), reason, path)

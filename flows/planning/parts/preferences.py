@@ -7,7 +7,6 @@ from typing import cast
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
 from specs.errors import FieldPath
-from specs.launch import Parallel
 from specs.rewards import RewardSpec
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.preference_data import (
@@ -19,6 +18,7 @@ from specs.stages.preference_data import (
     RewardsPart,
     Sampling,
 )
+from specs.stages.training import Precision
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
@@ -32,33 +32,37 @@ def add_preference_data(builder: Builder, name: str) -> None:
     max_tokens = stage.max_tokens or length // 2
     if 2 * max_tokens > length:
         fix = f"lower it to {length // 2} or raise sequence_length."
-        builder.problem((*at, "max_tokens"), f"two completions of {max_tokens} tokens do not fit into a sequence of {length}", fix)
+        builder.problem(
+            (*at, "max_tokens"),
+            f"two completions of {max_tokens} tokens do not fit into a sequence of {length}",
+            fix,
+        )
     _check_pairs(builder, stage, at)
     field: FieldPath = ("max_tokens",) if stage.max_tokens else ("completions", "max_new_tokens")
     check_room(builder, (*at, *field), stage.completions, max_tokens, "max_tokens")
-    prompts = add_prompts(
-        *(builder, name, stage.prompts, (*at, "prompts"), checkpoint),
-        PromptsPart(
-            split="train",
-            limit=stage.limit,
-            seed=stage.seed,
-            offline=stage.offline,
-            max_tokens=max_tokens,
-            max_new_tokens=stage.completions.max_new_tokens,
-            sampled=stage.completions.n,
-            prompts_per_unit=stage.prompts_per_unit,
-        ),
+    chosen = PromptsPart(
+        split="train",
+        limit=stage.limit,
+        seed=stage.seed,
+        offline=stage.offline,
+        max_tokens=max_tokens,
+        max_new_tokens=stage.completions.max_new_tokens,
+        sampled=stage.completions.n,
+        prompts_per_unit=stage.prompts_per_unit,
     )
-    completions = add_completions(builder, name, stage.completions, checkpoint, trajectory, prompts, stage.prompts_per_unit)
-    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions, stage.prompts_per_unit)
-    choice = PairsPart(pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed)
+    prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen)
+    completions = add_completions(builder, name, stage.completions, checkpoint, trajectory, prompts)
+    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions)
+    choice = PairsPart(
+        pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed
+    )
     read = {"prompts": reads(prompts), "completions": reads(completions), "rewards": reads(rewards)}
     pairs = builder.node(f"{name}/pairs", name, choice, read, kind="pairs")
     part = LogProbabilitiesPart(
         model=trajectory.model,
         sequence_length=length,
-        precision=stage.precision or trajectory.precision,
-        parallel=builder.pipeline.launch_of(stage).parallel or Parallel(),
+        precision=stage.precision or Precision(param=trajectory.precision.param),
+        parallel=builder.pipeline.launch_of(stage).degrees,
     )
     inputs = {"checkpoint": checkpoint, "pairs": reads(pairs), "tokenizer": builder.tokenizer_of(checkpoint)}
     builder.node(f"{name}/log_probabilities", name, part, inputs, kind="log_probabilities")
@@ -82,7 +86,14 @@ def check_room(builder: Builder, path: FieldPath, sampling: Sampling, room: int,
         builder.problem(path, message, f"state max_new_tokens below {room}, or a larger {what}.")
 
 
-def add_prompts(builder: Builder, name: str, sources: list[Reference], path: FieldPath, checkpoint: Input, part: PromptsPart) -> Node:
+def add_prompts(
+    builder: Builder,
+    name: str,
+    sources: list[Reference],
+    path: FieldPath,
+    checkpoint: Input,
+    part: PromptsPart,
+) -> Node:
     """The prompts of a stage, from conversations made with the model's tokenizer."""
     chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
     tokenizer = builder.tokenizer_of(checkpoint)
@@ -93,7 +104,8 @@ def add_prompts(builder: Builder, name: str, sources: list[Reference], path: Fie
 
 
 def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajectory) -> Node:
-    """The checkpoint as a Hugging Face folder; the same artifact as that of an `export` stage with default settings."""
+    """The checkpoint as a Hugging Face folder; the same artifact as that of an `export` stage with default
+    settings."""
     builder.exportable(("stages", name, "from"), trajectory)
     defaults = ExportStage.model_fields
     part = ExportPart(
@@ -105,27 +117,46 @@ def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajec
     )
     if (existing := builder.graph.nodes.get(f"{name}/model")) is not None:
         return existing
-    return builder.node(
-        f"{name}/model", name, part, {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}, kind="export"
-    )
+    inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
+    return builder.node(f"{name}/model", name, part, inputs, kind="export")
 
 
 def add_completions(
-    builder: Builder, name: str, sampling: Sampling, checkpoint: Input, trajectory: Trajectory, prompts: Node, prompts_per_unit: int
+    builder: Builder,
+    name: str,
+    sampling: Sampling,
+    checkpoint: Input,
+    trajectory: Trajectory,
+    prompts: Node,
 ) -> Node:
     """Completions of the prompts by the exported checkpoint."""
     model = add_model(builder, name, checkpoint, trajectory)
-    part = CompletionsPart(sampling=sampling, prompts_per_unit=prompts_per_unit)
-    return builder.node(f"{name}/completions", name, part, {"model": reads(model), "prompts": reads(prompts)}, kind="completions")
+    part = CompletionsPart(sampling=sampling, prompts_per_unit=_per_unit(prompts))
+    inputs = {"model": reads(model), "prompts": reads(prompts)}
+    return builder.node(f"{name}/completions", name, part, inputs, kind="completions")
 
 
 def add_rewards(
-    builder: Builder, name: str, reward: RewardSpec, path: FieldPath, prompts: Node, completions: Node, prompts_per_unit: int
+    builder: Builder,
+    name: str,
+    reward: RewardSpec,
+    path: FieldPath,
+    prompts: Node,
+    completions: Node,
 ) -> Node:
     """Rewards of all completions of the prompts, offline and sampled."""
-    inputs = {"prompts": reads(prompts), "completions": reads(completions), "tokenizer": prompts.inputs["tokenizer"]}
+    inputs = {
+        "prompts": reads(prompts),
+        "completions": reads(completions),
+        "tokenizer": prompts.inputs["tokenizer"],
+    }
     if reward.model is not None:
         files = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
         fix = "name a folder with a sequence classifier of Hugging Face."
         inputs["reward_model"] = builder.folder(f"{name}.reward", reward.model, files, (*path, "model"), fix)
-    return builder.node(f"{name}/rewards", name, RewardsPart(reward=reward, prompts_per_unit=prompts_per_unit), inputs, kind="rewards")
+    part = RewardsPart(reward=reward, prompts_per_unit=_per_unit(prompts))
+    return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
+
+
+def _per_unit(prompts: Node) -> int:
+    return cast(PromptsPart, prompts.part).prompts_per_unit

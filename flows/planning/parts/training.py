@@ -8,11 +8,18 @@ from flows.planning.estimate.flops import training as flops_per_token
 from flows.planning.graph import Graph, Input
 from flows.planning.mixtures import corpora
 from flows.planning.parts.builder import Builder, reads
-from flows.planning.parts.consumed_samples import Ancestry, Counters, ancestry_of, consumed_until, counter, excluded
-from infra.store import Artifact, Checkpoint, Store
+from flows.planning.parts.consumed_samples import (
+    Ancestry,
+    Counters,
+    ancestry_of,
+    consumed_until,
+    counter,
+    excluded,
+)
+from infra.store import Checkpoint, Store
 from specs.dependencies import uses
-from specs.errors import FieldPath, Problem, SpecError, did_you_mean
-from specs.launch import Checkpointing, Parallel
+from specs.errors import FieldPath, SpecError, did_you_mean
+from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
@@ -28,7 +35,8 @@ from specs.stages.training import MixtureTraining, Phase, Segment, TrainingStage
 from specs.trajectory import SegmentPlan, Trajectory, point_of
 from specs.units import Reference
 
-FIELDS = {"mixture": "mixture", "pairs": "preferences"}  # input of a segment -> the field of the stage that names it
+# input of a segment -> the field of the stage that names it
+FIELDS = {"mixture": "mixture", "pairs": "preferences"}
 
 
 def add_training(builder: Builder, name: str) -> None:
@@ -52,7 +60,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         ancestry = ancestry_of(graph, before, trajectory.parent.step)
         if "data" in trajectory.carry:
             consumed, carried = consumed_until(graph, before, trajectory.parent.step), ancestry
-    parallel = builder.pipeline.launch_of(stage).parallel or Parallel()
+    parallel = builder.pipeline.launch_of(stage).degrees
     if isinstance(stage, PreferenceTraining) and parent is not None:
         _check_preferences(builder, stage, phase, parent)
     for index, planned in enumerate(trajectory.segments):
@@ -62,7 +70,9 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         inputs = dict(data)
         if isinstance(settings, MixtureTraining):
             mixture = data["mixture"]
-            behind = excluded(builder, phase.path, mixture, trajectory.sequence_length, packing, ancestry, carried)
+            behind = excluded(
+                builder, phase.path, mixture, trajectory.sequence_length, packing, ancestry, carried
+            )
             if mixture.fingerprint in behind:
                 consumed[key] = max(consumed.get(key, 0), behind.pop(mixture.fingerprint).samples)
             extra |= {"excluded": [behind[name].samples for name in sorted(behind)], "packing": packing}
@@ -82,10 +92,12 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
             "precision": trajectory.precision,
             "anomalies": settings.anomalies,
+            "deterministic": settings.deterministic,
             "end_step": planned.end_step,
             "micro_batch_size": settings.micro_batch_size,
             "attention": settings.attention,
             "activation_checkpointing": settings.activation_checkpointing,
+            "memory_budget": settings.memory_budget,
             "compile": settings.compile,
             "checkpoint": _kept(builder, phase.name, settings.checkpoint),
             "validation": settings.validation,
@@ -94,10 +106,15 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         segment = _segment_class(stage)(**fields, **extra)
         tokens = planned.steps * segment.tokens_per_step
         node = builder.node(
-            phase.name if len(trajectory.segments) == 1 else f"{phase.name}{'.' if phase.name != phase.stage else '/'}{index + 1}",
+            (
+                phase.name
+                if len(trajectory.segments) == 1
+                else f"{phase.name}{'.' if phase.name != phase.stage else '/'}{index + 1}"
+            ),
             phase.stage,
             segment,
-            {**inputs, "tokenizer": _tokenizer(builder, phase, data, trajectory)} | ({"parent": parent} if parent else {}),
+            {**inputs, "tokenizer": _tokenizer(builder, phase, data, trajectory)}
+            | ({"parent": parent} if parent else {}),
             start_step=planned.start_step,
             end_step=planned.end_step,
             tokens=tokens,
@@ -107,7 +124,11 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         if parent is not None:
             field = FIELDS.get(next(iter(data)), "conversations")
             what = next(iter(data.values())).name
-            models = parent if isinstance(graph.nodes[parent.name].part, ImportModelPart) else builder.tokenizer_of(parent)
+            models = (
+                parent
+                if isinstance(graph.nodes[parent.name].part, ImportModelPart)
+                else builder.tokenizer_of(parent)
+            )
             builder.same_tokenizer((*phase.path, field), what, node.inputs["tokenizer"], models)
         consumed[key] = consumed.get(key, 0) + planned.end_sample - planned.start_sample
         ancestry, carried = [(node, planned.end_step), *ancestry], [(node, planned.end_step), *carried]
@@ -115,7 +136,8 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
     _check_best(builder, phase)
     if trajectory.leftover_tokens:
         graph.notes.append(
-            f"{phase.name}: {settings.budget} are {trajectory.steps} whole steps; {trajectory.leftover_tokens:,} tokens are left over"
+            f"{phase.name}: {settings.budget} are {trajectory.steps} whole steps;"
+            f" {trajectory.leftover_tokens:,} tokens are left over"
         )
 
 
@@ -126,7 +148,9 @@ def _segment_class(stage: TrainingStage) -> type[Segment]:
     return Segment
 
 
-def _data(builder: Builder, stage: TrainingStage, planned: SegmentPlan) -> tuple[dict[str, Input], dict[str, Any]]:
+def _data(
+    builder: Builder, stage: TrainingStage, planned: SegmentPlan
+) -> tuple[dict[str, Input], dict[str, Any]]:
     """The inputs of a segment, and the fields of its kind."""
     if isinstance(stage, SftStage):
         chosen = sorted(
@@ -150,14 +174,18 @@ def _data(builder: Builder, stage: TrainingStage, planned: SegmentPlan) -> tuple
             "data_seed": stage.data_seed,
         }
     mixture = builder.part(Reference.parse(planned.mixture))
-    return {"mixture": mixture}, {"source_names": [read.name for read in corpora(builder.graph, mixture.name)]}
+    return {"mixture": mixture}, {
+        "source_names": [read.name for read in corpora(builder.graph, mixture.name)]
+    }
 
 
 def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
     """The rows of packed documents: for best-fit packing, a part of the stage per corpus, shared by its
     phases."""
     found: dict[str, Input] = {}
-    for index, corpus in enumerate(corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []):
+    for index, corpus in enumerate(
+        corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []
+    ):
         name = f"{phase.stage}/packing-{trajectory.sequence_length}/{corpus.name}"
         node = builder.graph.nodes.get(name)
         if node is None:
@@ -202,7 +230,13 @@ def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpoint
 
 def _check_best(builder: Builder, phase: Phase) -> None:
     """The metrics of `checkpoint.best` must be measured: otherwise no checkpoint would be kept for them."""
-    sources = sorted({name for node in builder.graph.segments(phase.name) for name in getattr(node.part, "source_names", [])})
+    sources = sorted(
+        {
+            name
+            for node in builder.graph.segments(phase.name)
+            for name in getattr(node.part, "source_names", [])
+        }
+    )
     for index, metric in enumerate(phase.settings.checkpoint.best):
         path: FieldPath = (*phase.path, "checkpoint", "best", index)
         wanted = metric.removeprefix("val_loss").removeprefix("/")
@@ -232,7 +266,10 @@ def add_merge(builder: Builder, name: str) -> None:
         return
     weights = stage.weights or [1.0] * len(stage.checkpoints)
     pairs = zip(stage.checkpoints, weights, strict=True)
-    read = [(builder.checkpoint(ref, ("stages", name, "checkpoints", index))[0], weight) for index, (ref, weight) in enumerate(pairs)]
+    read = [
+        (builder.checkpoint(ref, ("stages", name, "checkpoints", index))[0], weight)
+        for index, (ref, weight) in enumerate(pairs)
+    ]
     if len({checkpoint.hashed for checkpoint, _ in read}) < len(read):
         path = ("stages", name, "checkpoints")
         builder.problem(path, "two of these are the same checkpoint", "add their weights.")
@@ -240,9 +277,13 @@ def add_merge(builder: Builder, name: str) -> None:
     trajectory = builder.graph.trajectories[name]
     tokenizer = builder.tokenizer_of(read[0][0])
     for checkpoint, _ in read:
-        builder.same_tokenizer(("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
+        builder.same_tokenizer(
+            ("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer
+        )
     part = MergePart(model=trajectory.model, weights=[weight for _, weight in read])
-    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {"tokenizer": tokenizer}
+    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {
+        "tokenizer": tokenizer
+    }
     builder.node(name, name, part, inputs, start_step=0, end_step=1, phase=name)
 
 
@@ -252,7 +293,7 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
     found: dict[str, int] = {}
     selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
     for node, part in selections:
-        if (choice := Artifact(store, node.path)).complete:
+        if (choice := node.artifact(store)).complete:
             found[node.name] = int(choice.metric("chosen"))
         elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
             note = f"'{node.name}' is chosen when its candidates have finished; until then it is planned as"
@@ -265,30 +306,34 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
             seen.add(str(ref))
             nodes = graph.segments(point_of(ref, graph.trajectories, path, graph.best).phase)
             sources = {name for node in nodes for name in getattr(node.part, "source_names", [])}
-            if ref.best.startswith("val_loss/") and (wanted := ref.best.removeprefix("val_loss/")) not in sources:
-                message = f"'{ref}' chooses by the held-out loss of '{wanted}', which '{ref.stage}' does not train on"
-                raise SpecError([Problem(path, message, did_you_mean(wanted, sources))])
-            artifacts = [(node, Artifact(store, node.path)) for node in nodes]
-            if not all(Artifact(store, node.path, node.end_step).complete for node in nodes):
-                graph.notes.append(f"'{ref}' is known when '{ref.stage}' has finished; until then it is planned from the last step")
+            wanted = ref.best.removeprefix("val_loss").removeprefix("/")
+            if wanted and wanted not in sources:
+                message = (
+                    f"'{ref}' chooses by the held-out loss of '{wanted}', which '{ref.stage}' does not"
+                    " train on"
+                )
+                raise SpecError.of(path, message, did_you_mean(wanted, sources))
+            if not all(node.artifact(store).complete for node in nodes):
+                graph.notes.append(
+                    f"'{ref}' is known when '{ref.stage}' has finished; until then it is planned from the"
+                    " last step"
+                )
                 continue
             kept = [
-                artifact.checkpoint(step)
-                for node, artifact in artifacts
-                for step in artifact.checkpoint_steps()
-                if (node.start_step or 0) < step <= (node.end_step or 0)
+                node.artifact(store).checkpoint(step) for node in nodes for step in node.kept_steps(store)
             ]
             values = {c.step: value for c in kept if (value := c.validation_loss(ref.best)) is not None}
             if not values:
-                raise SpecError([_nothing_measured(path, ref, kept)])
+                raise _nothing_measured(path, ref, kept)
             found[str(ref)] = min(values, key=lambda step: (values[step], step))
     return found
 
 
-def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> Problem:
-    """The problem of an `@best:` metric that no kept checkpoint of a finished stage has."""
+def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> SpecError:
+    """The error of an `@best:` metric that no kept checkpoint of a finished stage has."""
     steps = ", ".join(str(checkpoint.step) for checkpoint in kept) or "none"
     measured = sorted({name for checkpoint in kept for name in checkpoint.facts.get("validation") or {}})
     there = f"; they have {', '.join(f'val_loss/{name}' for name in measured)}" if measured else ""
     message = f"'{ref}': {ref.best} was measured at none of the steps that '{ref.stage}' kept, {steps}{there}"
-    return Problem(path, message, "name one of these metrics, make validation.interval divide checkpoint.interval, or name a step.")
+    fix = "name one of these metrics, make validation.interval divide checkpoint.interval, or name a step."
+    return SpecError.of(path, message, fix)

@@ -1,10 +1,13 @@
 """Reading a file that a marker names, whole or in parts.
 
 Invariants:
-- Every byte that is given out belongs to a piece whose SHA-256 was compared with the record. A file on local disk is checked a piece at a
-  time, once per process, when it is first touched; what comes over a network is checked each time it comes.
-- A piece that differs is read once more before it is called damaged, so a bit that was flipped on the way is no damage.
-- Opening reads nothing. A file in many pieces has its list of digests loaded with the first part that is read.
+- Every byte that is given out belongs to a piece whose SHA-256 was compared with the record. A file on local
+  disk is checked a piece at a time, once per process, when it is first touched; what comes over a network is
+  checked each time it comes.
+- A piece that differs is read once more before it is called damaged, so a bit that was flipped on the way is
+  no damage.
+- Opening reads nothing. A file in many pieces has its list of digests loaded with the first part that is
+  read.
 - Safe in several threads; picklable.
 """
 
@@ -28,13 +31,14 @@ from infra.store.storage.retry import StorageError
 
 OPEN_FILES = 256
 FETCH_BYTES = 8 * 2**20
-"""Of one request, for long reads. Half a part of an upload: Swift compares the MD5 of every part that it reads whole, which took a fifth
-of a download (`benchmarks.checkpoint_io`)."""
+"""Of one request, for long reads. Half a part of an upload: Swift compares the MD5 of every part that it
+reads whole, which took a fifth of a download (`benchmarks.checkpoint_io`)."""
 FETCHES = 8  # at a time
 
 
 class RangeFile(Protocol):
-    """A file that is read in parts. `name` is for messages, `size` in bytes; `remote` when a read may wait for a network."""
+    """A file that is read in parts. `name` is for messages, `size` in bytes; `remote` when a read may wait
+    for a network."""
 
     @property
     def name(self) -> str: ...
@@ -47,13 +51,14 @@ class RangeFile(Protocol):
 
 
 class CheckedFile:
-    """A file of the store. `name` is its path, for messages; `size` in bytes, as recorded; `remote` when a read may wait for a network."""
+    """A file of the store. `name` is its path, for messages; `size` in bytes, as recorded; `remote` when a
+    read may wait for a network."""
 
     def __init__(self, store: Filesystem, path: str, record: FileRecord) -> None:
         if record.size > WHOLE_BYTES and record.pieces is None:
             raise StoreError(
-                f"'{path}' has {record.size} bytes and no digests of its pieces: whoever writes more than {WHOLE_BYTES >> 20} MiB "
-                "states them (docs/data_formats.md)"
+                f"'{path}' has {record.size} bytes and no digests of its pieces: whoever writes more than"
+                f" {WHOLE_BYTES >> 20} MiB states them (docs/data_formats.md)"
             )
         self.name = path
         self.record = record
@@ -70,7 +75,8 @@ class CheckedFile:
 
     @property
     def digests(self) -> bytes:
-        """SHA-256 of the pieces, 32 bytes each. DamagedError when the sidecar is not what the record states."""
+        """SHA-256 of the pieces, 32 bytes each. DamagedError when the sidecar is not what the record
+        states."""
         with self._loading:
             if self._digests is None:
                 self._digests = self._load_digests()
@@ -85,11 +91,15 @@ class CheckedFile:
         sidecar = sidecar_path(self.name)
         data = self._store.read_range(sidecar, 0, self.pieces * DIGEST_BYTES)
         if len(data) != self.pieces * DIGEST_BYTES or hashlib.sha256(data).hexdigest() != stated:
-            raise DamagedError(f"'{sidecar}' is damaged: {len(data)} bytes that are not the digests of the {self.pieces} pieces stated")
+            raise DamagedError(
+                f"'{sidecar}' is damaged: {len(data)} bytes that are not the digests of the {self.pieces}"
+                " pieces stated"
+            )
         return data
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), 0 <= start <= stop <= size. DamagedError when they are not what was written."""
+        """Bytes [start, stop), 0 <= start <= stop <= size. DamagedError when they are not what was
+        written."""
         if not self.remote:
             return self._local.read(start, stop)
         first, last = start // self.piece_bytes, -(-stop // self.piece_bytes)
@@ -112,19 +122,25 @@ class CheckedFile:
     def _differing(self, data: bytes, first: int) -> list[int]:
         view, digests = memoryview(data), self.digests
         parts = (view[start : start + self.piece_bytes] for start in range(0, len(view), self.piece_bytes))
-        return [number for number, part in enumerate(parts, start=first) if not _matches(part, digests, number)]
+        return [
+            number for number, part in enumerate(parts, start=first) if not _matches(part, digests, number)
+        ]
 
     def damaged(self, pieces: list[int]) -> DamagedError:
         """The error for pieces, by number, that are not what was written."""
-        shown = ", ".join(str(piece) for piece in pieces[:8]) + (f" and {len(pieces) - 8} more" if len(pieces) > 8 else "")
+        shown = ", ".join(str(piece) for piece in pieces[:8]) + (
+            f" and {len(pieces) - 8} more" if len(pieces) > 8 else ""
+        )
         start, stop = pieces[0] * self.piece_bytes, min((pieces[0] + 1) * self.piece_bytes, self.size)
         return DamagedError(
-            f"'{self.name}' is damaged: piece {shown} of {self.pieces} (bytes {start} to {stop}) differs from the digest that the manifest "
-            "states; apertus verify --all --fix withdraws what is damaged, and the next run makes it again"
+            f"'{self.name}' is damaged: piece {shown} of {self.pieces} (bytes {start} to {stop}) differs from"
+            " the digest that the manifest states; apertus verify --all --fix withdraws what is damaged, and"
+            " the next run makes it again"
         )
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Consecutive checked blocks of [start, stop), at most `FETCH_BYTES` long; `FETCHES` of them are read ahead, side by side."""
+        """Consecutive checked blocks of [start, stop), at most `FETCH_BYTES` long; `FETCHES` of them are
+        read ahead, side by side."""
         step = max(1, FETCH_BYTES // self.piece_bytes) * self.piece_bytes
         return read_ahead((self, *span) for span in cut(start, self.size if stop is None else stop, step))
 
@@ -151,8 +167,8 @@ class CheckedFile:
             raise DamagedError(f"'{self.name}' is missing from the store {self._store.url}")
         if found != self.size:
             raise DamagedError(
-                f"'{self.name}' is damaged: it has {found} bytes, the manifest states {self.size}; apertus verify --all "
-                "--fix withdraws what is damaged, and the next run makes it again"
+                f"'{self.name}' is damaged: it has {found} bytes, the manifest states {self.size}; apertus"
+                " verify --all --fix withdraws what is damaged, and the next run makes it again"
             )
 
     def spans(self) -> Iterator[tuple[int, int]]:
@@ -191,7 +207,9 @@ class CheckedFile:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(error.errno, f"cannot keep a copy of '{self.name}' in {target.parent}: {error}") from error
+            raise StorageError(
+                error.errno, f"cannot keep a copy of '{self.name}' in {target.parent}: {error}"
+            ) from error
 
     @property
     def place(self) -> Path:
@@ -242,7 +260,9 @@ class LocalPieces:
         self._file = file
         self._path = path
         seen = os.stat(path)
-        self._sound = _sound((path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record.sha256), file.pieces)
+        self._sound = _sound(
+            (path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record.sha256), file.pieces
+        )
 
     def read(self, start: int, stop: int) -> bytes:
         width = self._file.piece_bytes
@@ -256,7 +276,10 @@ class LocalPieces:
         file = descriptor(self._path)  # held while reading: another thread may put it out of the cache
         data = os.pread(file.number, stop - start, start)
         if len(data) < stop - start:
-            raise DamagedError(f"'{self._file.name}' ends at byte {start + len(data)}; it had {self._file.size} bytes when it was opened")
+            raise DamagedError(
+                f"'{self._file.name}' ends at byte {start + len(data)}; it had {self._file.size} bytes when"
+                " it was opened"
+            )
         return data
 
     def ensure(self) -> None:
@@ -306,7 +329,8 @@ class Descriptor:
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound here: modules may be gone when a process ends
+    # bound here: modules may be gone when a process ends
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "number"):
             close(self.number)
 

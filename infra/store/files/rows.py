@@ -1,6 +1,7 @@
 """Rows of metrics as Parquet, which every tool for tables reads.
 
-Invariant: rows come back as they were given: a field that a row does not have is no field of it, at any depth.
+Invariant: rows come back as they were given: a field that a row does not have is no field of it, at any
+depth.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ SUFFIX = ".parquet"
 
 
 def encode(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Columns are the fields of all rows; those that are mappings are structs. ForeignError for what is no `MetricsRow`."""
+    """Columns are the fields of all rows; those that are mappings are structs. ForeignError for what is no
+    `MetricsRow`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -44,10 +46,15 @@ def _parquet(data: bytes) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # In this thread alone: a thread of pyarrow that still works while the interpreter ends aborts the process.
+    # In this thread alone: a thread of pyarrow that still works while the interpreter ends aborts the
+    # process.
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     return [_without_nulls(row) for row in table.to_pylist()]
 
 
 def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: _without_nulls(value) if isinstance(value, dict) else value for name, value in row.items() if value is not None}
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in row.items()
+        if value is not None
+    }

@@ -1,7 +1,8 @@
 """Where the parts of one file go while it is written: local disk, an S3 server, or any other filesystem.
 
-Invariant: nothing is visible under the file's own name before `finish` did its last step, and that step makes all of it visible. Every step
-can be repeated, so each is tried again by itself; but for syncs of local disk, whose failure is the end of the file (`storage/local.py`).
+Invariant: nothing is visible under the file's own name before `finish` did its last step, and that step makes
+all of it visible. Every step can be repeated, so each is tried again by itself; but for syncs of local disk,
+whose failure is the end of the file (`storage/local.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ PART_BYTES = 16 * 2**20
 PARTS_AHEAD = 8
 ABORT_SECONDS = 10.0
 PARTS_OF_A_SIZE = 1000
-"""S3 allows 10,000 parts of 5 MiB to 5 GiB: each thousand is twice as long as the one before, which suffices for 16 TiB."""
+"""S3 allows 10,000 parts of 5 MiB to 5 GiB: each thousand is twice as long as the one before, which
+suffices for 16 TiB."""
 
 
 def part_length(before: int) -> int:
@@ -31,7 +33,8 @@ def part_length(before: int) -> int:
 
 
 def parts_of(size: int) -> int:
-    """Parts in which a file of so many bytes is uploaded; 0 for one that is shorter than a part, which is put in one go."""
+    """Parts in which a file of so many bytes is uploaded; 0 for one that is shorter than a part, which is
+    put in one go."""
     number = 0
     while size > 0 and (number or size >= PART_BYTES):
         size, number = size - part_length(number), number + 1
@@ -58,7 +61,8 @@ def sink_for(store: Filesystem, path: str) -> Sink:
 
 
 class LocalSink:
-    """A temporary file beside the place, synced and renamed at the end. Parts are written by position, so that a try can be repeated."""
+    """A temporary file beside the place, synced and renamed at the end. Parts are written by position, so
+    that a try can be repeated."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path = store, path
@@ -99,7 +103,8 @@ class LocalSink:
 
 
 class MultipartSink:
-    """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for a file that is shorter than a part."""
+    """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for a file that is shorter than a
+    part."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)
@@ -115,7 +120,9 @@ class MultipartSink:
 
     def _s3(self, method: str, size: int = 0, **arguments: Any) -> dict[str, Any]:
         what = f"writing '{self._path}' ({method})"
-        answer: dict[str, Any] = self._store.call(what, lambda: self._store.fs.call_s3(method, **self._place, **arguments), size=size)
+        answer: dict[str, Any] = self._store.call(
+            what, lambda: self._store.fs.call_s3(method, **self._place, **arguments), size=size
+        )
         return answer
 
     def put(self, part: bytes | bytearray) -> None:
@@ -124,19 +131,33 @@ class MultipartSink:
         if len(self._sent) >= PARTS_AHEAD:
             self._sent[-PARTS_AHEAD].result()
         number = len(self._sent) + 1
-        self._sent.append(self._pool.submit(self._s3, "upload_part", len(part), UploadId=self._upload, PartNumber=number, Body=part))
+        self._sent.append(
+            self._pool.submit(
+                self._s3, "upload_part", len(part), UploadId=self._upload, PartNumber=number, Body=part
+            )
+        )
         self._size += len(part)
 
     def finish(self, last: bytes) -> None:
         if not self._upload:
-            self._store.call(f"writing '{self._path}'", lambda: self._store.fs.pipe_file(self._full, last), size=len(last))
+            self._store.call(
+                f"writing '{self._path}'", lambda: self._store.fs.pipe_file(self._full, last), size=len(last)
+            )
             self._pool.shutdown()
             return
         if last:
             self.put(last)
-        parts = [{"PartNumber": number, "ETag": sent.result()["ETag"]} for number, sent in enumerate(self._sent, start=1)]
+        parts = [
+            {"PartNumber": number, "ETag": sent.result()["ETag"]}
+            for number, sent in enumerate(self._sent, start=1)
+        ]
         try:
-            self._s3("complete_multipart_upload", self._size, UploadId=self._upload, MultipartUpload={"Parts": parts})
+            self._s3(
+                "complete_multipart_upload",
+                self._size,
+                UploadId=self._upload,
+                MultipartUpload={"Parts": parts},
+            )
         except FileNotFoundError:  # no such upload: an earlier try had completed it, and its answer was lost
             if self._store.size(self._path) != self._size:
                 raise
@@ -155,7 +176,8 @@ class MultipartSink:
 
 
 class SpoolSink:
-    """For filesystems of which nothing is known but that they take a file: it is collected in a temporary one, and put in one call."""
+    """For filesystems of which nothing is known but that they take a file: it is collected in a temporary
+    one, and put in one call."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)
@@ -169,10 +191,13 @@ class SpoolSink:
     def put(self, part: bytes | bytearray) -> None:
         try:
             if self._spool is None:
-                self._spool = tempfile.NamedTemporaryFile(prefix="apertus-upload-", dir=_scratch())  # noqa: SIM115  (lives until `_close`)
+                # lives until `_close`
+                self._spool = tempfile.NamedTemporaryFile(prefix="apertus-upload-", dir=_scratch())  # noqa: SIM115
             self._spool.write(part)
         except OSError as error:
-            raise StorageError(error.errno, f"cannot collect '{self._path}' in {_scratch()} before it is stored: {error}") from error
+            raise StorageError(
+                error.errno, f"cannot collect '{self._path}' in {_scratch()} before it is stored: {error}"
+            ) from error
         self._size += len(part)
 
     def finish(self, last: bytes) -> None:
@@ -181,7 +206,9 @@ class SpoolSink:
             self._spool.flush()
         self._placing = True
         self._store.call(
-            f"writing '{self._path}'", lambda: self._store.in_folder(self._full, lambda: self._place(last)), size=max(self._size, len(last))
+            f"writing '{self._path}'",
+            lambda: self._store.in_folder(self._full, lambda: self._place(last)),
+            size=max(self._size, len(last)),
         )
         self._close()
 

@@ -1,9 +1,10 @@
 """Writing one file of the store, of any length, with its digests computed on the way.
 
-Invariants: the file is in the store, whole, when the block of the writer was left in peace, and in no other case: it is written under
-another name (local disk), as the parts of an upload that is completed last (S3), or in one call. Nothing is read back: SHA-256 of the whole
-and of its pieces are computed in two threads beside the transfer. At most `PARTS_AHEAD + 2` parts are held in memory. Once closed, the
-size that the store states is compared with what was written.
+Invariants: the file is in the store, whole, when the block of the writer was left in peace, and in no other
+case: it is written under another name (local disk), as the parts of an upload that is completed last (S3), or
+in one call. Nothing is read back: SHA-256 of the whole and of its pieces are computed in two threads beside
+the transfer. At most `PARTS_AHEAD + 2` parts are held in memory. Once closed, the size that the store states
+is compared with what was written.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from infra.store.storage.retry import WrongLength
 
 
 class Writer:
-    """A file that is being written. Looks like a binary file to what writes into one: `write`, `tell`, `flush`, `close`.
+    """A file that is being written. Looks like a binary file to what writes into one: `write`, `tell`,
+    `flush`, `close`.
 
     Attributes:
         record: what a marker states about the file (`infra.store.records`); there after `close`.
@@ -51,14 +53,17 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Takes all of `data`, which may be changed afterwards. StorageError when the storage fails; the file is then given up."""
+        """Takes all of `data`, which may be changed afterwards. StorageError when the storage fails; the
+        file is then given up."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
         view = memoryview(data).cast("B")
@@ -121,13 +126,16 @@ class Writer:
         def ask() -> None:
             found = self._store.size(self.path)
             if found != self._size:
-                raise WrongLength(f"the store {self._store.url} has {found or 0} bytes of '{self.path}', {self._size} were written")
+                raise WrongLength(
+                    f"the store {self._store.url} has {found or 0} bytes of '{self.path}', {self._size} were"
+                    " written"
+                )
 
         self._store.again(f"closing '{self.path}'", ask)
 
     def abort(self) -> None:
-        """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since the storage is gone, is left to
-        the storage's own rule for incomplete ones."""
+        """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since
+        the storage is gone, is left to the storage's own rule for incomplete ones."""
         self.closed = True
         self._part = bytearray()
         self._digests.stop()
@@ -158,7 +166,12 @@ class Digests:
         if self._pools is None:
             self._pools = ThreadPoolExecutor(1, "sha256"), ThreadPoolExecutor(1, "sha256 of pieces")
         whole, pieces = self._pools
-        self._pending.append((whole.submit(self._whole.update, part), pieces.submit(piece_digests, memoryview(part), self._piece_bytes)))
+        self._pending.append(
+            (
+                whole.submit(self._whole.update, part),
+                pieces.submit(piece_digests, memoryview(part), self._piece_bytes),
+            )
+        )
         while len(self._pending) > 2:
             self._collect()
 

@@ -8,10 +8,11 @@ ahead. Of a reached trajectory everything up to the furthest step that is reache
 left it. In a reached artifact goes what no marker names: attempts that came to nothing, and the units of a
 part that is finished.
 
-Invariants: removing follows a survey that was made after the wish to remove. Markers go first, of everything, and files after them: a crash
-in the middle leaves files without a marker, which the next collection finds, and never a marker without its files. Nothing is removed when
-a run was recorded since the survey. What cannot be read keeps what it is part of; where it is not known what something reached was made
-from, every artifact stays.
+Invariants: removing follows a survey that was made after the wish to remove. Markers go first, of everything,
+and files after them: a crash in the middle leaves files without a marker, which the next collection finds,
+and never a marker without its files. Nothing is removed when a run was recorded since the survey. What cannot
+be read keeps what it is part of; where it is not known what something reached was made from, every artifact
+stays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from typing import Literal
 
 from infra.store import runs
 from infra.store.documents import Lock, check
-from infra.store.reading.walk import Contents, Listed, Marker, artifacts, list_files, open_contents, reach, time_of
+from infra.store.reading.walk import (
+    Contents,
+    Listed,
+    Marker,
+    artifacts,
+    list_files,
+    open_contents,
+    reach,
+    time_of,
+)
 from infra.store.store import Store, StoreError
 from infra.store.writing.lease import Beat, holder_of
 
@@ -44,7 +54,8 @@ END = None  # in place of a step: the whole trajectory
 
 @dataclass
 class Item:
-    """Something to remove: markers and files of one artifact, for one reason. `marks` say that a protected stage had finished there."""
+    """Something to remove: markers and files of one artifact, for one reason. `marks` say that a protected
+    stage had finished there."""
 
     path: str
     kind: str
@@ -63,8 +74,8 @@ class Item:
 
 @dataclass
 class Survey:
-    """A store as it was found. `bytes` and `files`: of all of it; `live`: what may be running; `notes`: what could not be read; `records`:
-    of all runs, by place."""
+    """A store as it was found. `bytes` and `files`: of all of it; `live`: what may be running; `notes`:
+    what could not be read; `records`: of all runs, by place."""
 
     items: list[Item]
     bytes: int
@@ -106,17 +117,34 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     unknown = sorted(path for path in steps if path in found and not found[path].says_inputs)
     if unknown:
         steps = {path: {END} for path in found}
-    items = [item for contents in found.values() for item in _garbage(contents, steps.get(contents.path), contents.path in live)]
+    items = [
+        item
+        for contents in found.values()
+        for item in _garbage(contents, steps.get(contents.path), contents.path in live)
+    ]
     whole = {item.path for item in items if item.whole}
     for gone in items:
-        ends = [marker.step for marker in found[gone.path].markers if marker.kind == "manifest" and marker.path in gone.markers]
+        ends = [
+            marker.step
+            for marker in found[gone.path].markers
+            if marker.kind == "manifest" and marker.path in gone.markers
+        ]
         gone.marks = [mark for step in ends if (mark := runs.protected_mark(gone.path, step)) in listing]
     items += [item for contents in found.values() if (item := _references(contents, whole)) is not None]
     items += [] if unknown else _inputs(store, listing, documents, grace, now)
-    notes = [f"'{name}' cannot be read; its artifact is kept as it is" for contents in found.values() for name in contents.damaged]
-    notes += [f"'{path}/identity.json' does not say what it was made from, so every artifact is kept" for path in unknown]
+    notes = [
+        f"'{name}' cannot be read; its artifact is kept as it is"
+        for contents in found.values()
+        for name in contents.damaged
+    ]
+    notes += [
+        f"'{path}/identity.json' does not say what it was made from, so every artifact is kept"
+        for path in unknown
+    ]
     total = sum(file.size for file in listing.values())
-    return Survey(items, total, len(listing), len(steps.keys() & found.keys()), runs.names(store), live, notes, records)
+    return Survey(
+        items, total, len(listing), len(steps.keys() & found.keys()), runs.names(store), live, notes, records
+    )
 
 
 def _records(store: Store) -> frozenset[str]:
@@ -129,13 +157,15 @@ def remove(
     on_item: Callable[[Item], None] = lambda item: None,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are gone. StoreError, and nothing is
-    removed, when a run was recorded since, or this machine's clock is ahead of the storage's."""
+    """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are
+    gone. StoreError, and nothing is removed, when a run was recorded since, or this machine's clock is
+    ahead of the storage's."""
     _compare_clocks(store, clock)
     chosen = found.items
     if new := sorted(_records(store) - found.records):
         raise StoreError(
-            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed, give the command again"
+            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed,"
+            " give the command again"
         )
     order = {"manifest": 0, "checkpoints": 1, "units": 2}
     markers = [
@@ -173,7 +203,8 @@ def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
 
 
 def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool:
-    """Whether somebody may be working at an artifact. A file without a time counts as old, a lease without one as held."""
+    """Whether somebody may be working at an artifact. A file without a time counts as old, a lease without
+    one as held."""
     if any(file.modified is not None and now - file.modified < grace for file in contents.files.values()):
         return True
     folder, longest = f"{contents.path}/leases/", max(grace, LEASE_GRACE)
@@ -227,13 +258,18 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
     for marker in contents.markers:
         if (reason := why(marker)) is not None:
             item = item_of(reason)
-            files = [name for name in marker.all_files if name in contents.files and name not in needed | gone]
+            files = [
+                name for name in marker.all_files if name in contents.files and name not in needed | gone
+            ]
             gone |= set(files)
             item.markers.append(marker.path)
             item.files += files
             item.bytes += sum(contents.files[name].size for name in (marker.path, *files))
     for name, file in contents.files.items():
-        if name.startswith((f"{contents.path}/attempts/", f"{contents.path}/logs/")) and name not in needed | gone | logs:
+        if (
+            name.startswith((f"{contents.path}/attempts/", f"{contents.path}/logs/"))
+            and name not in needed | gone | logs
+        ):
             item = item_of("an attempt without result")
             item.files.append(name)
             item.bytes += file.size
@@ -242,13 +278,24 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
 
 def _references(contents: Contents, whole: set[str]) -> Item | None:
     """What artifacts that go have written beside a checkpoint of one that stays."""
-    files = [name for name, referrer in contents.references.items() if referrer in whole and contents.path not in whole]
+    files = [
+        name
+        for name, referrer in contents.references.items()
+        if referrer in whole and contents.path not in whole
+    ]
     size = sum(contents.files[name].size for name in files)
-    return Item(contents.path, contents.kind, contents.name, "references of what goes", files=files, bytes=size) if files else None
+    if files:
+        return Item(
+            contents.path, contents.kind, contents.name, "references of what goes", files=files, bytes=size
+        )
+    return None
 
 
-def _inputs(store: Store, listing: dict[str, Listed], documents: set[str], grace: float, now: float) -> list[Item]:
-    """Records of documents outside the store that nothing reached was made from. They cost a reading of the documents, no more."""
+def _inputs(
+    store: Store, listing: dict[str, Listed], documents: set[str], grace: float, now: float
+) -> list[Item]:
+    """Records of documents outside the store that nothing reached was made from. They cost a reading of
+    the documents, no more."""
     item = Item("inputs", "inputs", "inputs", "inputs of no run")
     for name, file in listing.items():
         if not name.startswith("inputs/") or file.modified is None or now - file.modified < grace:

@@ -1,9 +1,10 @@
 """Copying artifacts, with all that they were made from, to another store.
 
-Invariants: an artifact comes after everything it was made from, its files before its markers, and every file is compared with the digest
-that its marker states while it is copied. So the target is a sound store at every moment, and a copy that was cut off goes on. What no
-marker names (logs, leases, attempts without result) stays behind, and so do the units of a part that is finished. A marker that the target
-has already is left as it is: the same fingerprint is the same work.
+Invariants: an artifact comes after everything it was made from, its files before its markers, and every file
+is compared with the digest that its marker states while it is copied. So the target is a sound store at every
+moment, and an interrupted copy can be resumed. What no marker names (logs, leases, attempts without result)
+stays behind, and so do the units of a part that is finished. A marker that the target has already is left as
+it is: the same fingerprint is the same work.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Amount:
 
 
 def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple[Contents, int | None]]:
-    """The artifacts that are stored among `roots` (place and, of a trajectory, step) and all that they were made from, inputs first, each
-    with the furthest step that is wanted of it. StoreError for a marker that cannot be read."""
+    """The artifacts that are stored among `roots` (place and, of a trajectory, step) and all that they
+    were made from, inputs first, each with the furthest step that is wanted of it. StoreError for a marker
+    that cannot be read."""
     opened: dict[str, Contents] = {}
 
     def inputs_of(path: str) -> list[tuple[str, int | None]]:
@@ -42,16 +44,21 @@ def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple
         return contents.inputs
 
     steps = reach(inputs_of, roots)
-    wanted = [(opened[path], max((step for step in at if step is not None), default=None)) for path, at in steps.items()]
+    wanted = [
+        (opened[path], max((step for step in at if step is not None), default=None))
+        for path, at in steps.items()
+    ]
     return [(contents, step) for contents, step in wanted if contents.files]
 
 
 def markers_of(contents: Contents, step: int | None) -> list[Marker]:
-    """The markers of an artifact that are copied: those up to `step`, in the order in which they are written."""
+    """The markers of an artifact that are copied: those up to `step`, in the order in which they are
+    written."""
     chosen = [
         marker
         for marker in contents.markers
-        if not (marker.kind == "unit" and contents.finished) and not (marker.step is not None and step is not None and marker.step > step)
+        if not (marker.kind == "unit" and contents.finished)
+        and not (marker.step is not None and step is not None and marker.step > step)
     ]
     return sorted(chosen, key=lambda marker: (_ORDER[marker.kind], marker.step or 0, marker.path))
 
@@ -64,8 +71,8 @@ def copy_artifacts(
 ) -> Amount:
     """Copies artifacts (`closure`) and the records of the documents that they were made from.
 
-    `on_bytes` is told of every file that is done, copied or found. StoreError for a file that is missing, or is not what its marker
-    states: nothing that names it is written then."""
+    `on_bytes` is told of every file that is done, copied or found. StoreError for a file that is missing,
+    or is not what its marker states: nothing that names it is written then."""
     amount = Amount()
     target.initialise()
     documents: set[str] = set()
@@ -86,7 +93,10 @@ def copy_artifacts(
                     continue
                 done.add(name)
                 if there or _equal(target, name, record):
-                    amount.present_files, amount.present_bytes = amount.present_files + 1, amount.present_bytes + record.size
+                    amount.present_files, amount.present_bytes = (
+                        amount.present_files + 1,
+                        amount.present_bytes + record.size,
+                    )
                 else:
                     _copy_file(source, target, name, record)
                     amount.files, amount.bytes = amount.files + 1, amount.bytes + record.size
@@ -117,7 +127,9 @@ def _copy_file(source: Store, target: Store, name: str, record: FileRecord) -> N
             for block in source.reader(name, record).blocks():
                 writer.write(block)
     except DamagedError as error:
-        raise DamagedError(f"{error} (in the store {source.url}); nothing that names it was copied") from error
+        raise DamagedError(
+            f"{error} (in the store {source.url}); nothing that names it was copied"
+        ) from error
 
 
 def _records(source: Store, documents: set[str]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Re-checking what is stored: every marker, and every file that a marker names, piece by piece.
 
-Invariants: `verify` only reads. `withdraw` takes markers away, and keeps each below `damaged/`; files stay where they are. What is
-withdrawn is what names a damaged file, so the next run finds it missing and makes it again. Stages that read a damaged artifact are named
-and kept: they compared what they read with its digests when they read it.
+Invariants: `verify` only reads. `withdraw` takes markers away, and keeps each below `damaged/`; files stay
+where they are. What is withdrawn is what names a damaged file, so the next run finds it missing and makes it
+again. Stages that read a damaged artifact are named and kept: they compared what they read with its digests
+when they read it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from infra.store.documents import Identity, Lock, Run, check
+from infra.store.documents import Lock, Run, check
 from infra.store.files.reader import CheckedFile
 from infra.store.inputs import ROWS, recorded_files
 from infra.store.reading.artifact import Artifact, quarantine
@@ -29,8 +30,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not as it was committed. `markers` name it, and are what `withdraw` takes away; `file` is empty when the marker
-    itself cannot be read, `pieces` when the file is gone or has another size."""
+    """Something that is not as it was committed. `markers` name it, and are what `withdraw` takes away;
+    `file` is empty when the marker itself cannot be read, `pieces` when the file is gone or has another
+    size."""
 
     artifact: str
     markers: tuple[str, ...]
@@ -42,7 +44,8 @@ class Damage:
 
 @dataclass
 class Verified:
-    """What was looked at, and what was found. `names`: artifact -> name of the stage's part; `readers`: artifact -> those made from it."""
+    """What was looked at, and what was found. `names`: artifact -> name of the stage's part; `readers`:
+    artifact -> those made from it."""
 
     markers: int = 0
     files: int = 0
@@ -52,7 +55,8 @@ class Verified:
     readers: dict[str, list[str]] = field(default_factory=dict)
 
     def rerun(self) -> list[dict[str, str]]:
-        """Parts whose artifact is damaged, then those that were made from them, nearest first: `{"name", "artifact", "because"}`."""
+        """Parts whose artifact is damaged, then those that were made from them, nearest first: `{"name",
+        "artifact", "because"}`."""
         damaged = [damage.artifact for damage in self.damages if not damage.history]
         found = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
         queue = deque(found)
@@ -62,7 +66,10 @@ class Verified:
                 if reader not in found:
                     found[reader] = f"made from {self.names.get(artifact, artifact)}"
                     queue.append(reader)
-        return [{"name": self.names.get(path, path), "artifact": path, "because": because} for path, because in found.items()]
+        return [
+            {"name": self.names.get(path, path), "artifact": path, "because": because}
+            for path, because in found.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,9 @@ class _Named:
 
 
 def verify(
-    store: Store, chosen: Iterable[str] | None = None, on_progress: Callable[[int, int], None] = lambda done, total: None
+    store: Store,
+    chosen: Iterable[str] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verified:
     """Reads everything.
 
@@ -98,9 +107,13 @@ def verify(
                 found.damages.append(_damage(entry, problem))
                 total -= entry.file.size
         damaged = {damage.file for damage in found.damages}
-        tasks = ((entry, span) for entry in named if entry.file.name not in damaged for span in entry.file.spans())
+        tasks = (
+            (entry, span) for entry in named if entry.file.name not in damaged for span in entry.file.spans()
+        )
         wrong: dict[int, list[int]] = {}
-        for (entry, (first, last)), pieces in _side_by_side(pool, tasks, lambda task: task[0].file.differing(*task[1])):
+        for (entry, (first, last)), pieces in _side_by_side(
+            pool, tasks, lambda task: task[0].file.differing(*task[1])
+        ):
             done += min(last * entry.file.piece_bytes, entry.file.size) - first * entry.file.piece_bytes
             on_progress(done, total)
             if pieces:
@@ -112,11 +125,17 @@ def verify(
 
 
 def _read_markers(
-    store: Store, pool: ThreadPoolExecutor, everything: dict[str, dict[str, Listed]], chosen: set[str], found: Verified
+    store: Store,
+    pool: ThreadPoolExecutor,
+    everything: dict[str, dict[str, Listed]],
+    chosen: set[str],
+    found: Verified,
 ) -> list[_Named]:
     files: dict[tuple[str, str], _Named] = {}
     others = [path for path in everything if path not in chosen]
-    identities = dict(zip(others, pool.map(lambda path: _identity(store, path), others), strict=True))
+    identities = dict(
+        zip(others, pool.map(lambda path: Artifact(store, path).readable_identity, others), strict=True)
+    )
     for artifact in sorted(chosen & everything.keys()):
         contents = open_contents(store, artifact, everything[artifact], pool.map)
         identities[artifact] = contents.identity
@@ -125,9 +144,15 @@ def _read_markers(
         if contents.begun and contents.identity is None:
             damaged = {own: f"'{own}' is not in the store {store.url}"} | damaged
         for path, why in damaged.items():
-            manifests = [marker.path for marker in contents.markers if marker.kind == "manifest"] if path == own else []
+            manifests = (
+                [marker.path for marker in contents.markers if marker.kind == "manifest"]
+                if path == own
+                else []
+            )
             found.damages.append(Damage(artifact, (path, *manifests), "", why))
-        found.markers += len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
+        found.markers += (
+            len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
+        )
         for marker in contents.markers:
             for history, records in ((False, marker.files), (True, marker.rows)):
                 for name, record in records.items():
@@ -141,17 +166,15 @@ def _read_markers(
     return list(files.values())
 
 
-def _identity(store: Store, path: str) -> Identity | None:
-    try:
-        return Artifact(store, path).identity
-    except StoreError:
-        return None
-
-
 def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
-    """Records of runs and of documents outside have no files; they must be JSON, and a list of documents makes its digest."""
+    """Records of runs and of documents outside have no files; they must be JSON, and a list of documents
+    makes its digest."""
     paths = [f"inputs/{name}" for name in store.names("inputs")]
-    paths += [f"runs/{pipeline}/{name}" for pipeline in store.names("runs") for name in store.names(f"runs/{pipeline}")]
+    paths += [
+        f"runs/{pipeline}/{name}"
+        for pipeline in store.names("runs")
+        for name in store.names(f"runs/{pipeline}")
+    ]
     found.markers += len(paths)
 
     def read(path: str) -> str:
@@ -184,7 +207,9 @@ def _damage(entry: _Named, what: str, pieces: tuple[int, ...] = ()) -> Damage:
     return Damage(entry.artifact, tuple(entry.markers), entry.file.name, what, pieces, entry.history)
 
 
-def _side_by_side(pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[T], R]) -> Iterator[tuple[T, R]]:
+def _side_by_side(
+    pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[T], R]
+) -> Iterator[tuple[T, R]]:
     """Results in the order of the tasks, of which few are begun ahead."""
     pending: deque[tuple[T, Future[R]]] = deque()
     for task in tasks:
@@ -197,8 +222,8 @@ def _side_by_side(pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[
 
 
 def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
-    """Takes the markers of what is damaged away, and keeps them below `damaged/<time>/`; their paths. A checkpoint whose rows of metrics
-    alone are damaged stays: what it holds is sound."""
+    """Takes the markers of what is damaged away, and keeps them below `damaged/<time>/`; their paths. A
+    checkpoint whose rows of metrics alone are damaged stays: what it holds is sound."""
     gone = sorted({marker for damage in damages if not damage.history for marker in damage.markers})
     quarantine(store, reversed(gone))  # a manifest goes before the checkpoint that it names
     return gone

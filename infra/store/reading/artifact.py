@@ -1,7 +1,8 @@
 """Reading what is committed: manifests, checkpoints, units, files.
 
-Invariant: a file is reached only through the marker that names it, and its content is checked against the digests that the marker states.
-What a marker says is itself checked before it is used: no name in it leads out of the artifact's attempts.
+Invariant: a file is reached only through the marker that names it, and its content is checked against the
+digests that the marker states. What a marker says is itself checked before it is used: no name in it leads
+out of the artifact's attempts.
 """
 
 from __future__ import annotations
@@ -19,17 +20,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from infra.store.documents import FIX, CheckpointMarker, Identity, Manifest, check, check_checkpoint, check_manifest
+from infra.store.documents import (
+    FIX,
+    CheckpointMarker,
+    Identity,
+    Manifest,
+    check,
+    check_checkpoint,
+    check_manifest,
+)
 from infra.store.files.reader import FETCHES, CheckedFile
 from infra.store.files.rows import decode
 from infra.store.records import DamagedCheckpoint, DamagedError, FileRecord, StoreError
 from infra.store.store import Store
 from specs.foreign import ForeignError, parse_json, shown
+from specs.job import InputRef
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit marker."""
+    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit
+    marker."""
 
     artifact: Artifact
     step: int
@@ -61,10 +72,12 @@ class Checkpoint:
         return DamagedCheckpoint(str(error), self.artifact.path, self.step)
 
     def check(self, *, content: bool = True) -> None:
-        """Every file is there with its length; with `content`, all of it is read and compared too. Several at a time. DamagedCheckpoint
-        names the first that differs."""
+        """Every file is there with its length; with `content`, all of it is read and compared too. Several
+        at a time. DamagedCheckpoint names the first that differs."""
         with ThreadPoolExecutor(FETCHES, "check") as pool:
-            checks = [pool.submit(file.check if content else file.check_size) for file in map(self.open, self.files)]
+            checks = [
+                pool.submit(file.check if content else file.check_size) for file in map(self.open, self.files)
+            ]
             try:
                 for check in checks:
                     check.result()
@@ -75,8 +88,8 @@ class Checkpoint:
                     check.cancel()
 
     def validation_loss(self, metric: str) -> float | None:
-        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None for any other, and when it was not measured at this
-        very step."""
+        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None for any other, and
+        when it was not measured at this very step."""
         losses: dict[str, float] = self.facts.get("validation") or {}
         if not losses or self.facts.get("validation_step") != self.step:
             return None
@@ -86,16 +99,25 @@ class Checkpoint:
 
 
 class Artifact:
-    """The folder of one fingerprint. `step` chooses the manifest of a training artifact; None is the only one of the others."""
+    """The folder of one fingerprint. `step` chooses the manifest of a training artifact; None is the only
+    one of the others."""
 
     def __init__(self, store: Store, path: str, step: int | None = None) -> None:
         self.store = store
         self.path = path
         self.step = step
 
+    @classmethod
+    def of_input(cls, store: Store, read: InputRef) -> Artifact:
+        """The artifact that an input of a job names."""
+        assert read.path is not None, "the launcher gives the place"
+        return cls(store, read.path)
+
     @property
     def manifest_path(self) -> str:
-        return f"{self.path}/manifest.json" if self.step is None else f"{self.path}/manifest-{self.step:08d}.json"
+        if self.step is None:
+            return f"{self.path}/manifest.json"
+        return f"{self.path}/manifest-{self.step:08d}.json"
 
     @property
     def complete(self) -> bool:
@@ -112,6 +134,14 @@ class Artifact:
         """What was hashed into the fingerprint. StoreError when it cannot be read."""
         path = f"{self.path}/identity.json"
         return check(Identity, self.store.read_json(path), f"'{path}' in the store {self.store.url}")
+
+    @property
+    def readable_identity(self) -> Identity | None:
+        """The same; None when it cannot be read."""
+        try:
+            return self.identity
+        except StoreError:
+            return None
 
     def metric(self, *path: str) -> float:
         """A number among the metrics of the manifest. DamagedError, which names it, where there is none."""
@@ -132,7 +162,9 @@ class Artifact:
         """A file of the manifest, for reading in parts or as a stream, checked."""
         files = self.manifest.files
         if name not in files:
-            raise StoreError(f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(files))}")
+            raise StoreError(
+                f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(files))}"
+            )
         return self.store.reader(self.stored_name(name), files[name])
 
     def bytes(self, name: str) -> bytes:
@@ -148,14 +180,18 @@ class Artifact:
             raise DamagedError(f"{where} is damaged: {error}") from error
 
     def local(self, name: str) -> Path:
-        """A local file with the checked content: the stored file itself, or a copy in the cache. All of it is compared with its digests,
-        once per process; who needs parts of a large one takes `open`."""
+        """A local file with the checked content: the stored file itself, or a copy in the cache. All of it
+        is compared with its digests, once per process; who needs parts of a large one takes `open`."""
         return local_file(self.open(name))
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the committed checkpoints; one listing, no marker is read."""
         names = self.store.names(f"{self.path}/checkpoints")
-        return [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name.removesuffix(".json").isdecimal()]
+        return [
+            int(name.removesuffix(".json"))
+            for name in names
+            if name.endswith(".json") and name.removesuffix(".json").isdecimal()
+        ]
 
     def marker_path(self, step: int) -> str:
         """What makes the checkpoint of a step complete."""
@@ -168,18 +204,26 @@ class Artifact:
         return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
 
     def withdraw(self, step: int) -> None:
-        """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there: it is not complete any more."""
+        """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there:
+        it is not complete any more."""
         quarantine(self.store, [Artifact(self.store, self.path, step).manifest_path, self.marker_path(step)])
 
     def manifest_steps(self) -> list[int]:
         """Steps at which this trajectory was brought to a committed end."""
         names = self.store.names(self.path)
-        return [int(name[len("manifest-") : -len(".json")]) for name in names if name.startswith("manifest-") and name.endswith(".json")]
+        return [
+            int(name[len("manifest-") : -len(".json")])
+            for name in names
+            if name.startswith("manifest-") and name.endswith(".json")
+        ]
 
     def history(self, marker: CheckpointMarker | Manifest | None = None) -> Iterator[dict[str, Any]]:
-        """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint whose marker is given)."""
+        """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint
+        whose marker is given)."""
         for entry in (marker or self.manifest).history:
-            yield from decode(self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path)
+            yield from decode(
+                self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path
+            )
 
 
 def quarantine(store: Store, markers: Iterable[str]) -> None:
@@ -195,8 +239,9 @@ def quarantine(store: Store, markers: Iterable[str]) -> None:
 
 
 def local_file(file: CheckedFile) -> Path:
-    """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by its digest. A copy that is there
-    already is compared with the digest once per process, and made again where it differs."""
+    """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by
+    its digest. A copy that is there already is compared with the digest once per process, and made again
+    where it differs."""
     if not file.remote:
         file.ensure()
         return file.place
@@ -215,16 +260,18 @@ def local_file(file: CheckedFile) -> Path:
 
 
 def cache_folder() -> Path:
-    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made where it is not there. StoreError where others than this
-    user could have put something into it: what is copied there is used long after it was compared."""
+    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made where it is not there.
+    StoreError where others than this user could have put something into it: what is copied there is used
+    long after it was compared."""
     stated = os.environ.get("APERTUS_CACHE")
     cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = os.stat(cache, follow_symlinks=bool(stated))  # anybody may leave a link in the temporary folder
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise StoreError(
-            f"the cache folder {cache} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}; it has to be user "
-            f"{os.getuid()}'s, and nobody else's to write to. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
+            f"the cache folder {cache} belongs to user {found.st_uid} and has mode"
+            f" {stat.S_IMODE(found.st_mode):o}; it has to be user {os.getuid()}'s, and nobody else's to write"
+            f" to. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
         )
     return cache
 
@@ -233,7 +280,8 @@ _compared_here: set[tuple[str, int, int, int]] = set()
 
 
 def _state(copy: Path) -> tuple[str, int, int, int]:
-    """A copy as it is now: what it was when this process compared it, unless somebody has touched it since."""
+    """A copy as it is now: what it was when this process compared it, unless somebody has touched it
+    since."""
     seen = copy.stat()
     return str(copy), seen.st_size, seen.st_mtime_ns, seen.st_ino
 

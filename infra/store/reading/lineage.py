@@ -55,7 +55,12 @@ class Ancestor:
         recipe stated them."""
         spec = {**self.identity.spec, **self.recorded}
         named, index = spec.get("source"), role.partition(":")[2]
-        if named is None and isinstance(spec.get("sources"), list) and index.isdecimal() and int(index) < len(spec["sources"]):
+        if (
+            named is None
+            and isinstance(spec.get("sources"), list)
+            and index.isdecimal()
+            and int(index) < len(spec["sources"])
+        ):
             named = spec["sources"][int(index)]
         if isinstance(named, dict):
             return dict(named)
@@ -64,7 +69,9 @@ class Ancestor:
     @property
     def steps(self) -> int:
         """Optimizer steps of this part up to the step that was read; 0 for what does not train."""
-        return self.step - int(self.spec.get("start_step", 0)) if self.step is not None and "global_batch_size" in self.spec else 0
+        if self.step is not None and "global_batch_size" in self.spec:
+            return self.step - int(self.spec.get("start_step", 0))
+        return 0
 
     @property
     def tokens(self) -> int:
@@ -87,7 +94,11 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
         except StoreError:
             return None
 
-    ordered = ((place, at) for place, steps in reached.items() for at in sorted(steps, key=lambda at: -1 if at is None else at))
+    ordered = (
+        (place, at)
+        for place, steps in reached.items()
+        for at in sorted(steps, key=lambda at: -1 if at is None else at)
+    )
     return [Ancestor(place, at, identities[place], manifest(place, at)) for place, at in ordered]
 
 
@@ -99,7 +110,9 @@ def tokens_before(store: Store, path: str) -> int:
     for place in reached:
         for role, read in identities[place].inputs.items():
             if read.place is not None and read.step is not None and _trained_on_before(role, read):
-                found[place] = max(found[place], found[read.place] + _tokens_at(identities[read.place].spec, read.step))
+                found[place] = max(
+                    found[place], found[read.place] + _tokens_at(identities[read.place].spec, read.step)
+                )
     return found[path]
 
 
@@ -111,7 +124,11 @@ def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
     """Tokens that a part itself has consumed at a step."""
     if "global_batch_size" not in spec:
         return 0
-    return (step - int(spec.get("start_step", 0))) * int(spec["global_batch_size"]) * int(spec["sequence_length"])
+    return (
+        (step - int(spec.get("start_step", 0)))
+        * int(spec["global_batch_size"])
+        * int(spec["sequence_length"])
+    )
 
 
 def _ancestry(
@@ -123,13 +140,23 @@ def _ancestry(
 
     def inputs_of(place: str) -> list[tuple[str, int | None]]:
         identity = identities[place] = Artifact(store, place).identity
-        return [(read.place, read.step) for role, read in identity.inputs.items() if read.place is not None and counts(role, read)]
+        return [
+            (read.place, read.step)
+            for role, read in identity.inputs.items()
+            if read.place is not None and counts(role, read)
+        ]
 
     reached = reach(inputs_of, [(path, step)])
     seen: set[str] = set()
     for place in reached:
-        if any(read.place not in seen for role, read in identities[place].inputs.items() if read.place is not None and counts(role, read)):
+        if any(
+            read.place not in seen
+            for role, read in identities[place].inputs.items()
+            if read.place is not None and counts(role, read)
+        ):
             what = f"'{place}/identity.json' in the store {store.url}"
-            raise DamagedError(f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}")
+            raise DamagedError(
+                f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}"
+            )
         seen.add(place)
     return identities, reached

@@ -1,10 +1,13 @@
-"""Reading parts of large files: a local one by position, a stored one in pieces that a bounded local cache keeps.
+"""Reading parts of large files: a local one by position, a stored one in pieces that a bounded local cache
+keeps.
 
 Invariants:
-- Opening reads nothing. What is held in memory and on disk does not grow with the files, but for 33 bytes per MiB of those that are read
-  (`infra.store.records`): `reader.OPEN_FILES` descriptors, `CACHE_BYTES` of pieces.
-- A part has exactly the bytes that were asked for, or reading it fails. Those of a stored file were compared with the digests of the
-  pieces they belong to (`infra.store.files.reader`); a local file that is no artifact's (`LocalFile`) has none.
+- Opening reads nothing. What is held in memory and on disk does not grow with the files, but for 33 bytes per
+  MiB of those that are read (`infra.store.records`): `reader.OPEN_FILES` descriptors, `CACHE_BYTES` of
+  pieces.
+- A part has exactly the bytes that were asked for, or reading it fails. Those of a stored file were compared
+  with the digests of the pieces they belong to (`infra.store.files.reader`); a local file that is no
+  artifact's (`LocalFile`) has none.
 - Safe in several threads: pieces of a network store are fetched side by side.
 """
 
@@ -31,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 class LocalFile:
-    """A local file. Raises FileNotFoundError when there is none; StoreError when it has become shorter since."""
+    """A local file. Raises FileNotFoundError when there is none; StoreError when it has become shorter
+    since."""
 
     def __init__(self, path: Path | str) -> None:
         self.name = str(path)
@@ -42,26 +46,38 @@ class LocalFile:
         file = descriptor(self.name)  # held while reading: another thread may put it out of the cache
         data = os.pread(file.number, stop - start, start)
         if len(data) < stop - start:
-            raise StoreError(f"{self.name} ends at byte {start + len(data)}; it had {self.size} bytes when it was opened")
+            raise StoreError(
+                f"{self.name} ends at byte {start + len(data)}; it had {self.size} bytes when it was opened"
+            )
         return data
 
 
 class BlockCache:
-    """Pieces of stored files, checked before they are put here, in one unnamed file below `folder`, the least recently used replaced first.
-    It goes with the process, however that ends. A disk that takes no more makes it smaller, and is logged. Without a folder it lies in the
-    system's temporary one. `block_bytes`: the longest piece that it keeps."""
+    """Pieces of stored files, checked before they are put here, in one unnamed file below `folder`, the
+    least recently used replaced first. It goes with the process, however that ends. A disk that takes no
+    more makes it smaller, and is logged. Without a folder it lies in the system's temporary one.
+    `block_bytes`: the longest piece that it keeps."""
 
-    def __init__(self, folder: Path | str | None = None, *, block_bytes: int = PIECE_BYTES, capacity_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path | str | None = None,
+        *,
+        block_bytes: int = PIECE_BYTES,
+        capacity_bytes: int = CACHE_BYTES,
+    ) -> None:
         self.folder = str(folder or tempfile.gettempdir())
         self.block_bytes = block_bytes
         self.capacity_bytes = capacity_bytes
         self.fetched_bytes = 0
         self._slots: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self._free = list(reversed(range(capacity_bytes // block_bytes)))  # a slot is in here, or is one piece's, or is given up
+        # a slot is in here, or is one piece's, or is given up
+        self._free = list(reversed(range(capacity_bytes // block_bytes)))
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(BlockCache, block_bytes=self.block_bytes, capacity_bytes=self.capacity_bytes), (self.folder,)
+        return functools.partial(
+            BlockCache, block_bytes=self.block_bytes, capacity_bytes=self.capacity_bytes
+        ), (self.folder,)
 
     def __len__(self) -> int:
         """Number of pieces."""
@@ -85,7 +101,11 @@ class BlockCache:
         """Keeps a piece; one that is longer than `block_bytes` is not kept."""
         with self._lock:
             self.fetched_bytes += len(data)
-            if (file, piece) in self._slots or not (self._free or self._slots) or len(data) > self.block_bytes:
+            if (
+                (file, piece) in self._slots
+                or not (self._free or self._slots)
+                or len(data) > self.block_bytes
+            ):
                 return
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
             try:
@@ -97,14 +117,17 @@ class BlockCache:
             else:
                 self._free.clear()
                 size = len(self._slots) * self.block_bytes >> 20
-                logger.warning("the disk of %s takes no more: the cache of pieces stays at %d MiB", self.folder, size)
+                logger.warning(
+                    "the disk of %s takes no more: the cache of pieces stays at %d MiB", self.folder, size
+                )
 
 
 class StoredFile:
     """A file of an artifact. DamagedError when what is read of it is not what the manifest states.
 
     Args:
-        cache: of its pieces, for a store elsewhere; None reads a checked copy of the whole (`Artifact.local`). A file on local disk is read
+        cache: of its pieces, for a store elsewhere; None reads a checked copy of the whole
+        (`Artifact.local`). A file on local disk is read
             where it lies.
     """
 
@@ -124,7 +147,8 @@ class StoredFile:
     def _read_pieces(self, cache: BlockCache, start: int, stop: int) -> bytes:
         width = self._file.piece_bytes
         within = {
-            piece: (max(start - piece * width, 0), min(stop - piece * width, width)) for piece in range(start // width, -(-stop // width))
+            piece: (max(start - piece * width, 0), min(stop - piece * width, width))
+            for piece in range(start // width, -(-stop // width))
         }
         found = {piece: cache.get(self.name, piece, *span) for piece, span in within.items()}
         missing = [piece for piece, data in found.items() if data is None]

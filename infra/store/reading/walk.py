@@ -65,7 +65,11 @@ class Marker:
     def all_files(self) -> dict[str, FileRecord]:
         """Files, rows of metrics, and the sidecars of both."""
         named = self.files | self.rows
-        return named | {sidecar_path(file): sidecar_record(record) for file, record in named.items() if isinstance(record.pieces, str)}
+        return named | {
+            sidecar_path(file): sidecar_record(record)
+            for file, record in named.items()
+            if isinstance(record.pieces, str)
+        }
 
 
 @dataclass
@@ -77,7 +81,8 @@ class Contents:
     identity: Identity | None = None
     markers: list[Marker] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)  # documents that cannot be read, and why
-    references: dict[str, str] = field(default_factory=dict)  # files that say which artifact starts from a checkpoint of this one
+    # files that say which artifact starts from a checkpoint of this one
+    references: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -135,7 +140,10 @@ def list_files(store: Store, path: str = "") -> dict[str, Listed]:
         found = tree(store.fs, root, call=call, as_file=lambda folder: folder.endswith(".json"))
     except FileNotFoundError:
         return {}
-    return {name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry)) for name, entry in sorted(found.items())}
+    return {
+        name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry))
+        for name, entry in sorted(found.items())
+    }
 
 
 def time_of(store: Store, path: str) -> float | None:
@@ -163,7 +171,9 @@ def artifacts(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
     return found
 
 
-def open_contents(store: Store, path: str, files: dict[str, Listed] | None = None, each: Callable[..., Iterable[Any]] = map) -> Contents:
+def open_contents(
+    store: Store, path: str, files: dict[str, Listed] | None = None, each: Callable[..., Iterable[Any]] = map
+) -> Contents:
     """Reads the documents of an artifact.
 
     Args:
@@ -210,7 +220,10 @@ def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
     step, attempts = int(stated[1]) if stated else None, f"{path}/attempts"
     if inner.startswith("checkpoints/"):
         marker = check_checkpoint(document, step or 0, what)
-        files = {f"{attempts}/{marker.attempt}/{marker.folder}/{file}": record for file, record in marker.files.items()}
+        files = {
+            f"{attempts}/{marker.attempt}/{marker.folder}/{file}": record
+            for file, record in marker.files.items()
+        }
         made_by, history = {marker.attempt, *marker.attempts}, marker.history
     else:
         manifest = check_manifest(document, step, what)

@@ -1,18 +1,22 @@
 """Calls of the filesystem that a store lies on: tried again, timed, never outside the root, and write-once.
 
-Invariants: a file appears whole or not at all, and the first writer of a file wins (`write_once`). No answer comes from a
-cache of listings. A read has exactly the bytes that were asked for.
+Invariants: a file appears whole or not at all, and the first writer of a file wins (`write_once`). No answer
+comes from a cache of listings. A read has exactly the bytes that were asked for.
 
-Everything goes through `Filesystem.call` (tries again, limits the time of a try, counts the seconds), in few ways:
+Everything goes through `Filesystem.call` (tries again, limits the time of a try, counts the seconds), in few
+ways:
 
-    here            `info` (exists, size), `ls` (names), `cat_file` (read_bytes, read_range), `pipe_file` (write_once), `rm` (remove)
-    files/sinks.py  `pipe_file` for a file of up to one part; `call_s3` for the parts of a longer one on S3, `put_file` elsewhere; `info`
+    here            `info` (exists, size), `ls` (names), `cat_file` (read_bytes, read_range), `pipe_file`
+                    (write_once), `rm` (remove)
+    files/sinks.py  `pipe_file` for a file of up to one part; `call_s3` for the parts of a longer one on S3,
+                    `put_file` elsewhere; `info`
     reading/walk.py `ls` of every folder, or `find` where the storage lists a tree by itself
     local disk      the same through `os`: temporary file, fsync, hard link or rename, fsync of the folder
 
-A small file costs one PUT and one HEAD, a longer one a request per part and three more, and as much for its sidecar if it has one; a
-marker a GET, a PUT and a GET. Committing a checkpoint costs its rows of metrics (a small file) and its marker, whatever is stored already;
-finding the newest one a listing of `checkpoints/`, whose length retention bounds, and a GET.
+A small file costs one PUT and one HEAD, a longer one a request per part and three more, and as much for its
+sidecar if it has one; a marker a GET, a PUT and a GET. Committing a checkpoint costs its rows of metrics (a
+small file) and its marker, whatever is stored already; finding the newest one a listing of `checkpoints/`,
+whose length retention bounds, and a GET.
 """
 
 from __future__ import annotations
@@ -41,8 +45,8 @@ _clock_lock = threading.Lock()
 
 
 class Filesystem:
-    """A folder on an fsspec filesystem, whichever. Paths are relative to it, with `/`. `seconds` is the time during which at least one
-    call was under way."""
+    """A folder on an fsspec filesystem, whichever. Paths are relative to it, with `/`. `seconds` is the
+    time during which at least one call was under way."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, retry: Retry | None = None) -> None:
         self.fs = fs
@@ -96,7 +100,9 @@ class Filesystem:
             FileNotFoundError, PermissionError, FileExistsError: as the filesystem says.
         """
         with self.timed():
-            return self.retry.call(f"{what} in the store {self.url}", function, guard=None if self.is_local else size / SLOWEST)
+            return self.retry.call(
+                f"{what} in the store {self.url}", function, guard=None if self.is_local else size / SLOWEST
+            )
 
     def again(self, what: str, function: Callable[[], T]) -> T:
         """The same for a function that makes calls itself, and finds their answers wrong."""
@@ -122,7 +128,8 @@ class Filesystem:
         return self.size(path) is not None
 
     def names(self, path: str) -> list[str]:
-        """Sorted names in a folder (empty: the root); none when there is no such folder. Temporary and hidden files are left out."""
+        """Sorted names in a folder (empty: the root); none when there is no such folder. Temporary and
+        hidden files are left out."""
         full = self.full(path) if path else self.root
 
         def ask() -> list[str]:
@@ -133,7 +140,9 @@ class Filesystem:
             entries = self.call(f"listing '{path}'", ask)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")}
+        names = {
+            entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")
+        }
         return sorted(name for name in names if name and not name.startswith("."))
 
     # Reading
@@ -167,7 +176,8 @@ class Filesystem:
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file that is known to have them. DamagedError when it is gone, or has become shorter."""
+        """Bytes [start, stop) of a file that is known to have them. DamagedError when it is gone, or has
+        become shorter."""
         full, length = self.full(path), stop - start
 
         def ask() -> bytes:
@@ -175,8 +185,13 @@ class Filesystem:
             if len(data) != length:
                 has = self.size(path)
                 if has is not None and has < stop:
-                    raise DamagedError(f"'{path}' is damaged: the store {self.url} has {has} bytes of it, of which {stop} are needed")
-                raise WrongLength(f"the store {self.url} gave {len(data)} bytes of '{path}' for {start} to {stop}")
+                    raise DamagedError(
+                        f"'{path}' is damaged: the store {self.url} has {has} bytes of it, of which {stop}"
+                        " are needed"
+                    )
+                raise WrongLength(
+                    f"the store {self.url} gave {len(data)} bytes of '{path}' for {start} to {stop}"
+                )
             return data
 
         try:
@@ -185,23 +200,29 @@ class Filesystem:
             raise DamagedError(f"'{path}' is not in the store {self.url}") from error
 
     def read_whole(self, path: str) -> bytes:
-        """Content of a file of which no digest is stated: its length is compared, so that an answer that was cut is asked for again."""
+        """Content of a file of which no digest is stated: its length is compared, so that an answer that
+        was cut is asked for again."""
         size = self.size(path)
         return self.read_bytes(path) if size is None else self.read_range(path, 0, size)
 
     def check_whole(self, path: str, data: bytes) -> None:
-        """WrongLength, which is met with another try, when the store has more or fewer bytes of a file than it gave."""
+        """WrongLength, which is met with another try, when the store has more or fewer bytes of a file
+        than it gave."""
         if (has := self.size(path)) != len(data):
-            raise WrongLength(f"the store {self.url} gave {len(data)} bytes of '{path}' and says that it has {has}")
+            raise WrongLength(
+                f"the store {self.url} gave {len(data)} bytes of '{path}' and says that it has {has}"
+            )
 
     # Writing
 
     def write_once(self, path: str, data: bytes) -> bool:
-        """Writes a small file whole or not at all. False when it was there already, which then stays as it is.
+        """Writes a small file whole or not at all. False when it was there already, which then stays as it
+        is.
 
-        Exclusive on local disk, and where the storage has conditional writes; elsewhere two writers at the same moment may both be told
-        True, and the later one's content stays. Trying again after an answer that was lost is safe: what is there is compared with `data`,
-        so a content that matters to one writer only must say whose it is.
+        Exclusive on local disk, and where the storage has conditional writes; elsewhere two writers at the
+        same moment may both be told True, and the later one's content stays. Trying again after an answer
+        that was lost is safe: what is there is compared with `data`, so a content that matters to one writer
+        only must say whose it is.
         """
         full = self.full(path)
         if self.is_local:
@@ -212,7 +233,8 @@ class Filesystem:
         if found is None:
             self._create(path, full, data)
             found = self._found(path, data)
-        if found is None or _is_torn(found, data):  # by a storage whose writes are not atomic: nobody else writes a part of our bytes
+        # by a storage whose writes are not atomic: nobody else writes a part of our bytes
+        if found is None or _is_torn(found, data):
             self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"))
             found = self._found(path, data)
         return found == data
@@ -239,7 +261,8 @@ class Filesystem:
         return self.call(f"writing '{path}'", link)
 
     def _create(self, path: str, full: str, data: bytes) -> None:
-        """A conditional write where the filesystem has one. Whatever is there afterwards counts, so a conflict is no error."""
+        """A conditional write where the filesystem has one. Whatever is there afterwards counts, so a
+        conflict is no error."""
 
         def create() -> None:
             try:
@@ -248,7 +271,8 @@ class Filesystem:
                 return
             except NotImplementedError:
                 self._pipe(full, data, "overwrite")
-            except OSError:  # a lost answer, or a server whose conflict is an error of another name: what is there decides
+            # a lost answer, or a server whose conflict is an error of another name: what is there decides
+            except OSError:
                 if not self.exists(path):
                     raise
 
@@ -275,10 +299,13 @@ class Filesystem:
             return
         self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"), size=len(data))
         if self._found(path, data) != data:
-            raise StoreError(f"'{path}' was written to the store {self.url} and reads as something else; try again")
+            raise StoreError(
+                f"'{path}' was written to the store {self.url} and reads as something else; try again"
+            )
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Rewrites a small file that is rewritten again and again: one call, not tried again, and not made durable on local disk."""
+        """Rewrites a small file that is rewritten again and again: one call, not tried again, and not made
+        durable on local disk."""
         full = self.full(path)
         with self.timed():
             if self.is_local:
@@ -287,7 +314,8 @@ class Filesystem:
                 self.fs.pipe_file(full, data)
 
     def move_aside(self, path: str, target: str) -> None:
-        """Moves a file, or whatever stands in its place; nothing happens when there is nothing. On local disk."""
+        """Moves a file, or whatever stands in its place; nothing happens when there is nothing. On local
+        disk."""
         folder, name = Path(self.full(path.rpartition("/")[0])), one_name(path.rpartition("/")[2], "a call")
         if not os.path.lexists(folder / name):
             return

@@ -1,7 +1,8 @@
 """All files below a folder, on any filesystem.
 
-Invariant: a folder that cannot be listed is an error, never an empty one. fsspec's own walk leaves it out (`on_error="omit"`, below the
-first folder whatever is asked for), and who removes, copies or fingerprints by such a listing acts on a part of it.
+Invariant: a folder that cannot be listed is an error, never an empty one. fsspec's own walk leaves it out
+(`on_error="omit"`, below the first folder whatever is asked for), and who removes, copies or fingerprints by
+such a listing acts on a part of it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def tree(
     """Details of the files below a folder, by full name; links to folders are not followed.
 
     Args:
-        call: makes each request: given the folder and the function that asks.
-        enter: whether files below a folder are wanted. Not asked where the filesystem lists all of a tree at once, as object storage does.
+        call: makes each request: given the folder and the function that asks. enter: whether files below a
+        folder are wanted. Not asked where the filesystem lists all of a tree at once, as object storage does.
         as_file: whether a folder is itself one of the entries, and not entered.
 
     Raises:

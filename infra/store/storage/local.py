@@ -7,8 +7,8 @@ Invariants:
   is created once (O_EXCL), and none is removed before the name is there; one that another writer has found
   there for `CLAIM_LOOKS` looks belongs to a writer that died, and of those who wait the one that creates the
   next goes on.
-- A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a second sync succeeds without them
-  (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
+- A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a
+  second sync succeeds without them (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sync(number: int, path: Path) -> None:
-    """Makes what was written to an open file durable. StorageError, which is never met with another try, where that fails."""
+    """Makes what was written to an open file durable. StorageError, which is never met with another try,
+    where that fails."""
     try:
         os.fsync(number)
     except OSError as error:
-        raise StorageError(error.errno, f"{path} was written and could not be made durable ({error.strerror}). Run again") from error
+        raise StorageError(
+            error.errno, f"{path} was written and could not be made durable ({error.strerror}). Run again"
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

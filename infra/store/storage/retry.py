@@ -1,9 +1,10 @@
 """What is done about storage that fails, stalls or answers wrongly.
 
-Invariant: a call either gives its answer or ends in bounded time, with an error that says what was tried. An error that another try may
-mend (of the network, the server, a time-out, throttling, an answer of the wrong length) is met with another try after an exponentially
-growing, randomly shortened pause (Brooker, "Exponential Backoff And Jitter", 2015); one that says something of the file or of us (it is
-not there, it is there already, it is not ours, the disk is full) is not.
+Invariant: a call either gives its answer or ends in bounded time, with an error that says what was tried. An
+error that another try may mend (of the network, the server, a time-out, throttling, an answer of the wrong
+length) is met with another try after an exponentially growing, randomly shortened pause (Brooker,
+"Exponential Backoff And Jitter", 2015); one that says something of the file or of us (it is not there, it is
+there already, it is not ours, the disk is full) is not.
 """
 
 from __future__ import annotations
@@ -28,13 +29,20 @@ T = TypeVar("T")
 FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FINAL_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EMLINK, errno.EOPNOTSUPP}
-NETWORK_ERRORS = {  # of botocore and aiohttp, which are no OSErrors; by name, since this module imports neither
-    *("HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError", "ResponseStreamingError", "ClientError"),
+# of botocore and aiohttp, which are no OSErrors; by name, since this module imports neither
+NETWORK_ERRORS = {
+    "HTTPClientError",
+    "ConnectionError",
+    "IncompleteReadError",
+    "ResponseParserError",
+    "ResponseStreamingError",
+    "ClientError",
 }
 
 
 class StorageError(SaysNoSecret, OSError):
-    """The storage did not do what was asked for, for as long as it was asked. The message says what and what to do."""
+    """The storage did not do what was asked for, for as long as it was asked. The message says what and
+    what to do."""
 
 
 class WrongLength(OSError):
@@ -64,8 +72,9 @@ def _sleep(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how long. `first`, `longest` and `stall` are in seconds: the first pause, the longest one, and how long one try may
-    take (`APERTUS_STORE_TIMEOUT`, 120 by default). `sleep` and `chance` (uniform in [0, 1)) are injected by tests."""
+    """How often and how long. `first`, `longest` and `stall` are in seconds: the first pause, the longest
+    one, and how long one try may take (`APERTUS_STORE_TIMEOUT`, 120 by default). `sleep` and `chance`
+    (uniform in [0, 1)) are injected by tests."""
 
     attempts: int = 7
     first: float = 0.5
@@ -75,35 +84,43 @@ class Retry:
     chance: Callable[[], float] = random.random
 
     def pause(self, number: int) -> float:
-        """Seconds after try `number`, from 1: between half and all of `first` x 2^(number - 1), at most `longest`."""
+        """Seconds after try `number`, from 1: between half and all of `first` x 2^(number - 1), at most
+        `longest`."""
         return min(self.longest, self.first * 2 ** (number - 1)) * (0.5 + 0.5 * self.chance())
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:
-        """What `function` returns. `guard`: seconds beyond `stall` after which a try counts as failed, its thread left behind; None for
-        a call that cannot be left (a write on local disk would go on beside the next try).
+        """What `function` returns. `guard`: seconds beyond `stall` after which a try counts as failed, its
+        thread left behind; None for a call that cannot be left (a write on local disk would go on beside the
+        next try).
 
         Raises:
-            StorageError: every try failed, or the disk is full. Errors that no other try can mend are passed on as they are.
+            StorageError: every try failed, or the disk is full. Errors that no other try can mend are passed
+            on as they are.
         """
         for number in range(1, self.attempts + 1):
             try:
-                return function() if guard is None else _within(guard + (self.stall or _stall_seconds()), function)
+                if guard is None:
+                    return function()
+                return _within(guard + (self.stall or _stall_seconds()), function)
             except Exception as error:
                 if isinstance(error, OSError) and is_full(error):
                     raise StorageError(
                         error.errno,
-                        f"there is no space left: {what} ({error.strerror}). Nothing that was committed is damaged; free space, or raise "
-                        "the quota, and run again",
+                        f"there is no space left: {what} ({error.strerror}). Nothing that was committed is"
+                        " damaged; free space, or raise the quota, and run again",
                     ) from error
                 if not is_transient(error):
                     raise
                 told = f"{type(error).__name__}: {error}"
                 if number == self.attempts:
                     raise StorageError(
-                        f"the storage failed {number} times: {what}; the last time with {told}. Run again when it works"
+                        f"the storage failed {number} times: {what}; the last time with {told}. Run again"
+                        " when it works"
                     ) from error
                 pause = self.pause(number)
-                logger.warning("%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, told, pause)
+                logger.warning(
+                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, told, pause
+                )
                 self.sleep(pause)
         raise AssertionError("at least one attempt is made")
 

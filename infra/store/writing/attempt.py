@@ -1,7 +1,8 @@
 """Writing: one attempt at one part.
 
-Invariant: an attempt writes below its own folder only; what it wrote becomes visible when a marker (`manifest.json`, a checkpoint's, a
-unit's) is written, after every file that the marker names. So an attempt that was thought dead cannot damage anything.
+Invariant: an attempt writes below its own folder only; what it wrote becomes visible when a marker
+(`manifest.json`, a checkpoint's, a unit's) is written, after every file that the marker names. So an attempt
+that was thought dead cannot damage anything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from infra.store.documents import CheckpointMarker, Execution, Identity, Input, Manifest, Seconds, Unit, check_unit, to_json
+from infra.store.documents import (
+    CheckpointMarker,
+    Execution,
+    Identity,
+    Input,
+    Manifest,
+    Seconds,
+    Unit,
+    check_unit,
+    to_json,
+)
 from infra.store.files.rows import SUFFIX, encode
 from infra.store.reading.artifact import Artifact, Checkpoint, local_file
 from infra.store.records import DamagedError, FileRecord, LocatedRecord, StoreError, inside
@@ -23,7 +34,17 @@ from infra.store.writing.lease import require
 from infra.store.writing.retention import hold
 from specs.job import Job
 
-LIBRARIES = ("torch", "torchtitan", "transformers", "datatrove", "tokenizers", "prefect", "fsspec", "numpy", "pydantic")
+LIBRARIES = (
+    "torch",
+    "torchtitan",
+    "transformers",
+    "datatrove",
+    "tokenizers",
+    "prefect",
+    "fsspec",
+    "numpy",
+    "pydantic",
+)
 
 
 class Attempt:
@@ -63,26 +84,34 @@ class Attempt:
             fingerprint=self.job.fingerprint,
             name=self.job.node,
             spec=self.job.identity,
-            inputs={role: Input(**ref.model_dump(exclude_none=True)) for role, ref in self.job.inputs.items()},
+            inputs={
+                role: Input(**ref.model_dump(exclude_none=True)) for role, ref in self.job.inputs.items()
+            },
         )
 
     def check_lease(self) -> None:
-        """LeaseLost when another attempt has taken over, while this one was paused, say. Asked before a marker is written or taken away;
-        one listing."""
+        """LeaseLost when another attempt has taken over, while this one was paused, say. Asked before a
+        marker is written or taken away; one listing."""
         if self.job.lease is not None:
             require(self.store, self.job.path, self.job.lease, self.job.attempt)
 
+    def input_artifact(self, role: str) -> Artifact:
+        """The artifact that an input names."""
+        return Artifact.of_input(self.store, self.job.inputs[role])
+
     def input_checkpoint(self, role: str) -> Checkpoint:
         """The checkpoint that an input names."""
-        read = self.job.inputs[role]
-        assert read.path is not None and read.step is not None, "the launcher gives place and step"
-        return Artifact(self.store, read.path).checkpoint(read.step)
+        step = self.job.inputs[role].step
+        assert step is not None, "the launcher gives the step"
+        return self.input_artifact(role).checkpoint(step)
 
     # Files of the artifact
 
     def folder(self, name: str = "") -> str:
         """Path in the store of this attempt's folder, or of something in it."""
-        return f"{self.job.path}/attempts/{self.job.attempt}" + (f"/{inside(name, 'an attempt')}" if name else "")
+        return f"{self.job.path}/attempts/{self.job.attempt}" + (
+            f"/{inside(name, 'an attempt')}" if name else ""
+        )
 
     def put(self, local: Path | str, name: str) -> None:
         """Uploads a local file as file `name` of the artifact."""
@@ -100,17 +129,31 @@ class Attempt:
         """The committed unit of that key, by whichever attempt, or None."""
         path = f"{self.job.path}/units/{key}.json"
         unit = self.store.read_json_if_there(path)
-        return None if unit is None else check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
+        if unit is None:
+            return None
+        return check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
+
+    def committed_unit(self, key: str) -> Unit:
+        """A unit that was committed before. StoreError when it is gone."""
+        unit = self.unit(key)
+        if unit is None:
+            raise StoreError(f"unit {key} of {self.job.path} was committed and is gone; run the stage again")
+        return unit
 
     def unit_files(self, key: str, unit: Unit) -> dict[str, Path]:
-        """Local paths of the files of a unit, content checked: the stored ones, or copies of them. DamagedError names one that differs."""
+        """Local paths of the files of a unit, content checked: the stored ones, or copies of them.
+        DamagedError names one that differs."""
         try:
-            return {name: local_file(self.store.reader(record.path, record)) for name, record in unit.files.items()}
+            return {
+                name: local_file(self.store.reader(record.path, record))
+                for name, record in unit.files.items()
+            }
         except DamagedError as error:
             raise DamagedError(f"{error} (unit {key})") from error
 
     def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> Unit:
-        """Uploads the files of a unit, then makes it visible. The unit as committed, which may be another attempt's."""
+        """Uploads the files of a unit, then makes it visible. The unit as committed, which may be another
+        attempt's."""
         records = {}
         for name, local in (files or {}).items():
             stored = self.folder(f"units/{key}/{name}")
@@ -118,10 +161,7 @@ class Attempt:
         self.check_lease()
         unit = Unit(attempt=self.job.attempt, data=data, files=records)
         self.store.write_once(f"{self.job.path}/units/{key}.json", to_json(unit))
-        committed = self.unit(key)
-        if committed is None:
-            raise StoreError(f"unit {key} of {self.job.path} was committed and is gone")
-        return committed
+        return self.committed_unit(key)
 
     # Checkpoints
 
@@ -134,16 +174,21 @@ class Attempt:
         """A row of the training history; kept with the next checkpoint."""
         self._rows.append(row)
 
-    def commit_checkpoint(self, step: int, facts: dict[str, Any], *, files: dict[str, FileRecord]) -> Checkpoint:
-        """Makes files in `checkpoint_folder(step)` a checkpoint; the checkpoint as committed, which may be another attempt's.
+    def commit_checkpoint(
+        self, step: int, facts: dict[str, Any], *, files: dict[str, FileRecord]
+    ) -> Checkpoint:
+        """Makes files in `checkpoint_folder(step)` a checkpoint; the checkpoint as committed, which may be
+        another attempt's.
 
         Args:
-            facts: consumed tokens and samples, last losses.
-            files: name in the folder -> record, of every file, as `Store.writer` gave it to whichever process wrote it. Nothing is listed
+            facts: consumed tokens and samples, last losses. files: name in the folder -> record, of every
+            file, as `Store.writer` gave it to whichever process wrote it. Nothing is listed
                 or read here.
         """
         if not files:
-            raise StoreError(f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}")
+            raise StoreError(
+                f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}"
+            )
         self._flush_history(step)
         marker = CheckpointMarker(
             step=step,
@@ -180,21 +225,30 @@ class Attempt:
             storage=round(self._before.storage + storage, 3),
         )
 
-    def commit(self, *, metrics: dict[str, Any], facts: dict[str, Any] | None = None, step: int | None = None) -> None:
-        """Writes the manifest, last of all. `step`: the end of a training segment, whose checkpoint is committed already."""
+    def commit(
+        self, *, metrics: dict[str, Any], facts: dict[str, Any] | None = None, step: int | None = None
+    ) -> None:
+        """Writes the manifest, last of all. `step`: the end of a training segment, whose checkpoint is
+        committed already."""
         end: dict[str, Any] = {"attempt": self.job.attempt, "files": self.files}
         if step is not None:
             checkpoint = self.artifact.checkpoint(step)
             marker = checkpoint.marker
             files = {f"{marker.folder}/{name}": record for name, record in marker.files.items()}
-            end = {"attempt": marker.attempt, "files": files, "history": marker.history, "step": step, "checkpoint": checkpoint.folder}
+            end = {
+                "attempt": marker.attempt,
+                "files": files,
+                "history": marker.history,
+                "step": step,
+                "checkpoint": checkpoint.folder,
+            }
         manifest = Manifest(
             **dict(self._identity()),
             **end,
             metrics=metrics,
             facts=facts or {},
             seconds=self.seconds(),
-            execution=Execution(launch=self.job.launch, spec=self.job.spec),
+            execution=Execution(launch=self.job.launch.to_json(), spec=self.job.spec),
             versions=_versions(),
             created=_now(),
         )
@@ -212,7 +266,8 @@ def _now() -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Of Python and the libraries; looking them up takes 30 ms, and they do not change while a process runs."""
+    """Of Python and the libraries; looking them up takes 30 ms, and they do not change while a process
+    runs."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

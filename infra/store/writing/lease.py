@@ -3,18 +3,21 @@
 Below the folder of the artifact:
 
     leases/<n>.json             the claim of generation n, written once: who holds it, on which machine
-    leases/<n>-<attempt>.beat   the holder's own file, which it alone rewrites: a growing counter, and whether it has released
+    leases/<n>-<attempt>.beat   the holder's own file, which it alone rewrites: a growing counter, and whether
+                                it has released
 
-Invariants: no data depend on a lease; attempts never share a path and markers are written once, whoever holds what. A lease
-saves double work, and it fences: who lost it commits, prunes and withdraws nothing any more. Nobody compares wall clocks: a lease
-is over when its counter stood still for `seconds` on the observer's own monotonic clock. Nobody waits for a lease while holding
-it, and what is over is cleaned up by the next holder.
+Invariants: no data depend on a lease; attempts never share a path and markers are written once, whoever holds
+what. A lease saves double work, and it fences: who lost it commits, prunes and withdraws nothing any more.
+Nobody compares wall clocks: a lease is over when its counter stood still for `seconds` on the observer's own
+monotonic clock. Nobody waits for a lease while holding it, and what is over is cleaned up by the next holder.
 
-A claim is believed when it is the newest and names its writer on being read again, after a pause where storage is remote: exclusive
-writes are not to be relied on everywhere. Where two were believed nevertheless, the one that the claim does not name finds out at a beat.
+A claim is believed when it is the newest and names its writer on being read again, after a pause where
+storage is remote: exclusive writes are not to be relied on everywhere. Where two were believed nevertheless,
+the one that the claim does not name finds out at a beat.
 
-Calls of storage: a look is a listing and at most two reads of some hundred bytes; a claim is a write, a listing, a read, and two removals
-where there was a holder before; a beat is a listing and a write; a check before a marker is a listing; a release is a write.
+Calls of storage: a look is a listing and at most two reads of some hundred bytes; a claim is a write, a
+listing, a read, and two removals where there was a holder before; a beat is a listing and a write; a check
+before a marker is a listing; a release is a write.
 """
 
 from __future__ import annotations
@@ -51,8 +54,9 @@ class LeaseLost(StoreError):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, and the clock they are taken on. `seconds`: without a beat for so long, the holder counts as dead. `look`: between two looks
-    of one that waits. `settle`: between a claim on remote storage and reading it again."""
+    """Seconds, and the clock they are taken on. `seconds`: without a beat for so long, the holder counts
+    as dead. `look`: between two looks of one that waits. `settle`: between a claim on remote storage and
+    reading it again."""
 
     seconds: float = field(default_factory=lambda: _stated_seconds())
     look: float = 3.0
@@ -69,7 +73,8 @@ def _stated_seconds() -> float:
 
 
 class Holder(BaseModel):
-    """What a claim states. `since` is for people; the rest identifies the launcher's process on its machine."""
+    """What a claim states. `since` is for people; the rest identifies the launcher's process on its
+    machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -129,8 +134,8 @@ class Beat(Foreign):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look found: the newest generation (0: there was none), its holder, and whether the part is free to be claimed. `why` it is
-    free though nobody released it, or what is waited for; for people."""
+    """What a look found: the newest generation (0: there was none), its holder, and whether the part is
+    free to be claimed. `why` it is free though nobody released it, or what is waited for; for people."""
 
     generation: int
     holder: Holder | None
@@ -167,7 +172,12 @@ class Leases:
             return Seen(generation, holder, True, f"no sign of life for {holder.seconds:g} s")
         if holder.gone:
             ending = state.pipe is not None and liveness.reads_pipe(state.pipe)
-            return Seen(generation, holder, not ending, "its stage is still ending" if ending else "its process is gone")
+            return Seen(
+                generation,
+                holder,
+                not ending,
+                "its stage is still ending" if ending else "its process is gone",
+            )
         return Seen(generation, holder, False)
 
     def claim(self, attempt: str, seen: Seen) -> Lease | None:
@@ -180,7 +190,10 @@ class Leases:
             if not self.store.is_local:
                 self.timing.sleep(self.timing.settle)
             names = self.store.names(_folder(self.path))
-            if _newest(names) > lease.generation or _holder(self.store, self.path, lease.generation) != holder:
+            if (
+                _newest(names) > lease.generation
+                or _holder(self.store, self.path, lease.generation) != holder
+            ):
                 return None
             for name in names:
                 if _generation(name) < lease.generation:
@@ -224,8 +237,8 @@ class Lease:
             call(lost)
 
     def stage_started(self, pipe: int) -> None:
-        """From now on the beat names the pipe (its inode) that the stage's processes have as standard input. Whoever takes over on this
-        machine gives them the time to end."""
+        """From now on the beat names the pipe (its inode) that the stage's processes have as standard
+        input. Whoever takes over on this machine gives them the time to end."""
         self._pipe = pipe
         self._beats.now()
 
@@ -256,7 +269,9 @@ class Lease:
     def _write(self, *, released: bool) -> None:
         self._count += 1
         beat = Beat(count=self._count, released=released, pipe=self._pipe)
-        self.store.overwrite(f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(beat))
+        self.store.overwrite(
+            f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(beat)
+        )
 
     def _try_beat(self) -> None:
         if self.lost:
@@ -270,10 +285,15 @@ class Lease:
 
 
 def require(store: Store, path: str, generation: int, attempt: str) -> None:
-    """LeaseLost when the lease of the part at `path` is not that attempt's in that generation any more. One listing."""
+    """LeaseLost when the lease of the part at `path` is not that attempt's in that generation any more.
+    One listing."""
     names = store.names(_folder(path))
     newest = _newest(names)
-    others = any(_generation(name) == generation and name != _beat_file(generation, attempt) for name in names if name.endswith(".beat"))
+    others = any(
+        _generation(name) == generation and name != _beat_file(generation, attempt)
+        for name in names
+        if name.endswith(".beat")
+    )
     if newest < generation or (newest == generation and not others):
         return
     holder = _holder(store, path, newest)
@@ -282,7 +302,8 @@ def require(store: Store, path: str, generation: int, attempt: str) -> None:
 
 
 def holder_of(store: Store, path: str) -> Holder | None:
-    """Who seems to work at a part now: a single look, which cannot tell whether a process of another machine still lives."""
+    """Who seems to work at a part now: a single look, which cannot tell whether a process of another
+    machine still lives."""
     try:
         seen = Leases(store, path).look()
     except StoreError:
@@ -324,5 +345,6 @@ def _holder(store: Store, path: str, generation: int) -> Holder | None:
     except ValidationError as error:
         problem = error.errors()[0]
         raise StoreError(
-            f"'{file}' in the store {store.url} is damaged: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; delete it"
+            f"'{file}' in the store {store.url} is damaged: {'.'.join(map(str, problem['loc']))}:"
+            f" {problem['msg']}; delete it"
         ) from None

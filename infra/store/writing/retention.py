@@ -1,13 +1,14 @@
 """Which checkpoints of a training artifact stay, and taking the others away.
 
-Whoever starts from a checkpoint says so in a small file beside it, `references/<step>-<fingerprint>.json`, written once, before it starts:
-a run for all that its plan contains, a branch for its point, every attempt for what it reads. So pruning reads one folder, however large
-the store is.
-What removes an artifact for good removes the references that it has written (`referrer` names it).
+Whoever starts from a checkpoint says so in a small file beside it, `references/<step>-<fingerprint>.json`,
+written once, before it starts: a run for all that its plan contains, a branch for its point, every attempt
+for what it reads. So pruning reads one folder, however large the store is. What removes an artifact for good
+removes the references that it has written (`referrer` names it).
 
-Invariants: a checkpoint is removed only after a newer one is committed. Never removed: the newest, what is referred to, ends of finished
-segments. A marker goes before its files, so that a checkpoint that is half removed is none. Whoever refers looks for the marker afterwards
-(`hold`), whoever prunes for references after the marker went: one of the two sees the other, and the marker comes back if it is the pruner.
+Invariants: a checkpoint is removed only after a newer one is committed. Never removed: the newest, what is
+referred to, ends of finished segments. A marker goes before its files, so that a checkpoint that is half
+removed is none. Whoever refers looks for the marker afterwards (`hold`), whoever prunes for references after
+the marker went: one of the two sees the other, and the marker comes back if it is the pruner.
 """
 
 from __future__ import annotations
@@ -24,26 +25,38 @@ logger = logging.getLogger(__name__)
 
 
 def refer(store: Store, path: str, step: int, referrer: str) -> None:
-    """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of the artifact at `path`."""
-    store.write_once(f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json", to_json(Reference(referrer=referrer)))
+    """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of
+    the artifact at `path`."""
+    store.write_once(
+        f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json",
+        to_json(Reference(referrer=referrer)),
+    )
 
 
 def hold(store: Store, path: str, step: int, referrer: str) -> None:
-    """The same for a checkpoint that is there. StoreError when it is not, since it was pruned before its pruner could see the reference."""
+    """The same for a checkpoint that is there. StoreError when it is not, since it was pruned before its
+    pruner could see the reference."""
     refer(store, path, step, referrer)
     if not store.exists(Artifact(store, path).marker_path(step)):
         raise StoreError(
-            f"checkpoint {step} of {path} is not in the store {store.url} any more: it was pruned, or withdrawn as damaged, before "
-            f"{referrer} could refer to it. Plan again: that names the steps that were kept"
+            f"checkpoint {step} of {path} is not in the store {store.url} any more: it was pruned, or"
+            f" withdrawn as damaged, before {referrer} could refer to it. Plan again: that names the steps"
+            " that were kept"
         )
 
 
 def referred_steps(store: Store, path: str) -> set[int]:
     """Steps of an artifact that others start from, or are planned to. One listing."""
-    return {int(step) for name in store.names(f"{path}/references") if (step := name.partition("-")[0]).isdecimal()}
+    return {
+        int(step)
+        for name in store.names(f"{path}/references")
+        if (step := name.partition("-")[0]).isdecimal()
+    }
 
 
-def prune(artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before: Callable[[], None] = lambda: None) -> list[int]:
+def prune(
+    artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before: Callable[[], None] = lambda: None
+) -> list[int]:
     """Removes checkpoints; the steps removed. Called after a commit.
 
     Args:

@@ -7,7 +7,10 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.vocabulary import train
 
-TEXT = "the answer of a tool and of an assistant Deliberation: enabled disabled Tool Capabilities: type any string number ]Then Weather 15 "
+TEXT = (
+    "the answer of a tool and of an assistant Deliberation: enabled disabled Tool Capabilities: type any"
+    " string number ]Then Weather 15 "
+)
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +37,10 @@ def weather() -> dict[str, Any]:
                     "city": {"type": "string", "description": "its name"},
                     "unit": {"enum": ["celsius", "kelvin"]},
                     "days": {"type": "array", "items": {"type": ["integer", "null"]}},
-                    "place": {"type": "object", "properties": {"items": {"anyOf": [{"type": "number"}, {"type": "boolean"}]}}},
+                    "place": {
+                        "type": "object",
+                        "properties": {"items": {"anyOf": [{"type": "number"}, {"type": "boolean"}]}},
+                    },
                 },
                 "required": ["city"],
             },
@@ -53,7 +59,10 @@ def all_blocks() -> list[dict[str, Any]]:
             "role": "assistant",
             "content": [
                 {"type": "thoughts", "text": "I have to ask."},
-                {"type": "tool_calls", "calls": [{"name": "weather", "arguments": {"city": "Zürich", "days": [1]}}]},
+                {
+                    "type": "tool_calls",
+                    "calls": [{"name": "weather", "arguments": {"city": "Zürich", "days": [1]}}],
+                },
                 {"type": "tool_outputs", "outputs": ["15", '{"sun": true}']},
                 {"type": "response", "text": "15 degrees."},
             ],

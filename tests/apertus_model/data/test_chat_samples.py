@@ -31,12 +31,16 @@ class Folder:
     def __init__(self, path: Path, tokens: list[list[int]], masks: list[list[int]]) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
-        self.manifest = Manifest(attempt="a", files={}, metrics={}, facts={"vocab_size": VOCAB, "train": ["t"]})
+        self.manifest = Manifest(
+            attempt="a", files={}, metrics={}, facts={"vocab_size": VOCAB, "train": ["t"]}
+        )
         with TokenFileWriter(path / "t", "<u2") as writer:
             for ids in tokens:
                 writer.write(ids)
         np.save(path / "t.mask.npy", np.concatenate([np.array(mask, dtype=np.uint8) for mask in masks]))
-        (path / "t.jsonl").write_text("".join(Conversation(str(number), []).to_json() + "\n" for number in range(len(tokens))))
+        (path / "t.jsonl").write_text(
+            "".join(Conversation(str(number), []).to_json() + "\n" for number in range(len(tokens)))
+        )
 
     def local(self, name: str) -> Path:
         return self.path / name
@@ -52,8 +56,16 @@ def _many(path: Path, seed: int, count: int = 40) -> ConversationShards:
     return _shards(path, [rng.integers(100, VOCAB, rng.integers(2, 20)).tolist() for _ in range(count)])
 
 
-def _open(shards: list[ConversationShards], repeats: list[int] | None = None, **options: Any) -> ConversationSamples:
-    settings = {"sequence_length": 24, "seed": 28, "prompt_weight": 0.0, "longer": "drop", "pad_id": PAD} | options
+def _open(
+    shards: list[ConversationShards], repeats: list[int] | None = None, **options: Any
+) -> ConversationSamples:
+    settings = {
+        "sequence_length": 24,
+        "seed": 28,
+        "prompt_weight": 0.0,
+        "longer": "drop",
+        "pad_id": PAD,
+    } | options
     return ConversationSamples.open(shards, repeats or [1] * len(shards), **settings)
 
 
@@ -62,12 +74,26 @@ def _lists(sample: PackedSample) -> list[Any]:
 
 
 def test_row_is_exactly_its_conversations_and_padding(tmp_path: Path) -> None:
-    shards = _shards(tmp_path, [[1, 20, 21, 22, 23, 24], [1, 30, 31]], [[NO, NO, YES, TOOL, YES, YES], [NO, NO, YES]])
+    shards = _shards(
+        tmp_path, [[1, 20, 21, 22, 23, 24], [1, 30, 31]], [[NO, NO, YES, TOOL, YES, YES], [NO, NO, YES]]
+    )
     expected_input = [1, 20, 21, 22, 23, 24, 1, 30, 31, PAD, PAD]
     positions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
     plain = _open([shards], sequence_length=11)
     assert plain.rows == 1
-    labels = [IGNORE_INDEX, 21, IGNORE_INDEX, 23, 24, IGNORE_INDEX, IGNORE_INDEX, 31, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
+    labels = [
+        IGNORE_INDEX,
+        21,
+        IGNORE_INDEX,
+        23,
+        24,
+        IGNORE_INDEX,
+        IGNORE_INDEX,
+        31,
+        IGNORE_INDEX,
+        IGNORE_INDEX,
+        IGNORE_INDEX,
+    ]
     assert _lists(plain[0]) == [expected_input, labels, positions, None]
     weighted = _open([shards], sequence_length=11, prompt_weight=0.25)[0]
     labels = [20, 21, IGNORE_INDEX, 23, 24, IGNORE_INDEX, 30, 31, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
@@ -80,8 +106,12 @@ def test_an_epoch_has_every_conversation_as_often_as_it_is_repeated(tmp_path: Pa
     shards = [_many(tmp_path / "a", 1), _many(tmp_path / "b", 2, count=10)]
     samples = _open(shards, [1, 3])
     for epoch in range(3):
-        seen = Counter(found for i in range(samples.rows) for found in samples.conversations(epoch * samples.rows + i))
-        assert seen == Counter({(0, index): 1 for index in range(40)} | {(1, index): 3 for index in range(10)})
+        seen = Counter(
+            found for i in range(samples.rows) for found in samples.conversations(epoch * samples.rows + i)
+        )
+        assert seen == Counter(
+            {(0, index): 1 for index in range(40)} | {(1, index): 3 for index in range(10)}
+        )
     assert samples.epochs(2 * samples.rows) == [2.0, 6.0]
     for i in range(samples.rows):
         lengths = [int(shards[source].lengths[index]) for source, index in samples.conversations(i)]
@@ -128,7 +158,10 @@ def test_conversations_that_are_too_long_are_dropped_or_cut(tmp_path: Path) -> N
 
 
 def test_held_out_rows_keep_the_stored_order(tmp_path: Path) -> None:
-    shards = [_shards(tmp_path / "a", [[1, 2, 3], [4, 5], [6, 7, 8, 9], [9] * 7]), _shards(tmp_path / "b", [[10, 11]])]
+    shards = [
+        _shards(tmp_path / "a", [[1, 2, 3], [4, 5], [6, 7, 8, 9], [9] * 7]),
+        _shards(tmp_path / "b", [[10, 11]]),
+    ]
     rows = heldout(shards, sequence_length=6, longer="drop", pad_id=0)
     assert [row.input.tolist() for row in rows] == [[1, 2, 3, 4, 5, 0], [6, 7, 8, 9, 10, 11]]
     assert [row.labels.tolist() for row in rows] == [
@@ -146,12 +179,26 @@ def tokenizer() -> Tokenizer:
 def test_conversations_in_one_row_do_not_see_each_other(tmp_path: Path, tokenizer: Tokenizer) -> None:
     encoder = ChatEncoder(tokenizer)
     turns = [("How warm is it?", "Warm."), ("And tomorrow?", "Cold, they say."), ("Is it?", "It is.")]
-    encoded = [encoder.encode([{"role": "user", "content": asked}, {"role": "assistant", "content": said}]) for asked, said in turns]
-    shards = _shards(tmp_path, [item.tokens.tolist() for item in encoded], [item.mask.tolist() for item in encoded])
+    encoded = [
+        encoder.encode([{"role": "user", "content": asked}, {"role": "assistant", "content": said}])
+        for asked, said in turns
+    ]
+    shards = _shards(
+        tmp_path, [item.tokens.tolist() for item in encoded], [item.mask.tolist() for item in encoded]
+    )
     length = int(shards.lengths.sum()) + 5
     samples = _open([shards], sequence_length=length)
     assert samples.rows == 1
-    spec = ModelSpec(dim=48, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=12, ffn_dim=96, vocab_size=VOCAB + 112, init_std=0.3)
+    spec = ModelSpec(
+        dim=48,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=12,
+        ffn_dim=96,
+        vocab_size=VOCAB + 112,
+        init_std=0.3,
+    )
     model = model_config(spec, sequence_length=length, attention="sdpa", seed=0).build()
     model.init_weights()
     model.eval()
@@ -163,9 +210,13 @@ def test_conversations_in_one_row_do_not_see_each_other(tmp_path: Path, tokenize
             alone = model(tokens[None], torch.arange(len(tokens))[None])[0]
             stop = start + len(tokens)
             torch.testing.assert_close(packed[start:stop], alone, rtol=0, atol=1e-5)
-            trained = [int(token) for token, kind in zip(tokens, shards.mask(index), strict=True) if kind == YES]
+            trained = [
+                int(token) for token, kind in zip(tokens, shards.mask(index), strict=True) if kind == YES
+            ]
             assert [label for label in row.labels[start:stop].tolist() if label != IGNORE_INDEX] == trained
             start = stop
     # Each answer is trained from its first token to the end of the turn.
     labels = [label for label in row.labels.tolist() if label != IGNORE_INDEX]
-    assert sorted(tokenizer.decode(labels, skip_special_tokens=False).split("<|assistant_end|>")[:-1]) == sorted(said for _, said in turns)
+    assert sorted(
+        tokenizer.decode(labels, skip_special_tokens=False).split("<|assistant_end|>")[:-1]
+    ) == sorted(said for _, said in turns)

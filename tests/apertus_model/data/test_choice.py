@@ -40,17 +40,21 @@ def test_quantiles_follow_the_definition(reference: list[int], rewards: list[int
         ([3], [1, 2, 3, 4, 5], ("s4", "s0")),
         # The first of several in stored order, not the extreme one.
         ([7, 9], [5, 1, 0, 3, 4], ("o0", "s2")),
-        # 1/n is above worst_quantile: what is no better than the lower of two reference rewards is among the worst.
+        # 1/n is above worst_quantile: what is no better than the lower of two reference rewards is among the
+        # worst.
         ([], [2, 1], ("s0", "s1")),
         ([1.5, 0], [2, 1], ("s0", "o0")),
-        # All of the model's own tie; something better came along: both are among the best, the better one is chosen.
+        # All of the model's own tie; something better came along: both are among the best, the better one is
+        # chosen.
         ([2], [1, 1, 1], ("o0", "s0")),
         ([1, 2], [1, 1, 1], ("o1", "o0")),
         # Something worse came along.
         ([0], [1, 1, 1], ("s0", "o0")),
     ],
 )
-def test_the_best_is_paired_with_one_of_the_worst(offline: list[float], sampled: list[float], expected: tuple[str, str]) -> None:
+def test_the_best_is_paired_with_one_of_the_worst(
+    offline: list[float], sampled: list[float], expected: tuple[str, str]
+) -> None:
     assert _chosen(offline, sampled) == expected
 
 
@@ -72,7 +76,9 @@ def test_worst_quantile_widens_the_worst() -> None:
     ("offline", "sampled", "reason"),
     [([1, 2], [3], "few_reference_rewards"), ([], [1, 1], "equal_rewards"), ([1], [1, 1], "equal_rewards")],
 )
-def test_a_prompt_without_a_pair_has_a_reason(offline: list[float], sampled: list[float], reason: str) -> None:
+def test_a_prompt_without_a_pair_has_a_reason(
+    offline: list[float], sampled: list[float], reason: str
+) -> None:
     with pytest.raises(NoPair, match=reason):
         _chosen(offline, sampled)
 
@@ -83,7 +89,11 @@ def test_equal_completions_are_one() -> None:
         choose(twice, reference=2, worst_quantile=0.2)
 
 
-@given(st.lists(st.integers(0, 4), max_size=4), st.lists(st.integers(0, 4), min_size=2, max_size=8), st.floats(0, 1))
+@given(
+    st.lists(st.integers(0, 4), max_size=4),
+    st.lists(st.integers(0, 4), min_size=2, max_size=8),
+    st.floats(0, 1),
+)
 def test_the_chosen_one_is_always_better(offline: list[int], sampled: list[int], worst: float) -> None:
     candidates = _candidates(list(offline), list(sampled))
     try:

@@ -1,5 +1,5 @@
-"""docs/data_formats.md says how another program reads and writes our data. The functions here are that program: they were written from the
-page and use nothing of the project."""
+"""docs/data_formats.md says how another program reads and writes our data. The functions here are that
+program: they were written from the page and use nothing of the project."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def written_index(documents: list[list[int]]) -> bytes:
     sizes = [len(document) for document in documents]
     pointers = [2 * sum(sizes[:i]) for i in range(len(sizes))]
     n = len(sizes)
-    return struct.pack(f"<9sQBQQ{n}i{n}q{n + 1}q", b"MMIDIDX\0\0", 1, 8, n, n + 1, *sizes, *pointers, *range(n + 1))
+    return struct.pack(
+        f"<9sQBQQ{n}i{n}q{n + 1}q", b"MMIDIDX\0\0", 1, 8, n, n + 1, *sizes, *pointers, *range(n + 1)
+    )
 
 
 def read_documents(data: bytes, index: bytes) -> list[list[int]]:
@@ -49,7 +51,10 @@ def read_documents(data: bytes, index: bytes) -> list[list[int]]:
     assert index[:17] == b"MMIDIDX\0\0" + (1).to_bytes(8, "little")
     assert struct.unpack_from(f"<{d}q", index, 34 + 12 * n)[-1] == n
     assert width * sum(sizes) == len(data)
-    return [list(struct.unpack_from(f"<{size}{letter}", data, pointer)) for size, pointer in zip(sizes, pointers, strict=True)]
+    return [
+        list(struct.unpack_from(f"<{size}{letter}", data, pointer))
+        for size, pointer in zip(sizes, pointers, strict=True)
+    ]
 
 
 def written_artifact(root: Path, kind: str, files: dict[str, bytes], facts: dict[str, Any]) -> Artifact:
@@ -58,15 +63,25 @@ def written_artifact(root: Path, kind: str, files: dict[str, bytes], facts: dict
     (root / "format.json").write_text('{"format": 3}')
     for name, content in files.items():
         (folder / "attempts" / "mine" / name).write_bytes(content)
-    records = {name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}
-    (folder / "manifest.json").write_text(json.dumps({"attempt": "mine", "files": records, "facts": facts, "metrics": {}}))
+    records = {
+        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    }
+    (folder / "manifest.json").write_text(
+        json.dumps({"attempt": "mine", "files": records, "facts": facts, "metrics": {}})
+    )
     return Artifact(Store.open(str(root)), f"{kind}/{'f' * 32}")
 
 
 def array(values: list[Any], dtype: str) -> bytes:
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({len(values)},), }}"
     header += " " * (-(len(header) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + np.array(values, dtype).tobytes()
+    return (
+        b"\x93NUMPY\x01\x00"
+        + struct.pack("<H", len(header))
+        + header.encode()
+        + np.array(values, dtype).tobytes()
+    )
 
 
 def mix(value: int) -> int:
@@ -105,13 +120,19 @@ def sample(page: dict[str, Any], i: int) -> list[int]:
     block, offset = divmod(i, 128)
     before, after = drawn(page["weights"], 128 * block), drawn(page["weights"], 128 * (block + 1))
     listed = [source for source in range(len(before)) for _ in range(after[source] - before[source])]
-    digest = hashlib.blake2b(json.dumps([page["seed"], block]).encode(), digest_size=8, person=b"apertus-mixture").digest()
+    digest = hashlib.blake2b(
+        json.dumps([page["seed"], block]).encode(), digest_size=8, person=b"apertus-mixture"
+    ).digest()
     key = int.from_bytes(digest, "little")
-    sources = [listed[t] for t in sorted(range(128), key=lambda t: mix(((t + 1) * 0x9E3779B97F4A7C15 + key) % 2**64))]
+    sources = [
+        listed[t] for t in sorted(range(128), key=lambda t: mix(((t + 1) * 0x9E3779B97F4A7C15 + key) % 2**64))
+    ]
     source = sources[offset]
     k = before[source] + sources[:offset].count(source)
     epoch, place = divmod(k, page["windows"][source])
-    window = permuted(page["windows"][source], [page["seed"], "windows", page["fingerprints"][source], epoch], place)
+    window = permuted(
+        page["windows"][source], [page["seed"], "windows", page["fingerprints"][source], epoch], place
+    )
     return [i, source, k, epoch, window]
 
 
@@ -134,7 +155,10 @@ def twister(seed: int, count: int) -> list[int]:
 def windows(tokens: list[int], length: int, eos: int) -> list[dict[str, list[int]]]:
     found = []
     for w in range((len(tokens) - 1) // length):
-        inputs, labels = tokens[w * length : w * length + length], tokens[w * length + 1 : w * length + length + 1]
+        inputs, labels = (
+            tokens[w * length : w * length + length],
+            tokens[w * length + 1 : w * length + length + 1],
+        )
         positions: list[int] = []
         for i in range(length):
             positions.append(0 if i == 0 or inputs[i - 1] == eos else positions[-1] + 1)
@@ -162,12 +186,25 @@ def test_token_files_are_the_bytes_of_the_page(tmp_path: Path) -> None:
 def test_a_corpus_that_another_program_wrote_trains_as_the_page_says(tmp_path: Path, read: Any) -> None:
     tokens, page, recipe = example("tokens"), example("windows"), example("recipe")
     files = {"train-00000.bin": bytes.fromhex(tokens["bin"]), "train-00000.idx": bytes.fromhex(tokens["idx"])}
-    facts = {"train": ["train-00000"], "validation": [], "vocab_size": 512, "bos_id": 1, "eos_id": 2, "tokenizer": recipe["tokenizer"]}
+    facts = {
+        "train": ["train-00000"],
+        "validation": [],
+        "vocab_size": 512,
+        "bos_id": 1,
+        "eos_id": 2,
+        "tokenizer": recipe["tokenizer"],
+    }
     corpus = written_artifact(tmp_path, "corpus", files, facts)
     samples = MixtureSamples.open(recipe, [read(corpus, "train")], sequence_length=page["sequence_length"])
     seen = {samples.draw(i).window: samples[i] for i in range(2)}
-    ours = [{name: getattr(seen[w], name).tolist() for name in ("input", "labels", "positions")} for w in range(2)]
-    theirs = windows([token for document in tokens["documents"] for token in document], page["sequence_length"], page["eos_id"])
+    ours = [
+        {name: getattr(seen[w], name).tolist() for name in ("input", "labels", "positions")} for w in range(2)
+    ]
+    theirs = windows(
+        [token for document in tokens["documents"] for token in document],
+        page["sequence_length"],
+        page["eos_id"],
+    )
     assert ours == theirs == page["windows"]
 
 
@@ -176,7 +213,8 @@ def test_goldfish_drops_the_documented_labels() -> None:
     labels, k, h = page["labels"], page["k"], page["h"]
     assert goldfish_mask(labels, k, h).astype(int).tolist() == page["dropped"]
     assert [output % 2**24 for output in twister(2971215073, 4)] == page["table"]
-    table = np.random.RandomState(2971215073).randint(0, 2**32, 1_000_003, dtype=np.uint32)  # the same generator
+    # the same generator
+    table = np.random.RandomState(2971215073).randint(0, 2**32, 1_000_003, dtype=np.uint32)
     assert table[:4].tolist() == twister(2971215073, 4)
     dropped = []
     for i in range(len(labels)):
@@ -214,7 +252,10 @@ def test_conversations_that_another_program_wrote_are_read(tmp_path: Path) -> No
         "train-00000.mask.npy": array(page["mask"], "|u1"),
         "train-00000.jsonl": (json.dumps(page["line"]) + "\n").encode(),
     }
-    shards = ConversationShards(written_artifact(tmp_path, "conversations", files, {"train": ["train-00000"], "vocab_size": 512}), "train")
+    shards = ConversationShards(
+        written_artifact(tmp_path, "conversations", files, {"train": ["train-00000"], "vocab_size": 512}),
+        "train",
+    )
     assert shards.tokens(0).tolist() == page["tokens"]
     assert shards.mask(0).tolist() == page["mask"]
     assert json.loads(shards.conversation(0).to_json()) == page["line"]
@@ -223,7 +264,12 @@ def test_conversations_that_another_program_wrote_are_read(tmp_path: Path) -> No
 def test_pairs_that_another_program_wrote_are_read(tmp_path: Path) -> None:
     page = example("pairs")
     types = {"tokens": "<i4", "lengths": "<i8", "prompt_lengths": "<i8", "rewards": "<f4"}
-    pairs = written_artifact(tmp_path / "a", "pairs", {f"{name}.npy": array(page[name], dtype) for name, dtype in types.items()}, {})
+    pairs = written_artifact(
+        tmp_path / "a",
+        "pairs",
+        {f"{name}.npy": array(page[name], dtype) for name, dtype in types.items()},
+        {},
+    )
     values = {"log_probabilities.npy": array(page["log_probabilities"], "<f4")}
     reference = written_artifact(tmp_path / "b", "log_probabilities", values, {})
     row = PreferenceSamples.open(pairs, reference, sequence_length=12, seed=0, pad_id=3).row(0)

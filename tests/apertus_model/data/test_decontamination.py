@@ -10,11 +10,15 @@ from apertus_model.data.filters import make_check
 from infra.store.inputs import SourceError
 from specs.filters import DecontaminateFilter
 
-QUESTION = "a train leaves the old station at noon and arrives in the next town two hours later how fast is it"
+QUESTION = (
+    "a train leaves the old station at noon and arrives in the next town two hours later how fast is it"
+)
 
 
 def _spec(folder: Path, **fields: float) -> DecontaminateFilter:
-    return DecontaminateFilter.model_validate({"filter": "decontaminate", "against": [{"url": str(folder), "format": "text"}], **fields})
+    return DecontaminateFilter.model_validate(
+        {"filter": "decontaminate", "against": [{"url": str(folder), "format": "text"}], **fields}
+    )
 
 
 def _longest(one: list[str], other: list[str]) -> tuple[int, int, int]:
@@ -39,7 +43,8 @@ def _blocks(one: list[str], other: list[str]) -> list[int]:
 
 
 def _covered(question: str, document: str, ngram: int, min_match: int) -> float:
-    """The published rule, slowly: 0 without a common n-gram, else the words of the blocks over those of the question."""
+    """The published rule, slowly: 0 without a common n-gram, else the words of the blocks over those of
+    the question."""
     one, other = question.split(), document.split()
     grams = [{tuple(text[i : i + ngram]) for i in range(len(text) - ngram + 1)} for text in (one, other)]
     if not grams[0] & grams[1]:
@@ -53,7 +58,11 @@ def test_the_share_is_that_of_the_published_rule() -> None:
     positive = 0
     for _ in range(150):
         question = random.choices(vocabulary, k=random.randint(9, 24))
-        document = random.choices(vocabulary, k=10) + question[: random.randint(0, len(question))] + random.choices(vocabulary, k=6)
+        document = (
+            random.choices(vocabulary, k=10)
+            + question[: random.randint(0, len(question))]
+            + random.choices(vocabulary, k=6)
+        )
         document += question[random.randint(0, len(question)) :]
         expected = _covered(" ".join(question), " ".join(document), 5, 3)
         found = Contamination([" ".join(question)], 5, 3).worst(" ".join(document))
@@ -68,7 +77,9 @@ def test_a_document_that_covers_more_than_half_of_a_question_is_dropped(tmp_path
     questions = tmp_path / "questions"
     questions.mkdir()
     (questions / "a.txt").write_text(QUESTION)
-    (questions / "b.txt").write_text("another question that has nothing to do with it at all but is long enough")
+    (questions / "b.txt").write_text(
+        "another question that has nothing to do with it at all but is long enough"
+    )
     check = make_check(_spec(questions), tmp_path)
     split = QUESTION.split()
     assert len(split) == 21
@@ -76,7 +87,8 @@ def test_a_document_that_covers_more_than_half_of_a_question_is_dropped(tmp_path
         "before " + QUESTION.upper() + "? after": True,
         " ".join(split[:11]): True,
         " ".join(split[:10]): False,
-        " ".join(split[:8]) + " something else " + " ".join(split[15:18]): False,  # a match of three words does not count
+        # a match of three words does not count
+        " ".join(split[:8]) + " something else " + " ".join(split[15:18]): False,
         " ".join(split[:8]) + " something else " + " ".join(split[15:20]): True,
         " ".join(" x ".join(split).split()): False,
         "nothing of it": False,
@@ -84,7 +96,11 @@ def test_a_document_that_covers_more_than_half_of_a_question_is_dropped(tmp_path
     for text, dropped in cases.items():
         assert (check(Document(text, "d")) is not None) is dropped, text
     drop = check(Document(QUESTION, "d"))
-    assert drop is not None and drop.value == f"1.000 of the question '{QUESTION}'" and drop.rule == "at most 0.5"
+    assert (
+        drop is not None
+        and drop.value == f"1.000 of the question '{QUESTION}'"
+        and drop.rule == "at most 0.5"
+    )
 
 
 def test_a_question_shorter_than_an_ngram_counts_as_a_whole() -> None:

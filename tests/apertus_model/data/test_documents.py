@@ -17,7 +17,9 @@ from specs.sources import SourceSpec
 
 
 def _read(path: Path, content: bytes | str, **fields: Any) -> list[str | Rejection]:
-    return [found if isinstance(found, Rejection) else found.text for found in _found(path, content, **fields)]
+    return [
+        found if isinstance(found, Rejection) else found.text for found in _found(path, content, **fields)
+    ]
 
 
 def _found(path: Path, content: bytes | str, **fields: Any) -> list[SourceDocument | Rejection]:
@@ -42,7 +44,10 @@ def test_half_a_surrogate_pair_is_counted(tmp_path: Path) -> None:
 
 
 def test_lines_of_json_are_documents_and_broken_ones_are_counted(tmp_path: Path) -> None:
-    content = b'{"body": "one"}\n\n{"body": \n{"body": "\xff"}\n[1]\n{"body": null}\n{"body": " "}\n{"body": "two", "id": 3}'
+    content = (
+        b'{"body": "one"}\n\n{"body": \n{"body": "\xff"}\n[1]\n{"body": null}\n{"body": " "}\n{"body": "two",'
+        b' "id": 3}'
+    )
     assert _read(tmp_path / "a.jsonl", content, format="jsonl", text_column="body") == [
         "one",
         Rejection("not_json"),
@@ -54,7 +59,9 @@ def test_lines_of_json_are_documents_and_broken_ones_are_counted(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)])
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)]
+)
 def test_compressed_files_are_read_by_their_suffix(tmp_path: Path, suffix: str, compress: Any) -> None:
     assert _read(tmp_path / f"a.jsonl.{suffix}", compress(b'{"text": "one"}\n'), format="jsonl") == ["one"]
 
@@ -68,7 +75,14 @@ def test_lines_longer_than_the_limit_are_counted_and_not_kept(
     monkeypatch.setattr(tables, "READ_BYTES", read_bytes)
     fits, long = b'{"text": "' + b"x" * 8 + b'"}', b'{"text": "' + b"x" * 9 + b'"}'
     content = b"\n".join([fits, long, fits, b"", long * 50, fits, long])
-    expected = ["x" * 8, Rejection("too_large"), "x" * 8, Rejection("too_large"), "x" * 8, Rejection("too_large")]
+    expected = [
+        "x" * 8,
+        Rejection("too_large"),
+        "x" * 8,
+        Rejection("too_large"),
+        "x" * 8,
+        Rejection("too_large"),
+    ]
     for end in (b"", b"\n"):
         written = gzip.compress(content + end) if suffix else content + end
         assert _read(tmp_path / f"a.jsonl{suffix}", written, format="jsonl") == expected
@@ -79,11 +93,15 @@ def test_lines_longer_than_the_limit_are_counted_and_not_kept(
 
 @pytest.mark.parametrize("kind", ["text", "code"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str) -> None:
+def test_a_file_longer_than_the_limit_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str
+) -> None:
     monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
     for size, rejections in ((20, []), (21, [Rejection("too_large")])):
         content = b"#" * size
-        found_documents = _read(tmp_path / f"a{suffix}", gzip.compress(content) if suffix else content, format=kind)
+        found_documents = _read(
+            tmp_path / f"a{suffix}", gzip.compress(content) if suffix else content, format=kind
+        )
         assert [one for one in found_documents if one == Rejection("too_large")] == rejections
 
 
@@ -93,19 +111,26 @@ def test_a_missing_column_names_file_line_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.gz", gzip.compress(b"text" * 100, mtime=0)[:20]), ("b.gz", b"no gzip"), ("c.zst", b"no zstd")]
+    ("name", "content"),
+    [("a.gz", gzip.compress(b"text" * 100, mtime=0)[:20]), ("b.gz", b"no gzip"), ("c.zst", b"no zstd")],
 )
 def test_an_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(SourceError, match=rf"cannot read '.*{name}'"):
         _read(tmp_path / name, content, format="text")
     with pytest.raises(SourceError, match=r"cannot read '.*gone'"):
-        list(read_documents(SourceSpec(url=str(tmp_path), format="text"), fsspec.filesystem("file"), str(tmp_path), "gone"))
+        list(
+            read_documents(
+                SourceSpec(url=str(tmp_path), format="text"), fsspec.filesystem("file"), str(tmp_path), "gone"
+            )
+        )
 
 
 def test_any_fsspec_url_is_read() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/documents/a.txt", b"from memory")
     source = SourceSpec(url="memory://documents", format="text")
-    assert list(read_documents(source, *open_source(source), "a.txt")) == [SourceDocument("from memory", None, {})]
+    assert list(read_documents(source, *open_source(source), "a.txt")) == [
+        SourceDocument("from memory", None, {})
+    ]
     single = SourceSpec(url="memory://documents/a.txt", format="text")
     assert list(read_documents(single, *open_source(single), "")) == [SourceDocument("from memory", None, {})]

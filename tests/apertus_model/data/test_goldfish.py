@@ -1,4 +1,5 @@
-"""The Goldfish mask against the published rule: label by label in Python integers, and window by window as its authors compute it."""
+"""The Goldfish mask against the published rule: label by label in Python integers, and window by window as
+its authors compute it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apertus_model.data.goldfish import TABLE_SEED, TABLE_SIZE, goldfish_mask, hash_table, window_products
-from specs.stages.training import Goldfish
 from tests.numerics import Numerics, largest_difference
 
 TABLE = torch.rand(TABLE_SIZE, generator=torch.Generator().manual_seed(TABLE_SEED))
@@ -59,7 +59,7 @@ def test_the_mask_is_the_published_rule(k: int, h: int) -> None:
     assert mask.any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 3), st.integers(1, 90))),
     k=st.integers(1, 60),
@@ -72,11 +72,17 @@ def test_arrays_and_tensors_of_any_shape_have_the_mask_of_the_reference(
 ) -> None:
     labels = np.random.default_rng(seed).integers(0, largest, size=shape) | (seed % 2)
     expected = authors_mask(torch.from_numpy(labels), k, h)
-    assert torch.equal(torch.tensor([literal_mask(row.tolist(), k, h) for row in np.atleast_2d(labels)]).view(shape), expected)
+    assert torch.equal(
+        torch.tensor([literal_mask(row.tolist(), k, h) for row in np.atleast_2d(labels)]).view(shape),
+        expected,
+    )
     found: list[Any] = [goldfish_mask(labels, k, h), goldfish_mask(torch.from_numpy(labels), k, h)]
     assert isinstance(found[0], np.ndarray) and isinstance(found[1], torch.Tensor)
     if largest < 2**31:
-        found += [goldfish_mask(torch.from_numpy(labels).int(), k, h), goldfish_mask(labels.astype(np.uint32), k, h)]
+        found += [
+            goldfish_mask(torch.from_numpy(labels).int(), k, h),
+            goldfish_mask(labels.astype(np.uint32), k, h),
+        ]
     numerics(
         "losses",
         "Goldfish mask",
@@ -108,24 +114,29 @@ def test_a_tensor_gives_a_tensor_on_its_device() -> None:
 def test_the_same_text_is_masked_alike_wherever_it_stands() -> None:
     rng = np.random.default_rng(2)
     passage, h = rng.integers(1, 1000, 200) | 1, 10
-    one, other = (goldfish_mask(np.concatenate([rng.integers(1, 1000, n), passage]), 5, h)[n:] for n in (17, 90))
+    one, other = (
+        goldfish_mask(np.concatenate([rng.integers(1, 1000, n), passage]), 5, h)[n:] for n in (17, 90)
+    )
     assert np.array_equal(one[h - 1 :], other[h - 1 :])
 
 
-@settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), h=st.integers(1, 12), seed=st.integers(0, 1000))
-def test_windows_inside_documents_give_each_document_the_mask_that_it_has_alone(lengths: list[int], h: int, seed: int) -> None:
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    h=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+)
+def test_windows_inside_documents_give_each_document_the_mask_that_it_has_alone(
+    lengths: list[int], h: int, seed: int
+) -> None:
     documents = [np.random.default_rng(seed + i).integers(1, 1000, n) | 1 for i, n in enumerate(lengths)]
     labels, positions = np.concatenate(documents), np.concatenate([np.arange(n) for n in lengths])
     expected = np.concatenate([goldfish_mask(document, 2, h) for document in documents])
     assert np.array_equal(goldfish_mask(labels, 2, h, positions), expected)
     rows: Any = [torch.from_numpy(np.stack([values, values])) for values in (labels, positions)]
-    assert torch.equal(goldfish_mask(rows[0], 2, h, rows[1]), torch.from_numpy(np.stack([expected, expected])))
-
-
-def test_windows_inside_documents_are_an_option_that_changes_no_fingerprint_until_it_is_taken() -> None:
-    assert Goldfish().identity_fields() == {"k": 50, "h": 50}
-    assert Goldfish(within_documents=True).identity_fields()["within_documents"] is True
+    assert torch.equal(
+        goldfish_mask(rows[0], 2, h, rows[1]), torch.from_numpy(np.stack([expected, expected]))
+    )
 
 
 def test_the_first_labels_of_each_row_stay() -> None:
@@ -142,7 +153,9 @@ def test_a_row_shorter_than_the_window_is_not_masked() -> None:
 @pytest.mark.parametrize("h", range(1, 20))
 def test_products_by_doubling_are_the_products(h: int) -> None:
     values = np.arange(1, 41, dtype=np.int64)
-    assert window_products(values, h).tolist() == [int(np.prod(values[i : i + h], dtype=np.int64)) for i in range(len(values) - h + 1)]
+    assert window_products(values, h).tolist() == [
+        int(np.prod(values[i : i + h], dtype=np.int64)) for i in range(len(values) - h + 1)
+    ]
 
 
 def test_about_one_label_in_fifty_is_dropped() -> None:

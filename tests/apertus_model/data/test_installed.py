@@ -49,7 +49,9 @@ def disappointed(file: BinaryIO, source: SourceSpec, path: str) -> Iterator[Any]
 
 
 def source_of(folder: Path, reader: str, format_: Any = "documents") -> SourceSpec:
-    return SourceSpec(url=str(folder), format=format_, reader=reader if ":" in reader else f"{HERE}:{reader}", version=1)
+    return SourceSpec(
+        url=str(folder), format=format_, reader=reader if ":" in reader else f"{HERE}:{reader}", version=1
+    )
 
 
 def read(path: Path, reader: str, format_: str = "documents") -> list[Any]:
@@ -62,7 +64,11 @@ def read(path: Path, reader: str, format_: str = "documents") -> list[Any]:
 def test_documents_are_what_the_reader_yields_of_the_decompressed_file(tmp_path: Path, name: str) -> None:
     content = b"one\n\ntwo\n"
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    found = [SourceDocument("one", f"{name}#0", {}), Rejection("empty"), SourceDocument("two", f"{name}#2", {})]
+    found = [
+        SourceDocument("one", f"{name}#0", {}),
+        Rejection("empty"),
+        SourceDocument("two", f"{name}#2", {}),
+    ]
     assert read(tmp_path / name, "lines") == found
     assert read(tmp_path / name, "whole") == [SourceDocument("one\n\ntwo\n", None, {})]
 
@@ -77,12 +83,23 @@ def test_conversations_are_what_the_reader_yields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reader", "message"),
     [
-        ("no_such_package.module:name", "the reader no_such_package.module:name cannot be imported: No module named .*Fix: install its"),
-        ("json:no_such_name", "the reader json:no_such_name cannot be imported: .*no_such_name.*Fix: install its package, or correct"),
+        (
+            "no_such_package.module:name",
+            "the reader no_such_package.module:name cannot be imported: No module named .*Fix: install its",
+        ),
+        (
+            "json:no_such_name",
+            (
+                "the reader json:no_such_name cannot be imported: .*no_such_name.*Fix: install its package,"
+                " or correct"
+            ),
+        ),
         ("mistaken", r"the reader .*:mistaken failed at 'a\.own' of .*: KeyError: 'two'"),
     ],
 )
-def test_a_reader_that_is_missing_or_fails_is_named(tmp_path: Path, format_: str, reader: str, message: str) -> None:
+def test_a_reader_that_is_missing_or_fails_is_named(
+    tmp_path: Path, format_: str, reader: str, message: str
+) -> None:
     (tmp_path / "a.own").write_text("text")
     with pytest.raises(SourceError, match=message):
         read(tmp_path / "a.own", reader, format_)

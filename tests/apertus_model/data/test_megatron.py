@@ -36,13 +36,18 @@ def test_written_files_read_back(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "token_size"), [("<u2", 2), ("<i4", 4)])
-def test_datatrove_writes_the_same_bytes(tmp_path: Path, dtype: str, token_size: int, numerics: Numerics) -> None:
+def test_datatrove_writes_the_same_bytes(
+    tmp_path: Path, dtype: str, token_size: int, numerics: Numerics
+) -> None:
     _write(tmp_path / "ours", dtype)
     theirs = MegatronTokenizedFile(str(tmp_path), "theirs", token_size=token_size)
     for document in DOCUMENTS:
         theirs.write(document)
     theirs.close()
-    ours, others = ([(tmp_path / f"{name}.{suffix}").read_bytes() for suffix in ("bin", "idx")] for name in ("ours", "theirs"))
+    ours, others = (
+        [(tmp_path / f"{name}.{suffix}").read_bytes() for suffix in ("bin", "idx")]
+        for name in ("ours", "theirs")
+    )
     numerics(
         "data",
         "bytes of .bin and .idx, uint16 and int32",
@@ -54,7 +59,12 @@ def test_datatrove_writes_the_same_bytes(tmp_path: Path, dtype: str, token_size:
 
 
 def test_large_vocabularies_are_stored_in_32_bits() -> None:
-    assert [token_dtype(size).name for size in (4096, 65_499, 65_500, 131_072)] == ["uint16", "uint16", "int32", "int32"]
+    assert [token_dtype(size).name for size in (4096, 65_499, 65_500, 131_072)] == [
+        "uint16",
+        "uint16",
+        "int32",
+        "int32",
+    ]
 
 
 def test_a_file_without_documents_is_readable(tmp_path: Path) -> None:
@@ -91,12 +101,15 @@ def test_a_cut_off_index_is_refused_with_both_lengths(tmp_path: Path) -> None:
     prefix = _write(tmp_path / "a")
     index = prefix.with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:-8])
-    with pytest.raises(TokenFileError, match=r"a\.idx has 94 bytes; 3 sequences and 4 document borders take 102"):
+    with pytest.raises(
+        TokenFileError, match=r"a\.idx has 94 bytes; 3 sequences and 4 document borders take 102"
+    ):
         TokenFile(prefix)
 
 
 @pytest.mark.parametrize(
-    ("offset", "value", "message"), [(0, b"X", "not a Megatron index"), (9, b"\x02", "version 2"), (17, b"\x63", "dtype code 99")]
+    ("offset", "value", "message"),
+    [(0, b"X", "not a Megatron index"), (9, b"\x02", "version 2"), (17, b"\x63", "dtype code 99")],
 )
 def test_a_wrong_header_is_refused(tmp_path: Path, offset: int, value: bytes, message: str) -> None:
     prefix = _write(tmp_path / "a")
@@ -126,7 +139,10 @@ def test_verify_finds_gaps_between_sequences(tmp_path: Path) -> None:
 
 
 def test_ids_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="70000 do not fit into uint16"), TokenFileWriter(tmp_path / "a", "<u2") as writer:
+    with (
+        pytest.raises(ValueError, match="70000 do not fit into uint16"),
+        TokenFileWriter(tmp_path / "a", "<u2") as writer,
+    ):
         writer.write([1, 70_000])
     assert not (tmp_path / "a.idx").exists()
 
@@ -140,23 +156,33 @@ def test_a_document_that_the_format_cannot_count_is_not_written(tmp_path: Path) 
         file.write(endless)
 
 
-# The format as its description has it, without this package: what a document is made of is a list of sequences.
+# The format as its description has it, without this package: what a document is made of is a list of
+# sequences.
 
 
 def _described(prefix: Path, code: int, dtype: str, documents: list[list[list[int]]]) -> Path:
-    """The index: magic, version, type, counts; then lengths in tokens, offsets in bytes, first sequences of documents and the end."""
+    """The index: magic, version, type, counts; then lengths in tokens, offsets in bytes, first sequences
+    of documents and the end."""
     sequences = [sequence for document in documents for sequence in document]
     width = np.dtype(dtype).itemsize
     index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(sequences), len(documents) + 1)
     index += b"".join(struct.pack("<i", len(sequence)) for sequence in sequences)
-    index += b"".join(struct.pack("<q", width * sum(map(len, sequences[:number]))) for number in range(len(sequences)))
-    index += b"".join(struct.pack("<q", sum(map(len, documents[:number]))) for number in range(len(documents) + 1))
+    index += b"".join(
+        struct.pack("<q", width * sum(map(len, sequences[:number]))) for number in range(len(sequences))
+    )
+    index += b"".join(
+        struct.pack("<q", sum(map(len, documents[:number]))) for number in range(len(documents) + 1)
+    )
     prefix.with_suffix(".idx").write_bytes(index)
-    prefix.with_suffix(".bin").write_bytes(np.array([token for sequence in sequences for token in sequence], dtype).tobytes())
+    prefix.with_suffix(".bin").write_bytes(
+        np.array([token for sequence in sequences for token in sequence], dtype).tobytes()
+    )
     return prefix
 
 
-@pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")])
+@pytest.mark.parametrize(
+    ("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")]
+)
 def test_a_file_written_from_the_description_is_read(tmp_path: Path, code: int, dtype: str) -> None:
     documents = [[[1, 5], [6, 2]], [[]], [[7, 8, 9], [], [10]]]
     file = TokenFile(_described(tmp_path / "a", code, dtype, documents), vocab_size=11)
@@ -188,7 +214,9 @@ def test_megatron_reads_what_is_written(tmp_path: Path, megatron: Any, dtype: st
 def test_files_written_by_megatron_are_read(tmp_path: Path, megatron: Any) -> None:
     import torch
 
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=megatron.DType.optimal_dtype(65_499))
+    builder = megatron.IndexedDatasetBuilder(
+        str(tmp_path / "a.bin"), dtype=megatron.DType.optimal_dtype(65_499)
+    )
     builder.add_document([1, 5, 6, 2], lengths=[3, 1])
     builder.add_item(torch.tensor([1, 2]))
     builder.end_document()
@@ -207,7 +235,9 @@ def _index_with(prefix: Path, table: str, number: int, value: int) -> None:
     offset, width = {"sizes": (34, 4), "pointers": (46, 8), "documents": (70, 8)}[table]
     index = prefix.with_suffix(".idx")
     content = bytearray(index.read_bytes())
-    content[offset + number * width : offset + (number + 1) * width] = value.to_bytes(width, "little", signed=True)
+    content[offset + number * width : offset + (number + 1) * width] = value.to_bytes(
+        width, "little", signed=True
+    )
     index.write_bytes(content)
 
 
@@ -218,11 +248,18 @@ def _index_with(prefix: Path, table: str, number: int, value: int) -> None:
         ("sizes", 1, 3, "sequence 2 begins at byte 12, the one before ends at 14"),
         ("pointers", 1, 2**40, "sequence 1 begins at byte 1099511627776, the one before ends at 8"),
         ("documents", 1, 0, "document 0 has the sequences 0 to -1; every document has one at least"),
-        ("documents", 2, 2**40, "document 2 has the sequences 1099511627776 to 2; every document has one at least"),
+        (
+            "documents",
+            2,
+            2**40,
+            "document 2 has the sequences 1099511627776 to 2; every document has one at least",
+        ),
         ("documents", 2, -5, "document 1 has the sequences 1 to -6"),
     ],
 )
-def test_verify_finds_wrong_document_boundaries(tmp_path: Path, table: str, number: int, value: int, message: str) -> None:
+def test_verify_finds_wrong_document_boundaries(
+    tmp_path: Path, table: str, number: int, value: int, message: str
+) -> None:
     prefix = _write(tmp_path / "a")
     _index_with(prefix, table, number, value)
     with pytest.raises(TokenFileError, match=message):
@@ -251,7 +288,7 @@ def _documents(prefix: Path) -> list[list[int]]:
     documents=st.lists(st.lists(st.integers(0, 2**15 - 1), max_size=9), max_size=9),
     dtype=st.sampled_from(["<u2", "<i4"]),
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_documents_of_any_lengths_come_back(tmp_path: Path, documents: list[list[int]], dtype: str) -> None:
     with TokenFileWriter(tmp_path / "a", dtype) as writer:
         for document in documents:
@@ -259,9 +296,14 @@ def test_documents_of_any_lengths_come_back(tmp_path: Path, documents: list[list
     assert _documents(tmp_path / "a") == documents
 
 
-@given(data=st.data(), documents=st.lists(st.lists(st.integers(0, 2**15 - 1), max_size=5), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_index_gives_the_same_documents_or_an_error(tmp_path: Path, data: st.DataObject, documents: list[list[int]]) -> None:
+@given(
+    data=st.data(),
+    documents=st.lists(st.lists(st.integers(0, 2**15 - 1), max_size=5), min_size=1, max_size=6),
+)
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_index_gives_the_same_documents_or_an_error(
+    tmp_path: Path, data: st.DataObject, documents: list[list[int]]
+) -> None:
     dtype = data.draw(st.sampled_from(["<u2", "<i4"]))
     with TokenFileWriter(tmp_path / "a", dtype) as writer:
         for document in documents:
@@ -286,7 +328,7 @@ def test_a_damaged_index_gives_the_same_documents_or_an_error(tmp_path: Path, da
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_part_of_the_tokens_missing_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
     prefix = _write(tmp_path / "a")
     path = prefix.with_suffix(".bin")

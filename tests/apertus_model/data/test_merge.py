@@ -33,7 +33,10 @@ def test_the_order_of_documents_does_not_depend_on_the_tasks(tmp_path: Path) -> 
     texts = [[10 + i, 20 + i] for i in range(20)]
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    one, other = _documents(tmp_path / "a", texts), _documents(tmp_path / "b", texts[13:], [], texts[4:13], texts[:4])
+    one, other = (
+        _documents(tmp_path / "a", texts),
+        _documents(tmp_path / "b", texts[13:], [], texts[4:13], texts[:4]),
+    )
     assert [one.tokens(i).tolist() for i in range(20)] == [other.tokens(i).tolist() for i in range(20)]
 
 

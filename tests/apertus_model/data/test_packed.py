@@ -23,8 +23,11 @@ from specs.stages.training import Goldfish
 EOS = 2
 
 
-def _write(folder: Path, shards: list[list[int]], length: int) -> tuple[TokenStream, dict[str, Path], RowsWriter]:
-    """Shards of documents of the given sizes; token ids count up from 3, so that each is unique. The last of a document is EOS."""
+def _write(
+    folder: Path, shards: list[list[int]], length: int
+) -> tuple[TokenStream, dict[str, Path], RowsWriter]:
+    """Shards of documents of the given sizes; token ids count up from 3, so that each is unique. The last
+    of a document is EOS."""
     writer, following = RowsWriter(folder / "rows", length), 3
     for number, sizes in enumerate(shards):
         with TokenFileWriter(folder / f"s{number}", "<i4") as file:
@@ -36,9 +39,14 @@ def _write(folder: Path, shards: list[list[int]], length: int) -> tuple[TokenStr
     return stream, {name: folder / "rows" / f"{name}.npy" for name in TABLES}, writer
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=25), min_size=1, max_size=3), st.integers(2, 20))
-def test_every_label_is_trained_once_and_only_long_documents_are_cut(shards: list[list[int]], length: int) -> None:
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=25), min_size=1, max_size=3),
+    st.integers(2, 20),
+)
+def test_every_label_is_trained_once_and_only_long_documents_are_cut(
+    shards: list[list[int]], length: int
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         stream, tables, writer = _write(Path(name), shards, length)
         packed = writer.close()
@@ -66,18 +74,27 @@ def test_every_label_is_trained_once_and_only_long_documents_are_cut(shards: lis
         sizes = [size for shard in shards for size in shard]
         fitting = sum(0 < size <= length for size in sizes)
         cut = [size for size in sizes if size > length]
-        assert (packed.rows, packed.pieces, packed.documents, packed.tokens) == (len(rows), pieces, len(sizes), sum(sizes))
+        assert (packed.rows, packed.pieces, packed.documents, packed.tokens) == (
+            len(rows),
+            pieces,
+            len(sizes),
+            sum(sizes),
+        )
         assert (packed.cut_documents, packed.cropped_tokens) == (len(cut), sum(cut))
         assert pieces >= fitting + 2 * len(cut)
-        assert packed.padding == len(rows) * length - sum(size for row in range(len(rows)) for _, size in rows.pieces(row))
+        assert packed.padding == len(rows) * length - sum(
+            size for row in range(len(rows)) for _, size in rows.pieces(row)
+        )
 
 
 def test_documents_that_windows_would_cut_are_counted(tmp_path: Path) -> None:
-    # Windows of 8 begin at 0, 8, 16: the documents [0, 5), [5, 9), [9, 16), [16, 26) lie in them whole, cut, whole, cut.
+    # Windows of 8 begin at 0, 8, 16: the documents [0, 5), [5, 9), [9, 16), [16, 26) lie in them whole, cut,
+    # whole, cut.
     _, _, writer = _write(tmp_path, [[5, 4, 7], [10]], 8)
     packed = writer.close()
     assert (packed.cut_by_windows, packed.cropped_by_windows) == (2, 14)
-    # 10 tokens are a piece of 8 and one of 3 that begins with the last of them; 5 and 7 leave 3 and 1, where 3 does not go into 7's row.
+    # 10 tokens are a piece of 8 and one of 3 that begins with the last of them; 5 and 7 leave 3 and 1, where
+    # 3 does not go into 7's row.
     assert (packed.cut_documents, packed.cropped_tokens, packed.pieces) == (1, 10, 5)
 
 
@@ -87,7 +104,9 @@ def test_goldfish_and_order_apply_to_packed_rows(tmp_path: Path) -> None:
     recipe = {"seed": 1, "eos_id": EOS, "vocab_size": 10_000, "sources": [{"fingerprint": "a", "weight": 1}]}
     paths = [tmp_path / "s0", tmp_path / "s1"]
     plain = MixtureSamples.open(recipe, [paths], sequence_length=16, packed=[tables])
-    masked = MixtureSamples.open(recipe, [paths], sequence_length=16, packed=[tables], goldfish=Goldfish(k=3, h=2))
+    masked = MixtureSamples.open(
+        recipe, [paths], sequence_length=16, packed=[tables], goldfish=Goldfish(k=3, h=2)
+    )
     assert plain.order.windows == (rows,)
     assert sorted(plain[i].input.tolist() for i in range(rows)) == sorted(
         PackedRows(stream, tables, 16, EOS, None).sample(row, 0).input.tolist() for row in range(rows)

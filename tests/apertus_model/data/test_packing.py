@@ -11,7 +11,8 @@ from apertus_model.data.packing import pack
 
 
 def _best_fit_decreasing(lengths: list[int], capacity: int) -> list[int]:
-    """What is left in each row, by the definition: item by item, the longest first, into the fullest row that has room."""
+    """What is left in each row, by the definition: item by item, the longest first, into the fullest row
+    that has room."""
     rooms: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [row for row, room in enumerate(rooms) if room >= length]
@@ -22,14 +23,22 @@ def _best_fit_decreasing(lengths: list[int], capacity: int) -> list[int]:
     return sorted(rooms)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 40).flatmap(lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=80), st.just(capacity))))
-def test_every_item_is_in_one_row_and_the_rows_are_those_of_best_fit_decreasing(case: tuple[list[int], int]) -> None:
+@settings(max_examples=200)
+@given(
+    st.integers(1, 40).flatmap(
+        lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=80), st.just(capacity))
+    )
+)
+def test_every_item_is_in_one_row_and_the_rows_are_those_of_best_fit_decreasing(
+    case: tuple[list[int], int],
+) -> None:
     lengths, capacity = case
     rows = pack(np.array(lengths, dtype=np.int64), capacity)
     assert sorted(index for row in rows for index in row.tolist()) == list(range(len(lengths)))
     assert all(row.tolist() == sorted(row.tolist()) for row in rows)
-    assert sorted(capacity - sum(lengths[index] for index in row) for row in rows) == _best_fit_decreasing(lengths, capacity)
+    assert sorted(capacity - sum(lengths[index] for index in row) for row in rows) == _best_fit_decreasing(
+        lengths, capacity
+    )
 
 
 def test_realistic_lengths_fill_the_rows_within_seconds() -> None:

@@ -29,11 +29,18 @@ def test_the_array_form_agrees_with_the_scalar_one(n: int) -> None:
 def test_the_values_are_fixed_for_ever() -> None:
     # A change of these numbers changes the order of the data of every stored run.
     assert [KeyedPermutation(10, 28, "train")(i) for i in range(10)] == [9, 1, 5, 6, 3, 7, 0, 4, 8, 2]
-    assert [KeyedPermutation(MAX_SIZE, 0)(i) for i in range(3)] == [267525529674983, 159992972296768, 121767564048333]
+    assert [KeyedPermutation(MAX_SIZE, 0)(i) for i in range(3)] == [
+        267525529674983,
+        159992972296768,
+        121767564048333,
+    ]
 
 
 def test_keys_that_print_alike_are_different_keys() -> None:
-    orders = {tuple(KeyedPermutation(100, *key).array(np.arange(100))) for key in [(1, 23), (12, 3), (123,), ("1", 23), ("123",)]}
+    orders = {
+        tuple(KeyedPermutation(100, *key).array(np.arange(100)))
+        for key in [(1, 23), (12, 3), (123,), ("1", 23), ("123",)]
+    }
     assert len(orders) == 5
 
 

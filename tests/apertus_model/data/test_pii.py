@@ -53,14 +53,22 @@ def test_the_examples_of_the_registry_are_found_with_and_without_spaces(iban: st
     lengths = {code: length for length, codes in IBAN_LENGTHS.items() for code in codes.split()}
     assert lengths[iban[:2]] == len(iban.replace(" ", ""))
     for written in (iban, iban.replace(" ", ""), iban.replace(" ", "\u00a0")):
-        assert replace(f"Pay to {written} AND NOT LATER, {written}.") == ("Pay to <iban-pii> AND NOT LATER, <iban-pii>.", (2,))
+        assert replace(f"Pay to {written} AND NOT LATER, {written}.") == (
+            "Pay to <iban-pii> AND NOT LATER, <iban-pii>.",
+            (2,),
+        )
 
 
 def test_wrong_check_digits_or_lengths_are_not_ibans() -> None:
     replace = Replacer(["iban"])
     assert is_iban("GB82 WEST 1234 5698 7654 32")
     for text in (
-        *("DE88 3704 0044 0532 0130 00", "DE89 3704 0044 0532 0130 0", "DE89 3704 0044 0532 0130 000", "XDE89370400440532013000"),
+        *(
+            "DE88 3704 0044 0532 0130 00",
+            "DE89 3704 0044 0532 0130 0",
+            "DE89 3704 0044 0532 0130 000",
+            "XDE89370400440532013000",
+        ),
         *("ZZ68 5390 0754 7034", "de89370400440532013000", "DE89  3704 0044 0532 0130 00"),
     ):
         assert replace(text) == (text, (0,))
@@ -79,7 +87,16 @@ def test_telephone_numbers_are_replaced_in_international_form_only() -> None:
     found = ["+41 44 632 11 11", "+41446321111", "+49 (0)30 2093-0", "+1-202-555-0143", "+1 (202) 555.0143"]
     for number in found:
         assert replace(f"call {number}, please") == ("call <phone-pii>, please", (1,))
-    for text in ("044 632 11 11", "x+12345678", "1+23456789", "+1234567", "+41 44", "+0123456789", "(a)+12345678", "+1234567890123456"):
+    for text in (
+        "044 632 11 11",
+        "x+12345678",
+        "1+23456789",
+        "+1234567",
+        "+41 44",
+        "+0123456789",
+        "(a)+12345678",
+        "+1234567890123456",
+    ):
         assert replace(text) == (text, (0,))
 
 

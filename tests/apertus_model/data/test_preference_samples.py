@@ -39,7 +39,10 @@ def _many(count: int) -> list[Sequence]:
     """Pairs of different lengths, every token of which tells where it is from."""
     random = np.random.default_rng(0)
     return [
-        ([1000 * index + 1] * int(random.integers(1, 4)), [1000 * index + 10 + k for k in range(random.integers(1, 6))])
+        (
+            [1000 * index + 1] * int(random.integers(1, 4)),
+            [1000 * index + 10 + k for k in range(random.integers(1, 6))],
+        )
         for index in range(2 * count)
     ]
 
@@ -59,18 +62,28 @@ def test_a_row_holds_both_sides_as_documents_and_trains_completions_only(tmp_pat
     assert sample.rewards.tolist() == [1.0, 0.25]
     assert sample.reference.tolist() == [-1.5, -2.5]
     assert sample.present.tolist() == [True, True]
-    assert [sample.rewards.dtype, sample.reference.dtype, sample.input.dtype] == [np.float32, np.float32, np.int64]
+    assert [sample.rewards.dtype, sample.reference.dtype, sample.input.dtype] == [
+        np.float32,
+        np.float32,
+        np.int64,
+    ]
 
 
 def test_without_log_probabilities_the_reference_is_zero(tmp_path: Path) -> None:
-    assert _open(_pairs(tmp_path / "p", _many(3))).row(0).reference.tolist() == [0.0] * _open(_pairs(tmp_path / "q", _many(3))).width
+    assert (
+        _open(_pairs(tmp_path / "p", _many(3))).row(0).reference.tolist()
+        == [0.0] * _open(_pairs(tmp_path / "q", _many(3))).width
+    )
 
 
 def test_every_sequence_is_in_one_row_beside_its_other_side(tmp_path: Path) -> None:
     sequences = _many(20)
     rewards = [index / 64 for index in range(40)]
     reference = np.arange(40, dtype=np.float32)
-    samples = _open(_pairs(tmp_path / "p", sequences, rewards), _artifact(tmp_path / "r", {"log_probabilities": reference}))
+    samples = _open(
+        _pairs(tmp_path / "p", sequences, rewards),
+        _artifact(tmp_path / "r", {"log_probabilities": reference}),
+    )
     assert samples.sequences == 40
     seen = []
     for row in range(samples.rows):
@@ -98,7 +111,9 @@ def test_stored_order_does_not_depend_on_the_seed_and_every_epoch_sees_each_row_
 
 
 def test_a_pair_that_is_longer_than_a_row_is_a_message(tmp_path: Path) -> None:
-    with pytest.raises(PreferenceDataError, match="a pair has 7 tokens, which does not fit into a sequence of 6"):
+    with pytest.raises(
+        PreferenceDataError, match="a pair has 7 tokens, which does not fit into a sequence of 6"
+    ):
         _open(_pairs(tmp_path / "p", [([1], [2, 3]), ([1], [2, 3, 4])]), length=6)
 
 

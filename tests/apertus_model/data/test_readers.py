@@ -15,7 +15,9 @@ ROWS = [
 
 def test_filters_see_the_columns_that_the_source_names_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    source = SourceSpec(url=str(tmp_path), format="jsonl", id_column="id", metadata=["url", "score", "metadata"])
+    source = SourceSpec(
+        url=str(tmp_path), format="jsonl", id_column="id", metadata=["url", "score", "metadata"]
+    )
     reader = SourceReader(source, [[], ["a.jsonl"]])
     one, two = reader.run(rank=1)
     assert (one.id, one.text) == ("7", "one")

@@ -14,20 +14,43 @@ from specs.job import Job
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     store = Store.open(str(tmp_path / "store"))
-    fields = {"node": "n", "kind": "k", "version": 1, "fingerprint": "f", "spec": {}, "identity": {}, "inputs": {}, "launch": {}}
-    places = {"store": store.url, "path": "k/f", "attempt": "a", "scratch": str(tmp_path / "scratch"), "progress": ""}
+    fields = {
+        "node": "n",
+        "kind": "k",
+        "version": 1,
+        "fingerprint": "f",
+        "spec": {},
+        "identity": {},
+        "inputs": {},
+        "launch": {},
+    }
+    places = {
+        "store": store.url,
+        "path": "k/f",
+        "attempt": "a",
+        "scratch": str(tmp_path / "scratch"),
+        "progress": "",
+    }
     return Attempt(Job(**fields, **places))
 
 
 def _written(attempt: Attempt, count: int) -> Rows:
-    attempt.commit(metrics={}, facts=write_rows(attempt, "things", ({"i": i, "text": "zwölf\n\u2028"} for i in range(count))))
+    attempt.commit(
+        metrics={},
+        facts=write_rows(attempt, "things", ({"i": i, "text": "zwölf\n\u2028"} for i in range(count))),
+    )
     return Rows(Artifact(attempt.store, "k/f"))
 
 
-def test_rows_come_back_in_order_from_files_of_fixed_size(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_come_back_in_order_from_files_of_fixed_size(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows_module, "ROWS_PER_FILE", 4)
     rows = _written(attempt, 9)
-    assert rows.artifact.manifest.facts == {"shards": ["things-00000", "things-00001", "things-00002"], "rows": 9}
+    assert rows.artifact.manifest.facts == {
+        "shards": ["things-00000", "things-00001", "things-00002"],
+        "rows": 9,
+    }
     assert [row["i"] for row in rows] == list(range(9))
     assert [row["i"] for row in rows[3:6]] == [3, 4, 5]
     assert rows[8] == {"i": 8, "text": "zwölf\n\u2028"}

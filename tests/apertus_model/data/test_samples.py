@@ -46,7 +46,9 @@ def test_an_epoch_covers_every_label_once(bins: list[Path]) -> None:
     assert seen == sorted(tuple(stream[w * 16 : w * 16 + 16]) for w in range(windows))
 
 
-def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_document(bins: list[Path]) -> None:
+def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_document(
+    bins: list[Path],
+) -> None:
     text = TokenStream(bins[0]).read(0, len(TokenStream(bins[0]))).tolist()
     samples = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=16)
     for i in range(20):
@@ -85,7 +87,9 @@ def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
 
 def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alone(bins: list[Path]) -> None:
     plain = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64)
-    masked = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64, goldfish=Goldfish(k=3, h=5, within_documents=True))
+    masked = MixtureSamples.open(
+        _recipe(1), bins[:1], sequence_length=64, goldfish=Goldfish(k=3, h=5, within_documents=True)
+    )
     stream = TokenStream(bins[0])
     dropped = 0
     for i in range(8):
@@ -105,7 +109,10 @@ def test_shards_read_like_one_file(tmp_path: Path) -> None:
     shards = [_corpus(tmp_path / f"shard-{n}", n, documents=7) for n in range(3)]
     TokenFileWriter(tmp_path / "empty", "<u2").close()
     whole = np.concatenate([TokenStream(shard).read(0, len(TokenStream(shard))) for shard in shards])
-    stream = TokenStream([shards[0], tmp_path / "empty", (Path(f"{shards[1]}.bin"), Path(f"{shards[1]}.idx")), shards[2]], VOCAB)
+    stream = TokenStream(
+        [shards[0], tmp_path / "empty", (Path(f"{shards[1]}.bin"), Path(f"{shards[1]}.idx")), shards[2]],
+        VOCAB,
+    )
     assert len(stream) == len(whole)
     for start in range(0, len(whole) - 33, 5):
         assert stream.read(start, start + 33).tolist() == whole[start : start + 33].tolist()
@@ -116,7 +123,9 @@ def test_sources_are_mixed_by_their_weights(bins: list[Path]) -> None:
     assert [sum(samples[i].source == source for i in range(512)) for source in (0, 1)] == [384, 128]
     windows = [TokenStream(path).windows(16) for path in bins]
     assert samples.epochs(512) == pytest.approx([384 / windows[0], 128 / windows[1]])
-    assert sorted(samples.source_of(i) for i in range(128)) == [(0, k) for k in range(96)] + [(1, k) for k in range(32)]
+    assert sorted(samples.source_of(i) for i in range(128)) == [(0, k) for k in range(96)] + [
+        (1, k) for k in range(32)
+    ]
 
 
 def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
@@ -127,7 +136,13 @@ def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
         "found = {i: [array.tobytes() for array in samples[i][:3]] for i in reversed(range(50))}\n"
         "sys.stdout.buffer.write(pickle.dumps(found))\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(samples), capture_output=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps(samples),
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
     there = pickle.loads(run.stdout)
     assert [there[i] for i in range(50)] == [[array.tobytes() for array in samples[i][:3]] for i in range(50)]
 
@@ -148,7 +163,9 @@ def test_every_held_out_token_is_a_label_once(bins: list[Path]) -> None:
 
 def test_a_source_that_is_too_short_is_refused_with_its_numbers(tmp_path: Path, bins: list[Path]) -> None:
     tokens = len(TokenStream(bins[0]))
-    with pytest.raises(SourceError, match=f"source 0 .* has {tokens} training tokens; .* length 5000 takes 5001"):
+    with pytest.raises(
+        SourceError, match=f"source 0 .* has {tokens} training tokens; .* length 5000 takes 5001"
+    ):
         MixtureSamples.open(_recipe(1), bins[:1], sequence_length=5000)
 
 

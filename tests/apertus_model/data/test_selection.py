@@ -1,4 +1,5 @@
-"""The outcome of tasks and merge together against the plain reading of the spec: one step after the other over the whole source."""
+"""The outcome of tasks and merge together against the plain reading of the spec: one step after the other
+over the whole source."""
 
 from __future__ import annotations
 
@@ -13,9 +14,17 @@ import pytest
 from datatrove.data import Document
 
 from apertus_model.data.duplicates import MinHash, text_hash
-from apertus_model.data.examples import CANDIDATES, Examples, Row, choose, from_jsonl, mixed, to_jsonl
+from apertus_model.data.examples import choose, from_jsonl, to_jsonl
 from apertus_model.data.filters import make_check
-from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, Selection, missing, resolve
+from apertus_model.data.selection import (
+    CHARACTERS,
+    DROPPED,
+    Resolution,
+    Selected,
+    Selection,
+    missing,
+    resolve,
+)
 from specs.filters import ExactDuplicatesFilter, NearDuplicatesFilter, labels
 from specs.stages.corpus import CorpusSource
 
@@ -26,7 +35,10 @@ LISTS = {
         {"filter": "exact-duplicates"},
         {"filter": "score", "column": "s", "min": 2},
     ],
-    "near first": [{"filter": "near-duplicates", "ngram": 2, "buckets": 6, "hashes_per_bucket": 2}, {"filter": "sample", "rate": 0.7}],
+    "near first": [
+        {"filter": "near-duplicates", "ngram": 2, "buckets": 6, "hashes_per_bucket": 2},
+        {"filter": "sample", "rate": 0.7},
+    ],
     "both, and filters around": [
         {"filter": "sample", "rate": 0.9},
         {"filter": "exact-duplicates"},
@@ -55,8 +67,11 @@ def _documents(seed: int) -> list[Item]:
     return documents
 
 
-def _plainly(process: CorpusSource, documents: list[Item], folder: Path) -> tuple[Counter[str], dict[str, tuple[int, int]]]:
-    """Each step over everything that is left: the texts that stay, and (documents, characters) dropped by each step."""
+def _plainly(
+    process: CorpusSource, documents: list[Item], folder: Path
+) -> tuple[Counter[str], dict[str, tuple[int, int]]]:
+    """Each step over everything that is left: the texts that stay, and (documents, characters) dropped by
+    each step."""
 
     def place(item: Item) -> tuple[int, int]:
         return text_hash(item[0]), text_hash(json.dumps([item[1][name] for name in process.columns()]))
@@ -81,17 +96,24 @@ def _plainly(process: CorpusSource, documents: list[Item], folder: Path) -> tupl
         else:
             check = make_check(step, folder)
             stay = [item for item in left if check(Document(item[0], "d", metadata=dict(item[1]))) is None]
-        dropped[label] = len(left) - len(stay), sum(len(text) for text, _ in left) - sum(len(text) for text, _ in stay)
+        dropped[label] = (
+            len(left) - len(stay),
+            sum(len(text) for text, _ in left) - sum(len(text) for text, _ in stay),
+        )
         left = stay
     return Counter(text for text, _ in left), dropped
 
 
-def _in_tasks(process: CorpusSource, tasks: list[list[Item]], folder: Path) -> tuple[Counter[str], dict[str, tuple[int, int]], bytes]:
+def _in_tasks(
+    process: CorpusSource, tasks: list[list[Item]], folder: Path
+) -> tuple[Counter[str], dict[str, tuple[int, int]], bytes]:
     """The same by `Selection` and `resolve`, and the examples."""
     written, texts, counts, candidates = [], [], [], []
     for rank, task in enumerate(tasks):
         selection = Selection(process, folder)
-        passed = selection.run((Document(text, f"{rank}/{i}", metadata=dict(data)) for i, (text, data) in enumerate(task)), rank)
+        passed = selection.run(
+            (Document(text, f"{rank}/{i}", metadata=dict(data)) for i, (text, data) in enumerate(task)), rank
+        )
         texts.append([document.text for document in passed])
         prefix = f"{rank:05d}_"
         files = {path.name.removeprefix(prefix): path for path in folder.glob(f"{prefix}*")}
@@ -132,36 +154,28 @@ def test_deduplication_keeps_its_place_among_the_filters(name: str, seed: int, t
         assert dropped == expected_dropped
         outcomes.append(examples)
     assert outcomes[0] == outcomes[1] == outcomes[2]
-    assert len(documents) == sum(expected_kept.values()) + sum(count for count, _ in expected_dropped.values())
-
-
-def test_the_examples_are_the_smallest_of_all_and_each_text_once() -> None:
-    rows: dict[int, Row] = {}
-    tasks = []
-    random = Random(5)
-    for _ in range(6):
-        examples = Examples()
-        for _ in range(40):
-            hash_ = random.choice([random.getrandbits(64), random.choice([*rows, 1])])
-            rows[hash_] = {"text": f"text {hash_}"}
-            examples.offer("kept", (hash_, 0), rows[hash_].copy)
-        tasks.append(examples.rows())
-    smallest = sorted(rows, key=mixed)
-    assert [row["text"] for row in choose(tasks, ["kept"], lambda reason, key: False)] == [f"text {h}" for h in smallest[:3]]
-    gone = set(smallest[1 : CANDIDATES - 1])
-    chosen = choose(tasks, ["kept"], lambda reason, key: key[0] in gone)
-    assert [row["hash"] for row in chosen] == [f"{h:016x}" for h in (smallest[0], smallest[CANDIDATES - 1])]
+    assert len(documents) == sum(expected_kept.values()) + sum(
+        count for count, _ in expected_dropped.values()
+    )
 
 
 def test_replacements_are_counted_in_the_documents_that_stay(tmp_path: Path) -> None:
-    process = CorpusSource.model_validate({"filters": [{"filter": "exact-duplicates"}], "pii": ["ip", "email"]})
+    process = CorpusSource.model_validate(
+        {"filters": [{"filter": "exact-duplicates"}], "pii": ["ip", "email"]}
+    )
     texts = ["write to a@b.org, c@d.org", "write to a@b.org, c@d.org", "ping 8.8.8.8", "nothing"]
     selection = Selection(process, tmp_path)
-    passed = [document.text for document in selection.run(Document(text, str(i)) for i, text in enumerate(texts))]
+    passed = [
+        document.text for document in selection.run(Document(text, str(i)) for i, text in enumerate(texts))
+    ]
     assert passed == ["write to <email-pii>, <email-pii>"] * 2 + ["ping <ip-pii>", "nothing"]
     files = {path.name.removeprefix("00000_"): path for path in tmp_path.glob("00000_*")}
     found = resolve(process.filters, Selected.open([files], process.filters))
     assert process.replaced == ("email", "ip")
     assert found.replaced == [2, 1]
-    rows = {row["text"]: row for row in from_jsonl(files["examples.jsonl"].read_bytes()) if row["reason"] == "replaced"}
+    rows = {
+        row["text"]: row
+        for row in from_jsonl(files["examples.jsonl"].read_bytes())
+        if row["reason"] == "replaced"
+    }
     assert rows["ping <ip-pii>"]["before"] == "ping 8.8.8.8"

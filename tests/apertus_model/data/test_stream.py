@@ -19,7 +19,13 @@ from specs.job import Job
 from specs.stages.training import Goldfish
 
 VOCAB = 1000
-RECIPE = {"seed": 3, "sources": [{"fingerprint": "0", "weight": 1}], "vocab_size": VOCAB, "bos_id": 1, "eos_id": 2}
+RECIPE = {
+    "seed": 3,
+    "sources": [{"fingerprint": "0", "weight": 1}],
+    "vocab_size": VOCAB,
+    "bos_id": 1,
+    "eos_id": 2,
+}
 
 
 def _shards(folder: Path, count: int = 3) -> list[Path]:
@@ -35,7 +41,8 @@ def _stored(folder: Path, url: str) -> Artifact:
     store = Store.open(url)
     store.initialise()
     job = Job(
-        node="c", kind="corpus", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={}, store=url, path="corpus/f",
+        node="c", kind="corpus", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
+        store=url, path="corpus/f",
         attempt="first", scratch=str(folder / "scratch"), progress=str(folder / "progress"),
     )  # fmt: skip
     attempt = Attempt(job, store)
@@ -56,7 +63,9 @@ def _open(bins: Any) -> MixtureSamples:
 
 
 @pytest.mark.parametrize("largest_copied", [0, 2**20])
-def test_samples_from_elsewhere_are_those_of_the_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest_copied: int) -> None:
+def test_samples_from_elsewhere_are_those_of_the_local_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest_copied: int
+) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(apertus_model.data.stream, "WHOLE_SPLIT_BYTES", largest_copied)
     corpus = _stored(tmp_path, f"memory://{tmp_path.name}")
@@ -79,7 +88,9 @@ def test_opening_reads_one_header_whatever_the_size(tmp_path: Path, monkeypatch:
     samples = _open(_shards(tmp_path))
     assert read == [("train-00000.idx", 34)]
     _ = samples[0]
-    assert {name for name, _ in read if name.endswith(".bin")} < {f"train-{number:05d}.bin" for number in range(3)}
+    assert {name for name, _ in read if name.endswith(".bin")} < {
+        f"train-{number:05d}.bin" for number in range(3)
+    }
 
 
 def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
@@ -89,7 +100,9 @@ def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
     stream = TokenStream(list(shards), VOCAB)
     first = stream.read(0, 10)
     assert first[0] == 1
-    with pytest.raises(TokenFileError, match=r"train-00001\.idx has \d+ bytes; 9 sequences and 10 document borders take"):
+    with pytest.raises(
+        TokenFileError, match=r"train-00001\.idx has \d+ bytes; 9 sequences and 10 document borders take"
+    ):
         stream.read(len(stream) // 2, len(stream) // 2 + 5)
 
 
@@ -103,9 +116,12 @@ def test_shards_of_one_stream_have_tokens_of_one_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wrong", "vocab_size"), [("<u2", 1000, 1000), ("<i4", -1, 1000), ("<i2", -1, 100_000), ("<i8", 2**40, 9)]
+    ("dtype", "wrong", "vocab_size"),
+    [("<u2", 1000, 1000), ("<i4", -1, 1000), ("<i2", -1, 100_000), ("<i8", 2**40, 9)],
 )
-def test_an_id_outside_of_the_vocabulary_is_named(tmp_path: Path, dtype: str, wrong: int, vocab_size: int) -> None:
+def test_an_id_outside_of_the_vocabulary_is_named(
+    tmp_path: Path, dtype: str, wrong: int, vocab_size: int
+) -> None:
     from apertus_model.data.megatron import id_outside
 
     tokens = np.array([0, 5, wrong, 8], dtype)
@@ -114,9 +130,13 @@ def test_an_id_outside_of_the_vocabulary_is_named(tmp_path: Path, dtype: str, wr
     if dtype == "<i4":
         with TokenFileWriter(tmp_path / "a", dtype) as writer:
             writer.write(tokens)
-        shard = TokenShard(LocalFile(tmp_path / "a.bin"), LocalFile(tmp_path / "a.idx"), vocab_size=vocab_size)
+        shard = TokenShard(
+            LocalFile(tmp_path / "a.bin"), LocalFile(tmp_path / "a.idx"), vocab_size=vocab_size
+        )
         assert shard.read(0, 2).tolist() == [0, 5]
-        with pytest.raises(TokenFileError, match=r"a\.bin holds token id -1 between tokens 1 and 4; the vocabulary has 1000"):
+        with pytest.raises(
+            TokenFileError, match=r"a\.bin holds token id -1 between tokens 1 and 4; the vocabulary has 1000"
+        ):
             shard.read(1, 4)
 
 

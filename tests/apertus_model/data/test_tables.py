@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from apertus_model.data import tables
@@ -55,7 +55,9 @@ def _stream(table: pyarrow.Table) -> bytes:
 
 def _file(table: pyarrow.Table) -> bytes:
     buffer = io.BytesIO()
-    with pyarrow.ipc.new_file(buffer, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pyarrow.ipc.new_file(
+        buffer, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
         writer.write_table(table, max_chunksize=2)
     return buffer.getvalue()
 
@@ -72,36 +74,61 @@ def _read(folder: Path, kind: str, content: bytes, **fields: Any) -> list[Source
 
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
-def test_the_same_rows_are_the_same_documents_in_every_container(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+def test_the_same_rows_are_the_same_documents_in_every_container(
+    tmp_path: Path, kind: str, write: Callable[..., bytes]
+) -> None:
     assert _read(tmp_path, kind, write(TABLE), **COLUMNS) == EXPECTED
 
 
 def test_dataset_saved_to_disk_reads_only_its_shards(tmp_path: Path) -> None:
     datasets.disable_progress_bars()
-    datasets.DatasetDict({"train": datasets.Dataset(TABLE)}).save_to_disk(str(tmp_path / "saved"), num_shards={"train": 2})
+    datasets.DatasetDict({"train": datasets.Dataset(TABLE)}).save_to_disk(
+        str(tmp_path / "saved"), num_shards={"train": 2}
+    )
     source = SourceSpec(url=str(tmp_path / "saved"), format="arrow", **COLUMNS)  # type: ignore[arg-type]
     files = [file.path for file in list_source(source).files]
     assert files == ["train/data-00000-of-00002.arrow", "train/data-00001-of-00002.arrow"]
-    assert [found for file in files for found in read_documents(source, *open_source(source), file)] == EXPECTED
+    assert [
+        found for file in files for found in read_documents(source, *open_source(source), file)
+    ] == EXPECTED
 
 
 @pytest.mark.parametrize(("kind", "write"), TYPED)
 @pytest.mark.parametrize(
     "type_",
-    [pyarrow.large_string(), pyarrow.binary(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string())],
+    [
+        pyarrow.large_string(),
+        pyarrow.binary(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int8(), pyarrow.string()),
+    ],
     ids=str,
 )
-def test_every_type_of_text_is_text(tmp_path: Path, kind: str, write: Callable[..., bytes], type_: pyarrow.DataType) -> None:
+def test_every_type_of_text_is_text(
+    tmp_path: Path, kind: str, write: Callable[..., bytes], type_: pyarrow.DataType
+) -> None:
     table = pyarrow.table({"text": pyarrow.array(["one", None, "zwei ż"]).cast(type_)})
-    assert _read(tmp_path, kind, write(table)) == [SourceDocument("one", None, {}), Rejection("empty"), SourceDocument("zwei ż", None, {})]
+    assert _read(tmp_path, kind, write(table)) == [
+        SourceDocument("one", None, {}),
+        Rejection("empty"),
+        SourceDocument("zwei ż", None, {}),
+    ]
 
 
 @pytest.mark.parametrize(("kind", "write"), TYPED)
-def test_rows_whose_text_is_not_utf8_are_counted_one_by_one(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+def test_rows_whose_text_is_not_utf8_are_counted_one_by_one(
+    tmp_path: Path, kind: str, write: Callable[..., bytes]
+) -> None:
     column = pyarrow.array([b"one", b"\xff\xfe", b"two \xed\xa0\xbd", b"three"]).view(pyarrow.string())
     found = _read(tmp_path, kind, write(pyarrow.table({"text": column})))
-    assert found == [SourceDocument("one", None, {}), *[Rejection("not_utf8")] * 2, SourceDocument("three", None, {})]
-    found = _read(tmp_path, kind, write(pyarrow.table({"text": ["a", "b", "c", "d"], "url": column})), metadata=["url"])
+    assert found == [
+        SourceDocument("one", None, {}),
+        *[Rejection("not_utf8")] * 2,
+        SourceDocument("three", None, {}),
+    ]
+    found = _read(
+        tmp_path, kind, write(pyarrow.table({"text": ["a", "b", "c", "d"], "url": column})), metadata=["url"]
+    )
     assert [isinstance(one, Rejection) for one in found] == [False, True, True, False]
 
 
@@ -137,11 +164,18 @@ def test_times_arrive_as_text_and_those_of_a_zone_in_utc(
 
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
-@pytest.mark.parametrize(("field", "value"), [("text_column", "text"), ("id_column", "uuid"), ("metadata", ["score", "lang"])])
-def test_missing_column_is_named_with_existing_ones(tmp_path: Path, kind: str, write: Callable[..., bytes], field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("text_column", "text"), ("id_column", "uuid"), ("metadata", ["score", "lang"])]
+)
+def test_missing_column_is_named_with_existing_ones(
+    tmp_path: Path, kind: str, write: Callable[..., bytes], field: str, value: Any
+) -> None:
     name = value[-1] if isinstance(value, list) else value
     with pytest.raises(
-        SourceError, match=rf"rows\.{kind}'.*: no column '{name}'; there are body, good, key, score, tags, url. Fix: {field}"
+        SourceError,
+        match=(
+            rf"rows\.{kind}'.*: no column '{name}'; there are body, good, key, score, tags, url. Fix: {field}"
+        ),
     ):
         _read(tmp_path, kind, write(TABLE), **{**COLUMNS, field: value})
 
@@ -153,10 +187,14 @@ def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Call
 
 
 @pytest.mark.parametrize(("kind", "write"), TYPED)
-def test_columns_of_other_types_are_refused_by_type(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+def test_columns_of_other_types_are_refused_by_type(
+    tmp_path: Path, kind: str, write: Callable[..., bytes]
+) -> None:
     with pytest.raises(SourceError, match=r"column 'score' holds double, not text. Fix: text_column"):
         _read(tmp_path, kind, write(TABLE), text_column="score")
-    with pytest.raises(SourceError, match=r"column 'score' holds double; an identifier is text or an integer. Fix: id_column"):
+    with pytest.raises(
+        SourceError, match=r"column 'score' holds double; an identifier is text or an integer. Fix: id_column"
+    ):
         _read(tmp_path, kind, write(TABLE), text_column="body", id_column="score")
 
 
@@ -175,14 +213,23 @@ def test_a_file_without_rows_is_counted(tmp_path: Path, kind: str, write: Callab
 def test_error_names_a_truncated_file(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
     content = write(TABLE.select(["body"]))
     for length in range(len(content)):
-        with pytest.raises(SourceError, match=rf"cannot read '.*rows\.{kind}' after document [0-4], at about byte \d+: \w+"):
+        with pytest.raises(
+            SourceError, match=rf"cannot read '.*rows\.{kind}' after document [0-4], at about byte \d+: \w+"
+        ):
             _read(tmp_path, kind, content[:length], text_column="body")
 
 
 def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
     table = pyarrow.table({"text": ["the text of a document"]})
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(table, buffer, compression="none", use_dictionary=False, write_page_checksum=True, write_statistics=False)
+    pyarrow.parquet.write_table(
+        table,
+        buffer,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+        write_statistics=False,
+    )
     content = buffer.getvalue()
     assert content.count(b"of a document") == 1
     with pytest.raises(SourceError, match="CRC"):
@@ -197,13 +244,21 @@ def test_offsets_outside_the_buffer_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
-def test_a_document_of_millions_of_characters_is_one_document(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
+def test_a_document_of_millions_of_characters_is_one_document(
+    tmp_path: Path, kind: str, write: Callable[..., bytes]
+) -> None:
     text = "0123456789abcdefghij" * 500_000
     found = _read(tmp_path, kind, write(pyarrow.table({"text": ["before", text, "behind"]})))
-    assert [one.text if isinstance(one, SourceDocument) else one for one in found] == ["before", text, "behind"]
+    assert [one.text if isinstance(one, SourceDocument) else one for one in found] == [
+        "before",
+        text,
+        "behind",
+    ]
 
 
-def test_parquet_takes_memory_for_a_batch_and_not_for_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_takes_memory_for_a_batch_and_not_for_a_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
     texts = [f"{number:06d}" * 2000 for number in range(4000)]
     table = pyarrow.table({"text": texts})
@@ -221,7 +276,6 @@ def test_parquet_takes_memory_for_a_batch_and_not_for_a_row_group(tmp_path: Path
 
 
 @given(content=st.binary(max_size=60).map(lambda data: data.replace(b"\x00", b"\n")), size=st.integers(1, 9))
-@settings(deadline=None)
 def test_lines_do_not_depend_on_the_size_of_the_reads(content: bytes, size: int) -> None:
     read, tables.READ_BYTES = tables.READ_BYTES, size
     try:

@@ -20,7 +20,8 @@ from infra.store.inputs import SourceError  # noqa: E402
 from specs.sources import SourceSpec  # noqa: E402
 
 PARAGRAPHS = [
-    f"The river has {count} bridges of stone, and each was built by another guild of the town in the years behind the great flood."
+    f"The river has {count} bridges of stone, and each was built by another guild of the town in the years"
+    " behind the great flood."
     for count in ("three", "seven", "twenty")
 ]
 BODY = "".join(f"<p>{paragraph}</p>" for paragraph in PARAGRAPHS)
@@ -41,7 +42,11 @@ class Archive:
         if kind == "conversion":
             extra["WARC-Identified-Payload-Type"] = "text/plain"
         record = self.writer.create_warc_record(
-            f"https://site.example/{number}", kind, payload=io.BytesIO(payload), http_headers=http, warc_headers_dict={**extra, **warc}
+            f"https://site.example/{number}",
+            kind,
+            payload=io.BytesIO(payload),
+            http_headers=http,
+            warc_headers_dict={**extra, **warc},
         )
         self.writer.write_record(record)
         self.borders.append(self.file.tell())
@@ -51,14 +56,20 @@ class Archive:
         return self.file.getvalue()
 
 
-def _read(folder: Path, content: bytes, name: str = "a.warc", **fields: Any) -> list[SourceDocument | Rejection]:
+def _read(
+    folder: Path, content: bytes, name: str = "a.warc", **fields: Any
+) -> list[SourceDocument | Rejection]:
     (folder / name).write_bytes(content)
     source = SourceSpec(url=str(folder), format="warc", **fields)
     return list(read_documents(source, *open_source(source), name))
 
 
 def test_a_page_is_a_document_with_its_address_and_date(tmp_path: Path) -> None:
-    archive = Archive().add("request", 0, b"GET / HTTP/1.1\r\n\r\n").add("response", 1, PAGE.encode(), ("Content-Type", "text/html"))
+    archive = (
+        Archive()
+        .add("request", 0, b"GET / HTTP/1.1\r\n\r\n")
+        .add("response", 1, PAGE.encode(), ("Content-Type", "text/html"))
+    )
     (found,) = _read(tmp_path, archive.bytes())
     assert isinstance(found, SourceDocument)
     assert found.text.splitlines() == ["Bridges", *PARAGRAPHS]
@@ -68,25 +79,41 @@ def test_a_page_is_a_document_with_its_address_and_date(tmp_path: Path) -> None:
 
 def test_page_can_be_read_raw(tmp_path: Path) -> None:
     squeezed = gzip.compress(PAGE.encode())
-    archive = Archive().add("response", 0, PAGE.encode()).add("response", 1, squeezed, ("Content-Encoding", "gzip"))
-    assert [found.text for found in _read(tmp_path, archive.bytes(), html="raw") if isinstance(found, SourceDocument)] == [PAGE, PAGE]
+    archive = (
+        Archive().add("response", 0, PAGE.encode()).add("response", 1, squeezed, ("Content-Encoding", "gzip"))
+    )
+    assert [
+        found.text
+        for found in _read(tmp_path, archive.bytes(), html="raw")
+        if isinstance(found, SourceDocument)
+    ] == [PAGE, PAGE]
 
 
 def test_text_records_of_a_crawler_are_read_unchanged(tmp_path: Path) -> None:
     archive = Archive().add("conversion", 0, "Plain text, ż.\n".encode())
-    assert [found.text for found in _read(tmp_path, archive.bytes()) if isinstance(found, SourceDocument)] == ["Plain text, ż.\n"]
+    assert [
+        found.text for found in _read(tmp_path, archive.bytes()) if isinstance(found, SourceDocument)
+    ] == ["Plain text, ż.\n"]
 
 
 def test_pages_without_text_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "RECORD_BYTES", 5000)
-    archive = Archive().add("warcinfo", 0, b"software: x\r\n").add("response", 1, b"\x89PNG\r\n\x1a\n" + bytes(100))
-    archive.add("response", 2, b"<html><body></body></html>").add("response", 3, PAGE.encode() * 50).add("response", 4, PAGE.encode())
-    archive.add("response", 5, gzip.compress(PAGE.encode() * 50), ("Content-Encoding", "gzip")).add("resource", 6, PAGE.encode())
+    archive = (
+        Archive().add("warcinfo", 0, b"software: x\r\n").add("response", 1, b"\x89PNG\r\n\x1a\n" + bytes(100))
+    )
+    archive.add("response", 2, b"<html><body></body></html>").add("response", 3, PAGE.encode() * 50).add(
+        "response", 4, PAGE.encode()
+    )
+    archive.add("response", 5, gzip.compress(PAGE.encode() * 50), ("Content-Encoding", "gzip")).add(
+        "resource", 6, PAGE.encode()
+    )
     found = _read(tmp_path, archive.bytes())
     assert found[:3] == [Rejection("not_html"), Rejection("empty"), Rejection("too_large")]
     assert isinstance(found[3], SourceDocument)
     assert found[4:] == [Rejection("too_large"), Rejection("resource")]
-    assert _read(tmp_path, Archive().add("warcinfo", 0, b"software: x\r\n").bytes()) == [Rejection("empty_file")]
+    assert _read(tmp_path, Archive().add("warcinfo", 0, b"software: x\r\n").bytes()) == [
+        Rejection("empty_file")
+    ]
 
 
 def test_the_text_of_a_page_does_not_depend_on_the_pages_before(tmp_path: Path) -> None:
@@ -99,16 +126,26 @@ def test_the_text_of_a_page_does_not_depend_on_the_pages_before(tmp_path: Path) 
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_an_archive_that_is_cut_off_inside_a_record_is_an_error(tmp_path: Path, compress: bool) -> None:
-    archive = Archive(compress).add("response", 0, PAGE.encode()).add("metadata", 1, b"about it").add("response", 2, PAGE.encode())
+    archive = (
+        Archive(compress)
+        .add("response", 0, PAGE.encode())
+        .add("metadata", 1, b"about it")
+        .add("response", 2, PAGE.encode())
+    )
     name = "a.warc.gz" if compress else "a.warc"
     whole = _read(tmp_path, archive.bytes(), name, html="raw")
-    for length in [*range(1, archive.borders[-1], 7), *(border + shift for border in archive.borders[1:] for shift in (-4, -3, -1, 0))]:
+    for length in [
+        *range(1, archive.borders[-1], 7),
+        *(border + shift for border in archive.borders[1:] for shift in (-4, -3, -1, 0)),
+    ]:
         if length in archive.borders:
             # Nothing in the format says how many records there should be.
             count = [0, 1, 1, 2][archive.borders.index(length)]
             assert _read(tmp_path, archive.bytes()[:length], name, html="raw") == whole[:count]
             continue
-        with pytest.raises(SourceError, match=rf"cannot read '.*{name}' after document [012], at about byte \d+: \w+: "):
+        with pytest.raises(
+            SourceError, match=rf"cannot read '.*{name}' after document [012], at about byte \d+: \w+: "
+        ):
             _read(tmp_path, archive.bytes()[:length], name, html="raw")
 
 
@@ -117,7 +154,10 @@ def test_an_archive_that_is_cut_off_inside_a_record_is_an_error(tmp_path: Path, 
     [
         (b"<html>no archive</html>", "byte 0 begins with b'<html>no archive</html>'"),
         (b"WARC/1.0\r\nWARC-Type: response\r\n\r\n", "the record at byte 0 states no length"),
-        (b"WARC/1.0\r\nContent-Length: 2\r\n\r\nabcdefgh", "the record at byte 0 does not end after its 2 bytes"),
+        (
+            b"WARC/1.0\r\nContent-Length: 2\r\n\r\nabcdefgh",
+            "the record at byte 0 does not end after its 2 bytes",
+        ),
     ],
 )
 def test_error_about_a_broken_archive_names_the_byte(tmp_path: Path, content: bytes, message: str) -> None:
@@ -139,5 +179,7 @@ def test_missing_libraries_are_named_with_their_extra(tmp_path: Path) -> None:
         "    print(error)\n"
     )
     (tmp_path / "a.warc").write_bytes(b"")
-    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
     assert "pip install 'apertus[web]'" in printed

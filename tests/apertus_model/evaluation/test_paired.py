@@ -48,7 +48,9 @@ def test_large_samples_agree_with_the_normal_approximation() -> None:
     found = compare(differences, np.zeros(5000))
     assert time.perf_counter() - begun < 5
     half = 1.96 * differences.std() / np.sqrt(5000)
-    assert (found.low, found.high) == pytest.approx((found.difference - half, found.difference + half), abs=0.002)
+    assert (found.low, found.high) == pytest.approx(
+        (found.difference - half, found.difference + half), abs=0.002
+    )
 
 
 @pytest.mark.parametrize("skewed", [False, True])

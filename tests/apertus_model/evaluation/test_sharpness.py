@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import SyntheticSamples, in_processes, segment, train
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apertus_model.evaluation.sharpness import _seed, sharpness, signs
@@ -24,8 +23,12 @@ from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 from specs.model import ModelSpec
+from tests.apertus_model.harness import SyntheticSamples, in_processes, segment, train
+from tests.machine import slow
 
-TINY = ModelSpec(dim=4, n_layers=1, n_heads=2, n_kv_heads=2, head_dim=4, ffn_dim=4, vocab_size=128, init_std=0.3)
+TINY = ModelSpec(
+    dim=4, n_layers=1, n_heads=2, n_kv_heads=2, head_dim=4, ffn_dim=4, vocab_size=128, init_std=0.3
+)
 SAMPLES = [SyntheticSamples()[index] for index in range(3)]  # some labels are masked
 PROBES, SEED = 8, 5
 
@@ -38,7 +41,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_ranks(
-    folder: Path, checkpoints: Path, work: Callable[[Evaluator], Any], processes: int = 1, parallel: Parallel | None = None
+    folder: Path,
+    checkpoints: Path,
+    work: Callable[[Evaluator], Any],
+    processes: int = 1,
+    parallel: Parallel | None = None,
 ) -> Any:
     """`work(evaluator)` on every rank; the result of rank 0."""
 
@@ -59,7 +66,9 @@ def on_ranks(
 
 
 def measure(evaluator: Evaluator, **changes: Any) -> dict[str, float]:
-    return sharpness(evaluator, SAMPLES, **{"probes": PROBES, "seed": SEED, "progress": Progress(None), **changes})
+    return sharpness(
+        evaluator, SAMPLES, **{"probes": PROBES, "seed": SEED, "progress": Progress(None), **changes}
+    )
 
 
 def xielu(activation: XIELU, x: torch.Tensor) -> torch.Tensor:
@@ -74,14 +83,22 @@ def hessian(model: torch.nn.Module) -> tuple[float, torch.Tensor]:
         if isinstance(module, XIELU):
             module.forward = partial(xielu, module)  # type: ignore[method-assign]
     tokens, labels, positions = (
-        torch.from_numpy(np.stack([getattr(sample, name) for sample in SAMPLES])) for name in ("input", "labels", "positions")
+        torch.from_numpy(np.stack([getattr(sample, name) for sample in SAMPLES]))
+        for name in ("input", "labels", "positions")
     )
     parameters = list(model.parameters())
     with sdpa_kernel(SDPBackend.MATH):
         loss = F.cross_entropy(model(tokens, positions).flatten(0, 1), labels.flatten(), ignore_index=-100)
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters, create_graph=True)])
-        rows = [torch.autograd.grad(slope, parameters, retain_graph=True, allow_unused=True) for slope in gradient]
-    whole = [[torch.zeros_like(p) if part is None else part for part, p in zip(row, parameters, strict=True)] for row in rows]
+        gradient = torch.cat(
+            [part.flatten() for part in torch.autograd.grad(loss, parameters, create_graph=True)]
+        )
+        rows = [
+            torch.autograd.grad(slope, parameters, retain_graph=True, allow_unused=True) for slope in gradient
+        ]
+    whole = [
+        [torch.zeros_like(p) if part is None else part for part, p in zip(row, parameters, strict=True)]
+        for row in rows
+    ]
     return float(loss), torch.stack([torch.cat([part.flatten() for part in row]) for row in whole])
 
 
@@ -99,16 +116,29 @@ def exact(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         found = measure(evaluator, step=1e-4)
         unchanged = all(torch.equal(a, b) for a, b in zip(before, evaluator.model.parameters(), strict=True))
         vectors = [
-            torch.cat([signs(p, name, _seed(SEED, probe)).flatten() for name, p in evaluator.model.named_parameters()])
+            torch.cat(
+                [
+                    signs(p, name, _seed(SEED, probe)).flatten()
+                    for name, p in evaluator.model.named_parameters()
+                ]
+            )
             for probe in range(PROBES)
         ]
         loss, whole = hessian(evaluator.model)
-        return {"found": found, "unchanged": unchanged, "vectors": torch.stack(vectors), "loss": loss, "hessian": whole}
+        return {
+            "found": found,
+            "unchanged": unchanged,
+            "vectors": torch.stack(vectors),
+            "loss": loss,
+            "hessian": whole,
+        }
 
     return on_ranks(tmp_path_factory.mktemp("exact"), checkpoints, work)  # type: ignore[no-any-return]  # what `work` returns
 
 
-def test_the_mean_over_the_probes_is_that_of_the_quadratic_forms_of_the_whole_hessian(exact: dict[str, Any]) -> None:
+def test_the_mean_over_the_probes_is_that_of_the_quadratic_forms_of_the_whole_hessian(
+    exact: dict[str, Any],
+) -> None:
     found, whole, vectors = exact["found"], exact["hessian"], exact["vectors"]
     forms = torch.einsum("pi,ij,pj->p", vectors, whole, vectors)
     assert torch.allclose(whole, whole.T, atol=1e-6)
@@ -140,7 +170,12 @@ def test_the_weights_are_afterwards_what_they_were(exact: dict[str, Any]) -> Non
     assert exact["unchanged"]
 
 
-@pytest.mark.parametrize("parallel", [Parallel(), Parallel(dp_replicate=2, dp_shard=1), Parallel(cp=2), Parallel(tp=2)])
-def test_the_layout_changes_nothing(tmp_path: Path, checkpoints: Path, exact: dict[str, Any], parallel: Parallel) -> None:
+@pytest.mark.parametrize(
+    "parallel",
+    [slow(Parallel()), slow(Parallel(dp_replicate=2, dp_shard=1)), Parallel(cp=2), Parallel(tp=2)],
+)
+def test_the_layout_changes_nothing(
+    tmp_path: Path, checkpoints: Path, exact: dict[str, Any], parallel: Parallel
+) -> None:
     found = on_ranks(tmp_path, checkpoints, measure, 2, parallel)
     assert found["sharpness/trace"] == pytest.approx(exact["found"]["sharpness/trace"], rel=2e-3)  # float32

@@ -1,4 +1,5 @@
-"""Cross-entropy and log-probabilities chunk by chunk, against torch's log-softmax of all logits in float64."""
+"""Cross-entropy and log-probabilities chunk by chunk, against torch's log-softmax of all logits in
+float64."""
 
 from __future__ import annotations
 
@@ -7,13 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from harness import in_processes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_memory import LiveMemory
 
 from apertus_model.losses import cross_entropy as module
-from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard, cross_entropy, log_probabilities, total_weight
+from apertus_model.losses.cross_entropy import (
+    IGNORE_INDEX,
+    VocabShard,
+    cross_entropy,
+    log_probabilities,
+    total_weight,
+)
+from tests.apertus_model.harness import in_processes
+from tests.apertus_model.live_memory import LiveMemory
 from tests.numerics import Numerics, largest_difference
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -24,11 +31,15 @@ def chunks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda tokens: monkeypatch.setattr(module, "CHUNK_TOKENS", tokens)
 
 
-def problem(shape: tuple[int, int, int, int], *, kept: float = 0.8, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
+def problem(
+    shape: tuple[int, int, int, int], *, kept: float = 0.8, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Problem:
     """Hidden states (B, L, D), weight (V, D), labels and their weights (B, L)."""
     batch, length, width, words = shape
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(batch, length, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    hidden = (
+        torch.randn(batch, length, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    )
     weight = torch.randn(words, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     labels = torch.randint(words, (batch, length), generator=generator)
     labels[torch.rand(batch, length, generator=generator) >= kept] = IGNORE_INDEX
@@ -52,8 +63,14 @@ def with_gradients(value: torch.Tensor, hidden: torch.Tensor, weight: torch.Tens
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5), st.integers(2, 11))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shape=SHAPES, kept=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99), chunk=st.integers(1, 30), weighted=st.booleans())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=SHAPES,
+    kept=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 99),
+    chunk=st.integers(1, 30),
+    weighted=st.booleans(),
+)
 def test_loss_and_gradients_are_those_of_all_logits(
     chunks_of: Callable[[int], None],
     numerics: Numerics,
@@ -73,15 +90,24 @@ def test_loss_and_gradients_are_those_of_all_logits(
         "cross-entropy by chunks, with gradients, float64, relative above 1",
         source=LOSS,
         against=f"{TRUTH}, hypothesis over shapes, chunks, weights and labels left out",
-        difference=largest_difference(with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), relative_above=1.0),
+        difference=largest_difference(
+            with_gradients(found, hidden, weight),
+            with_gradients(expected, hidden, weight),
+            relative_above=1.0,
+        ),
         allowed=1e-13,
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, kept=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99), chunk=st.integers(1, 30))
 def test_log_probabilities_and_gradients_of_any_function_of_them_are_those_of_all_logits(
-    chunks_of: Callable[[int], None], numerics: Numerics, shape: tuple[int, int, int, int], kept: float, seed: int, chunk: int
+    chunks_of: Callable[[int], None],
+    numerics: Numerics,
+    shape: tuple[int, int, int, int],
+    kept: float,
+    seed: int,
+    chunk: int,
 ) -> None:
     chunks_of(chunk)
     hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
@@ -106,15 +132,22 @@ def test_log_probabilities_and_gradients_of_any_function_of_them_are_those_of_al
 
 
 PRECISIONS = [(torch.float32, 1e-6, 2e-6), (torch.bfloat16, 2e-3, 6e-3)]
-"""dtype, relative error of the loss, and of the gradients (norm of the error over norm); bfloat16 has 8 bits: 2^-8 = 3.9e-3."""
+"""dtype, relative error of the loss, and of the gradients (norm of the error over norm); bfloat16 has 8
+bits: 2^-8 = 3.9e-3."""
 
 
 @pytest.mark.parametrize(("dtype", "loss_error", "gradient_error"), PRECISIONS)
 @pytest.mark.parametrize("chunk", [16, 512])
 def test_rounding_is_that_of_the_parameters_whatever_the_number_of_chunks(
-    chunks_of: Callable[[int], None], numerics: Numerics, dtype: torch.dtype, loss_error: float, gradient_error: float, chunk: int
+    chunks_of: Callable[[int], None],
+    numerics: Numerics,
+    dtype: torch.dtype,
+    loss_error: float,
+    gradient_error: float,
+    chunk: int,
 ) -> None:
-    """32 chunks are as exact as one: a sum of the weight's gradient in bfloat16 would be several times worse (see below)."""
+    """32 chunks are as exact as one: a sum of the weight's gradient in bfloat16 would be several times
+    worse (see below)."""
     chunks_of(chunk)
     hidden, weight, labels, _ = problem((1, 512, 16, 64), dtype=dtype, kept=1.0)
     found = cross_entropy(hidden, weight, labels, 512)
@@ -138,12 +171,16 @@ def test_rounding_is_that_of_the_parameters_whatever_the_number_of_chunks(
         summed = torch.zeros_like(weight)
         for part in range(0, 512, 16):
             piece = slice(part, part + 16)
-            summed += torch.autograd.grad(cross_entropy(hidden[:, piece], weight, labels[:, piece], 512), weight)[0]
+            summed += torch.autograd.grad(
+                cross_entropy(hidden[:, piece], weight, labels[:, piece], 512), weight
+            )[0]
         worse = (summed.double() - exact[1]).norm() / exact[1].norm()
         assert worse > 2 * (words.double() - exact[1]).norm() / exact[1].norm()
 
 
-def exact_gradients(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def exact_gradients(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     states, words = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     return torch.autograd.grad(-all_at_once(states, words, labels).sum() / labels.numel(), (states, words))
 
@@ -158,11 +195,20 @@ def test_a_weight_that_rests_gets_no_gradient() -> None:
 
 def test_without_a_kept_label_the_loss_and_all_gradients_are_zero() -> None:
     hidden, weight, labels, weights = problem((2, 4, 3, 5), kept=0.0)
-    for value in (cross_entropy(hidden, weight, labels, 9.0, weights), log_probabilities(hidden, weight, labels).sum()):
-        assert [tensor.abs().sum().item() for tensor in with_gradients(value, hidden, weight)] == [0.0, 0.0, 0.0]
+    for value in (
+        cross_entropy(hidden, weight, labels, 9.0, weights),
+        log_probabilities(hidden, weight, labels).sum(),
+    ):
+        assert [tensor.abs().sum().item() for tensor in with_gradients(value, hidden, weight)] == [
+            0.0,
+            0.0,
+            0.0,
+        ]
 
 
-def test_a_row_has_the_same_bits_in_any_batch_with_and_without_gradients(chunks_of: Callable[[int], None]) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_with_and_without_gradients(
+    chunks_of: Callable[[int], None],
+) -> None:
     chunks_of(8)
     hidden, weight, labels, _ = problem((4, 21, 16, 50), dtype=torch.float32)
     together = log_probabilities(hidden, weight, labels)
@@ -214,8 +260,8 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
         found = [first[0], first[1] + second[1], torch.cat([first[2], second[2]])]
         numerics(
             "losses",
-            f"{('cross-entropy', 'log-probabilities')[index]} of two processes that share the vocabulary, with gradients, float64, "
-            "relative above 1",
+            f"{('cross-entropy', 'log-probabilities')[index]} of two processes that share the vocabulary,"
+            " with gradients, float64, relative above 1",
             source=(LOSS, LOG_P)[index],
             against="one process",
             difference=largest_difference(found, [value, of_states, of_weight], relative_above=1.0),
@@ -245,9 +291,13 @@ def test_no_tensor_has_tokens_times_vocabulary_elements_and_the_peak_is_the_stat
     memory = measured(compute[loss])
     assert memory.largest == chunk * words
     rounded = 0 if dtype == torch.float32 else size
-    stated = chunk * words * (4 + rounded) + words * width * (4 + size) + 4 * chunk * width + tokens * width * size
+    stated = (
+        chunk * words * (4 + rounded) + words * width * (4 + size) + 4 * chunk * width + tokens * width * size
+    )
     per_token = 8 * 12 * tokens  # labels, places, log-probabilities and the like
     assert 0.7 * stated < memory.peak < stated + per_token
-    full = measured(lambda: torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1).float(), labels.flatten()))
+    full = measured(
+        lambda: torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1).float(), labels.flatten())
+    )
     assert full.largest == tokens * words
     assert full.peak > 12 * tokens * words > 5 * memory.peak

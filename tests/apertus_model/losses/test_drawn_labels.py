@@ -1,4 +1,5 @@
-"""Labels drawn from a model's distribution, against that distribution; and that a draw does not depend on what it should not."""
+"""Labels drawn from a model's distribution, against that distribution; and that a draw does not depend on
+what it should not."""
 
 from __future__ import annotations
 
@@ -7,20 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import in_processes
-from live_memory import LiveMemory
 
 from apertus_model.losses import drawn_labels as module
 from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard
 from apertus_model.losses.drawn_labels import draw_labels, gumbel
+from tests.apertus_model.harness import in_processes
+from tests.apertus_model.live_memory import LiveMemory
 from tests.numerics import Numerics
 
 Tensor = torch.Tensor
 FIVE_SIGMA = 5.0
 
 
-def problem(shape: tuple[int, int, int, int] = (2, 40, 3, 11), dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states (B, L, D), weight (V, D), labels with a third ignored and the numbers of the places (B, L)."""
+def problem(
+    shape: tuple[int, int, int, int] = (2, 40, 3, 11), dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states (B, L, D), weight (V, D), labels with a third ignored and the numbers of the places
+    (B, L)."""
     batch, length, width, words = shape
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(batch, length, width, generator=generator, dtype=torch.float64).to(dtype)
@@ -63,14 +67,20 @@ def test_words_are_drawn_as_often_as_the_softmax_says(words: int, seed: int, num
 
 def test_a_place_does_not_favour_the_word_of_its_own_number() -> None:
     state, weight, numbers = torch.ones(1, 40, 1), torch.zeros(40, 1), torch.arange(40)[None]
-    same = sum(int((draw_labels(state, weight, numbers, numbers, seed) == numbers).sum()) for seed in range(1000))
+    same = sum(
+        int((draw_labels(state, weight, numbers, numbers, seed) == numbers).sum()) for seed in range(1000)
+    )
     assert abs(same - 1000) < FIVE_SIGMA * math.sqrt(40_000 / 40 * 39 / 40)
 
 
 @pytest.mark.parametrize("other", ["next place", "place of a row later", "other step"])
 def test_draws_of_different_places_and_steps_are_independent(other: str) -> None:
     drawn, probabilities = many(6, 100_000, 9)
-    second = {"next place": drawn.roll(-1), "place of a row later": drawn.roll(-4096), "other step": many(6, 100_000, 10)[0]}[other]
+    second = {
+        "next place": drawn.roll(-1),
+        "place of a row later": drawn.roll(-4096),
+        "other step": many(6, 100_000, 10)[0],
+    }[other]
     pairs = (drawn * 6 + second).bincount(minlength=36).double()
     assert abs(excess(pairs, torch.outer(probabilities, probabilities).flatten())) < FIVE_SIGMA
 
@@ -85,7 +95,9 @@ def test_the_noise_is_standard_gumbel() -> None:
     assert not gumbel(extremes, torch.float32).isnan().any()
 
 
-def test_a_draw_does_not_depend_on_batch_or_order_or_on_how_many_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_does_not_depend_on_batch_or_order_or_on_how_many_are_drawn_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hidden, weight, labels, places = problem()
     together = draw_labels(hidden, weight, labels, places, 4)
     assert torch.equal(together == IGNORE_INDEX, labels == IGNORE_INDEX)
@@ -93,7 +105,9 @@ def test_a_draw_does_not_depend_on_batch_or_order_or_on_how_many_are_drawn_toget
     order = [1, 0]
     assert torch.equal(draw_labels(hidden[order], weight, labels[order], places[order], 4), together[order])
     half = slice(20, 40)
-    assert torch.equal(draw_labels(hidden[:, half], weight, labels[:, half], places[:, half], 4), together[:, half])
+    assert torch.equal(
+        draw_labels(hidden[:, half], weight, labels[:, half], places[:, half], 4), together[:, half]
+    )
     assert not torch.equal(draw_labels(hidden, weight, labels, places, 5), together)
 
 

@@ -1,4 +1,5 @@
-"""QRPO and DPO against their published formulas: in numpy and float64, and with 50 digits where float64 cannot compute them as written."""
+"""QRPO and DPO against their published formulas: in numpy and float64, and with 50 digits where float64
+cannot compute them as written."""
 
 import math
 
@@ -36,7 +37,7 @@ def exact_beta_log_z(beta: float) -> mp.mpf:
 BETAS = st.floats(-8, 8).map(lambda exponent: 10.0**exponent)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(beta=BETAS)
 @example(1e-8)
 @example(1e8)
@@ -65,9 +66,13 @@ RATIOS = st.floats(-500, 500)
 LIMITS = st.one_of(st.none(), st.floats(0.01, 10))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
-    ratio=RATIOS, quantile=st.floats(0, 1), length=LENGTHS, beta=st.floats(1e-3, 100), beta_max=st.one_of(st.none(), st.floats(0.01, 10))
+    ratio=RATIOS,
+    quantile=st.floats(0, 1),
+    length=LENGTHS,
+    beta=st.floats(1e-3, 100),
+    beta_max=st.one_of(st.none(), st.floats(0.01, 10)),
 )
 def test_the_qrpo_loss_is_the_published_formula(
     numerics: Numerics, ratio: float, quantile: float, length: int, beta: float, beta_max: float | None
@@ -75,7 +80,13 @@ def test_the_qrpo_loss_is_the_published_formula(
     own = mp.mpf(beta) / length if beta_max is None else min(mp.mpf(beta) / length, mp.mpf(beta_max))
     expected = (quantile - exact_beta_log_z(float(own)) - own * mp.mpf(ratio)) ** 2
     betas = sequence_beta(torch.tensor([length]), beta=beta, length_normalised=True, beta_max=beta_max)
-    found = qrpo_residual(torch.tensor([ratio], dtype=torch.float64), torch.tensor([quantile], dtype=torch.float64), betas).square().item()
+    found = (
+        qrpo_residual(
+            torch.tensor([ratio], dtype=torch.float64), torch.tensor([quantile], dtype=torch.float64), betas
+        )
+        .square()
+        .item()
+    )
     scale = 1 + abs(float(own) * ratio)  # of the terms, which may cancel
     numerics(
         "losses",
@@ -87,9 +98,11 @@ def test_the_qrpo_loss_is_the_published_formula(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(margin=st.floats(-1000, 1000), smoothing=st.floats(0, 0.5))
-def test_the_dpo_loss_is_the_published_formula_for_every_margin(numerics: Numerics, margin: float, smoothing: float) -> None:
+def test_the_dpo_loss_is_the_published_formula_for_every_margin(
+    numerics: Numerics, margin: float, smoothing: float
+) -> None:
     m, e = mp.mpf(margin), mp.mpf(smoothing)
     with mp.workdps(1000):  # 1 - sigmoid of a large margin
         expected = -(1 - e) * mp.log(1 / (1 + mp.exp(-m))) - e * mp.log(1 - 1 / (1 + mp.exp(-m)))
@@ -108,12 +121,18 @@ def test_beta_is_divided_by_the_length_and_limited() -> None:
     lengths = torch.tensor([1.0, 49.0, 50.0, 100.0, 500.0])
     found = sequence_beta(lengths, beta=5.0, length_normalised=True, beta_max=0.1)
     assert found.tolist() == [0.1, 0.1, 0.1, 0.05, 0.01]
-    assert sequence_beta(lengths, beta=5.0, length_normalised=True).tolist() == pytest.approx([5.0, 5 / 49, 0.1, 0.05, 0.01], rel=1e-15)
+    assert sequence_beta(lengths, beta=5.0, length_normalised=True).tolist() == pytest.approx(
+        [5.0, 5 / 49, 0.1, 0.05, 0.01], rel=1e-15
+    )
     assert sequence_beta(lengths, beta=5.0, length_normalised=False, beta_max=0.1).tolist() == [5.0] * 5
 
 
 def test_the_qrpo_residual_is_the_published_formula_with_the_normalised_beta_everywhere() -> None:
-    lengths, quantiles, log_ratio = np.array([20, 80, 250]), np.array([1.0, 0.3, 0.0]), np.array([0.4, -2.0, 11.0])
+    lengths, quantiles, log_ratio = (
+        np.array([20, 80, 250]),
+        np.array([1.0, 0.3, 0.0]),
+        np.array([0.4, -2.0, 11.0]),
+    )
     expected = []
     for length, quantile, ratio in zip(lengths, quantiles, log_ratio, strict=True):
         beta = min(5.0 / length, 0.1)
@@ -126,7 +145,9 @@ def test_the_qrpo_residual_is_the_published_formula_with_the_normalised_beta_eve
 def test_gradients_of_the_losses_are_those_of_finite_differences() -> None:
     values = torch.tensor([0.7, -1.3, 4.0], dtype=torch.float64, requires_grad=True)
     beta = torch.tensor([0.1, 0.05, 5.0], dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda r: qrpo_residual(r, torch.tensor([0.2, 1.0, 0.0]), beta).square(), (values,))
+    assert torch.autograd.gradcheck(
+        lambda r: qrpo_residual(r, torch.tensor([0.2, 1.0, 0.0]), beta).square(), (values,)
+    )
     assert torch.autograd.gradcheck(lambda m: dpo(m, 0.1), (values,))
 
 
@@ -135,7 +156,9 @@ def test_dpo_is_the_published_formula() -> None:
     sigmoid = 1 / (1 + np.exp(-(beta * chosen - beta * rejected)))
     margin = torch.from_numpy(beta * chosen) - torch.from_numpy(beta * rejected)
     np.testing.assert_allclose(dpo(margin).numpy(), -np.log(sigmoid), rtol=1e-13)
-    np.testing.assert_allclose(dpo(margin, 0.2).numpy(), -0.8 * np.log(sigmoid) - 0.2 * np.log(1 - sigmoid), rtol=1e-13)
+    np.testing.assert_allclose(
+        dpo(margin, 0.2).numpy(), -0.8 * np.log(sigmoid) - 0.2 * np.log(1 - sigmoid), rtol=1e-13
+    )
     assert dpo(margin)[2].item() == math.log(2)
 
 

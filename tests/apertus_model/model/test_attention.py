@@ -1,10 +1,11 @@
-"""Every attention backend that this machine can run, against plain loops in float64, and by behaviour through the whole model.
+"""Every attention backend that this machine can run, against plain loops in float64, and by behaviour through
+the whole model.
 
-FlexAttention runs forwards on a CPU, where it is no choice for a recipe: it has no backward pass there. On a GPU the same tests run every
-backend."""
+FlexAttention runs forwards on a CPU, where it is no choice for a recipe: it has no backward pass there. On
+a GPU the same tests run every backend."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
@@ -12,51 +13,46 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import (
-    _registry,
-    current_flash_attention_impl,
-    register_flash_attention_impl,
-    restore_flash_attention_impl,
-)
+from torch.distributed.tensor.experimental._attention import _HeadTailLoadBalancer
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from apertus_model.device import has_gpu
-from apertus_model.model.attention import (
-    BACKENDS,
-    AttentionBackendError,
-    _say_once,
-    document_mask,
-    document_offsets,
-    inner_attention,
-    resolve_backend,
-)
+from apertus_model.model.attention import document_mask, document_offsets, gathered_order
+from apertus_model.model.attention_choice import BACKENDS, AttentionBackendError, Setting, resolve_backend
 from apertus_model.model.model import ApertusModel, model_config
 from specs.model import ModelSpec
 from tests.machine import compiles
 from tests.numerics import Numerics, largest_difference
 
-SPEC = ModelSpec(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=128, vocab_size=128, init_std=0.3)
+SPEC = ModelSpec(
+    dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=128, vocab_size=128, init_std=0.3
+)
 DEVICE = "cuda" if has_gpu() else "cpu"
 HALF = ("varlen", "flash")  # these compute in bfloat16
-TOLERANCE = {"sdpa": 2e-6, "flex": 2e-6 if DEVICE == "cpu" else 2e-3, "varlen": 2e-2, "flash": 2e-2}  # TF32 on a GPU
+# TF32 on a GPU
+TOLERANCE = {"sdpa": 2e-6, "flex": 2e-6 if DEVICE == "cpu" else 2e-3, "varlen": 2e-2, "flash": 2e-2}
 
 
 def _reason(name: str) -> str:
     """Why a backend cannot train on this machine; "" if it can."""
     try:
-        resolve_backend(name, param_dtype="bfloat16", context_parallel=1)
+        resolve_backend(name, Setting("bfloat16", 1, SPEC.head_dim))
     except AttentionBackendError as error:
         return str(error)
     return ""
 
 
-TRAINS = [pytest.param(name, marks=pytest.mark.skipif(bool(_reason(name)), reason=_reason(name) or "-")) for name in BACKENDS]
+TRAINS = [
+    pytest.param(name, marks=pytest.mark.skipif(bool(_reason(name)), reason=_reason(name) or "-"))
+    for name in BACKENDS
+]
 RUNS = [parameter if parameter.values != ("flex",) else "flex" for parameter in TRAINS]
 
 
 @pytest.fixture(autouse=True)
 def _one_way_of_computing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Deterministic, with one thread, and without the seconds that FlexAttention compiles on a CPU, which has a slow test of its own."""
+    """Deterministic, with one thread, and without the seconds that FlexAttention compiles on a CPU, which
+    has a slow test of its own."""
     if DEVICE == "cpu" and "compiled" not in request.node.name:
         attention = "torchtitan.models.common.attention"
         monkeypatch.setattr(f"{attention}.FlexAttention._compiled_flex_attn", staticmethod(flex_attention))
@@ -79,7 +75,10 @@ ROWS = {
     "one document": [positions_of([24])] * 2,
     "many documents": [positions_of([1, 1, 5, 1, 9, 7]), positions_of([10, 1, 13])],
     "documents of one token": [[0] * 24, [0] * 24],
-    "rows that begin inside of a document": [positions_of([5, 8, 11], first=37), positions_of([24], first=100)],
+    "rows that begin inside of a document": [
+        positions_of([5, 8, 11], first=37),
+        positions_of([24], first=100),
+    ],
     "an empty rest": [positions_of([6, 10, 8]), positions_of([23, 1])],
 }
 
@@ -100,7 +99,10 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: list[list[int]]
             for n in range(q.shape[2]):
                 scores = np.array([scale * float(q[b, i, n] @ k[b, j, n // group]) for j in seen])
                 weights = np.exp(scores - scores.max())
-                out[b, i, n] = sum(weight * v[b, j, n // group] for weight, j in zip(weights / weights.sum(), seen, strict=True))
+                out[b, i, n] = sum(
+                    weight * v[b, j, n // group]
+                    for weight, j in zip(weights / weights.sum(), seen, strict=True)
+                )
     return out
 
 
@@ -110,7 +112,14 @@ def build(backend: str) -> ApertusModel:
     return model.to(DEVICE)
 
 
-def attend(backend: str, rows: list[list[int]], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+def attend(
+    backend: str,
+    rows: list[list[int]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
     model = build(backend)
     masks = model.get_attention_masks(torch.tensor(rows, device=DEVICE))
     inner = model.layers["0"].attention.inner_attention
@@ -119,7 +128,10 @@ def attend(backend: str, rows: list[list[int]], q: torch.Tensor, k: torch.Tensor
 
 def inputs(heads: int, kv_heads: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(heads)
-    return [torch.randn(2, 24, number, 16, generator=generator).bfloat16().float().to(DEVICE) for number in (heads, kv_heads, kv_heads)]
+    return [
+        torch.randn(2, 24, number, 16, generator=generator).bfloat16().float().to(DEVICE)
+        for number in (heads, kv_heads, kv_heads)
+    ]
 
 
 def in_float64(*tensors: torch.Tensor) -> list[np.ndarray]:
@@ -146,7 +158,9 @@ def test_a_backend_computes_attention_within_documents(backend: str, name: str, 
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the compiled kernel is the one that the other tests run")
+@pytest.mark.skipif(
+    DEVICE != "cpu", reason="on a GPU the compiled kernel is the one that the other tests run"
+)
 def test_the_compiled_flex_kernel_computes_the_same_on_a_cpu() -> None:
     tensors = inputs(4, 2)
     for name, rows in ROWS.items():
@@ -175,7 +189,9 @@ def test_the_gradient_of_a_backend_is_that_of_the_formula(backend: str, numerics
         f"gradient of attention by {backend}",
         source="softmax(s q k) v over earlier places of the same document, grouped heads",
         against="autograd through the formula in float64",
-        difference=largest_difference([tensor.grad.cpu() for tensor in tensors], [exact.grad for exact in (q, k, v)]),
+        difference=largest_difference(
+            [tensor.grad.cpu() for tensor in tensors], [exact.grad for exact in (q, k, v)]
+        ),
         allowed=10 * TOLERANCE[backend],
     )
 
@@ -184,7 +200,8 @@ LENGTHS = [1, 6, 1, 1, 9, 4, 2]  # the last is a filled-up rest
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, list[range]]:
-    """Two rows of the same documents, the second of which begins inside of one; and where the documents lie."""
+    """Two rows of the same documents, the second of which begins inside of one; and where the documents
+    lie."""
     tokens = torch.randint(0, 128, (2, 24), generator=torch.Generator().manual_seed(2))
     positions = torch.tensor([positions_of(LENGTHS), positions_of(LENGTHS, first=11)])
     ends = list(accumulate(LENGTHS))
@@ -226,7 +243,9 @@ def test_changing_a_document_never_changes_the_gradient_of_its_neighbours(backen
             logits = model(tokens.to(DEVICE), positions.to(DEVICE))
         labels = torch.randint(0, 128, (2, 24), generator=torch.Generator().manual_seed(3))
         labels[0, left_out.start : left_out.stop] = -100
-        torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten().to(DEVICE), reduction="sum").backward()
+        torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten().to(DEVICE), reduction="sum"
+        ).backward()
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
     for document in places:
@@ -238,123 +257,37 @@ def test_changing_a_document_never_changes_the_gradient_of_its_neighbours(backen
 row_lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(row_lengths, st.integers(0, 20)), min_size=1, max_size=3))
 def test_all_backends_are_given_the_same_documents(rows: list[tuple[list[int], int]]) -> None:
     length = min(sum(lengths) for lengths, _ in rows)
     table = [positions_of(lengths, first)[:length] for lengths, first in rows]
     positions = torch.tensor(table)
     allowed = [
-        [[document[i] == document[j] and j <= i for j in range(length)] for i in range(length)] for document in map(documents, table)
+        [[document[i] == document[j] and j <= i for j in range(length)] for i in range(length)]
+        for document in map(documents, table)
     ]
     assert document_mask(positions)[:, 0].tolist() == allowed
     offsets = document_offsets(positions)
     borders = [b * length + i for b, row in enumerate(table) for i in range(length) if i == 0 or row[i] == 0]
     assert offsets.cu_seq_q.tolist() == [*borders, len(table) * length]
-    assert offsets.max_q == max(end - begin for begin, end in zip(borders, [*borders[1:], len(table) * length], strict=True))
+    assert offsets.max_q == max(
+        end - begin for begin, end in zip(borders, [*borders[1:], len(table) * length], strict=True)
+    )
     flex = model_config(SPEC, sequence_length=length, attention="flex").build()
     mask_mod = flex.get_attention_masks(positions).mask_mod
     b, i, j = (torch.tensor(values) for values in np.indices((len(table), length, length)).reshape(3, -1))
     assert mask_mod(b, torch.zeros_like(b), i, j).view(len(table), length, length).tolist() == allowed
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_order_of_gathered_keys_is_that_in_which_sequences_are_split(ranks: int) -> None:
+    length = 12 * ranks
+    split = _HeadTailLoadBalancer(length, ranks, "cpu")._generate_indices()[0]
+    assert gathered_order(length, ranks, "headtail").tolist() == split.tolist()
+    assert gathered_order(length, ranks, None).tolist() == list(range(length))
+
+
 def test_the_dense_mask_of_sdpa_takes_a_byte_for_each_pair_of_places() -> None:
     mask = document_mask(torch.arange(256).expand(3, -1))
     assert mask.nbytes == 3 * 256 * 256
-
-
-def test_auto_says_which_backend_it_takes_and_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(gpu: bool, **setting: object) -> str:
-        monkeypatch.setattr("apertus_model.model.attention.has_gpu", lambda: gpu)
-        caplog.clear()
-        with caplog.at_level("INFO"):
-            name = resolve_backend("auto", **{"param_dtype": "bfloat16", "context_parallel": 1, **setting})
-        assert f"attention backend: {name} (" in caplog.text
-        return caplog.text.split("attention backend: ")[1].strip()
-
-    assert chosen(False) == "sdpa (no GPU)"
-    assert chosen(True) == "varlen (torch's variable-length flash attention, bfloat16)"
-    split = {"context_parallel": 2}
-    assert chosen(True, **split, sequence_length=512) == "flex (context parallelism needs a block mask over the whole sequence)"
-    needs = "FlexAttention over 2 context-parallel ranks needs multiples of 256 tokens, and"
-    assert chosen(True, **split, sequence_length=384) == f"sdpa ({needs} sequences have 384)"
-    assert chosen(True, **split) == f"sdpa ({needs} rows differ in length)"
-    assert chosen(True, param_dtype="float32") == "flex (the variable-length kernels compute in bfloat16, this run in float32)"
-
-
-class Handle:
-    """Of an activated FlashAttention."""
-
-    def remove(self) -> None:
-        pass
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int], str | None], None]]:
-    """Says that there is a GPU of a compute capability, and that a newer FlashAttention is installed."""
-
-    def pretend(capability: tuple[int, int], installed: str | None) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-        if installed is not None:
-            register_flash_attention_impl(installed, register_fn=Handle)
-
-    known = _registry._FLASH_ATTENTION_IMPLS.copy()
-    yield pretend
-    restore_flash_attention_impl()
-    _registry._FLASH_ATTENTION_IMPLS.update(known)
-
-
-@pytest.mark.parametrize(
-    ("capability", "installed", "runs"),
-    [
-        ((8, 0), None, None),
-        ((8, 0), "FA3", None),
-        ((9, 0), None, None),
-        ((9, 0), "FA3", "FA3"),
-        ((9, 0), "FA4", None),
-        ((10, 0), None, None),
-        ((10, 0), "FA3", None),
-        ((10, 0), "FA4", "FA4"),
-    ],
-)
-def test_auto_runs_on_every_gpu_with_the_newest_flash_attention_that_is_installed(
-    gpu: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
-    capability: tuple[int, int],
-    installed: str | None,
-    runs: str | None,
-) -> None:
-    gpu(capability, installed)
-    _say_once.cache_clear()
-    backend = resolve_backend("auto", param_dtype="bfloat16", context_parallel=1, sequence_length=24)
-    with caplog.at_level("INFO"):
-        layers = [inner_attention(backend).build() for _ in range(2)]
-    assert current_flash_attention_impl() == runs  # None: torch's own
-    wanted = {8: None, 9: "FA3", 10: "FA4"}[capability[0]]
-    told = f"varlen runs on FlashAttention 2, without {wanted}: No module named"
-    assert caplog.text.count(told) == (0 if runs == wanted else 1)
-    offsets = document_offsets(torch.tensor(ROWS["many documents"]))
-    q, kv = torch.empty(2, 24, 4, 16, device="meta"), torch.empty(2, 24, 2, 16, device="meta")
-    for layer in layers:
-        out = layer(q, kv, kv, attention_masks=offsets, enable_gqa=True)
-        assert (out.shape, out.dtype) == (q.shape, q.dtype)
-
-
-@pytest.mark.parametrize(
-    ("backend", "gpu", "setting", "reason"),
-    [
-        ("flash", False, {}, "it needs a GPU"),
-        ("flex", False, {}, "FlexAttention has no backward pass on CPU"),
-        ("flex", True, {"context_parallel": 4, "sequence_length": 256}, "needs multiples of 512 tokens, and sequences have 256"),
-        ("varlen", True, {"context_parallel": 2}, "cannot split a sequence over 2 context-parallel ranks"),
-        ("varlen", True, {"param_dtype": "float32"}, "compute in bfloat16, this run in float32"),
-        ("eager", True, {}, "there is no such backend"),
-    ],
-)
-def test_a_backend_that_cannot_run_is_refused_with_the_reason_and_what_can(
-    monkeypatch: pytest.MonkeyPatch, backend: str, gpu: bool, setting: dict[str, object], reason: str
-) -> None:
-    monkeypatch.setattr("apertus_model.model.attention.has_gpu", lambda: gpu)
-    with pytest.raises(AttentionBackendError, match=rf"'{backend}' cannot run here: .*{reason}.*what can: sdpa"):
-        resolve_backend(backend, **{"param_dtype": "bfloat16", "context_parallel": 1, **setting})

@@ -1,4 +1,5 @@
-"""Weights to a Hugging Face folder and from it: the very files that transformers writes, bit by bit, a shard at a time."""
+"""Weights to a Hugging Face folder and from it: the very files that transformers writes, bit by bit, a
+shard at a time."""
 
 import json
 import os
@@ -32,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def their_model(dtype: str = "float32", *, meta: bool = False) -> Any:
     from transformers import ApertusConfig, ApertusForCausalLM
 
-    config = ApertusConfig(**hugging_face_config(SPEC, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, dtype=dtype))
+    config = ApertusConfig(
+        **hugging_face_config(SPEC, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, dtype=dtype)
+    )
     with torch.device("meta" if meta else "cpu"):
         return ApertusForCausalLM(config)
 
@@ -56,7 +59,12 @@ def into(target: Path) -> CheckpointWriter:
 
 def imported(folder: str, target: Path) -> Path:
     part = ImportModelPart(model=SPEC, url=folder, reference=folder)
-    save_weights(FolderWeights(folder, SPEC, target.parent / "shards"), part, into(target), on_tensor=lambda done, total: None)
+    save_weights(
+        FolderWeights(folder, SPEC, target.parent / "shards"),
+        part,
+        into(target),
+        on_tensor=lambda done, total: None,
+    )
     return target
 
 
@@ -75,7 +83,9 @@ def weight_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("model*")}
 
 
-def test_a_folder_goes_to_a_checkpoint_and_back_to_the_same_files(folder: Path, tmp_path: Path, numerics: Numerics) -> None:
+def test_a_folder_goes_to_a_checkpoint_and_back_to_the_same_files(
+    folder: Path, tmp_path: Path, numerics: Numerics
+) -> None:
     back = exported(imported(str(folder), tmp_path / "checkpoint"), tmp_path / "back", folder.name)
     assert len(weight_files(folder)) > 5
     numerics(
@@ -90,7 +100,9 @@ def test_a_folder_goes_to_a_checkpoint_and_back_to_the_same_files(folder: Path, 
 
 def test_a_remote_folder_is_read_like_a_local_one(folder: Path, tmp_path: Path) -> None:
     fsspec.filesystem("memory").put(str(folder), f"/{folder.name}-model", recursive=True)
-    back = exported(imported(f"memory://{folder.name}-model", tmp_path / "checkpoint"), tmp_path / "back", folder.name)
+    back = exported(
+        imported(f"memory://{folder.name}-model", tmp_path / "checkpoint"), tmp_path / "back", folder.name
+    )
     assert weight_files(back) == weight_files(folder)
     assert len(list((tmp_path / "shards").iterdir())) == 1  # the last one
 
@@ -102,7 +114,9 @@ def trained_checkpoint(target: Path, **more: torch.Tensor) -> dict[str, torch.Te
     return state
 
 
-def test_a_checkpoint_goes_to_a_folder_and_back_to_the_same_weights(tmp_path: Path, numerics: Numerics) -> None:
+def test_a_checkpoint_goes_to_a_folder_and_back_to_the_same_weights(
+    tmp_path: Path, numerics: Numerics
+) -> None:
     trained = trained_checkpoint(tmp_path / "trained")
     imported(str(exported(tmp_path / "trained", tmp_path / "model", "float32")), tmp_path / "again")
     again = {name: torch.empty_like(weight) for name, weight in trained.items()}
@@ -118,10 +132,16 @@ def test_a_checkpoint_goes_to_a_folder_and_back_to_the_same_weights(tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_adapter_is_merged_into_its_weight_and_rounded_once(tmp_path: Path, dtype: torch.dtype, numerics: Numerics) -> None:
+def test_an_adapter_is_merged_into_its_weight_and_rounded_once(
+    tmp_path: Path, dtype: torch.dtype, numerics: Numerics
+) -> None:
     name = "layers.1.attention.wo"
     a, b = torch.randn(2, 32), torch.randn(32, 2)
-    adapter = {f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b, f"{name}.lora_scale": torch.tensor(0.5)}
+    adapter = {
+        f"{name}.lora_a.weight": a,
+        f"{name}.lora_b.weight": b,
+        f"{name}.lora_scale": torch.tensor(0.5),
+    }
     trained = trained_checkpoint(tmp_path / "adapted", **adapter)
     exported(tmp_path / "adapted", tmp_path / "model", str(dtype).removeprefix("torch."))
     product = b[:, 0, None].double() * a[None, 0].double() + b[:, 1, None].double() * a[None, 1].double()
@@ -135,7 +155,9 @@ def test_an_adapter_is_merged_into_its_weight_and_rounded_once(tmp_path: Path, d
         difference=largest_difference(weights[f"{name}.weight"], merged),
         allowed=0.0,
     )
-    assert torch.equal(weights["layers.2.attention.wo.weight"], trained["layers.2.attention.wo.weight"].to(dtype))
+    assert torch.equal(
+        weights["layers.2.attention.wo.weight"], trained["layers.2.attention.wo.weight"].to(dtype)
+    )
 
 
 def broken(folder: Path, target: Path, change: Any) -> Path:
@@ -180,15 +202,23 @@ def only_pickles(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (edit_tensor("model.layers.1.mlp.act_fn.beta", torch.tensor(0.25)), r"beta is 0\.25, this model computes xIELU with 0\.5"),
-        (edit_tensor("model.norm.weight", torch.ones(16)), r"'model.norm.weight' .* has shape \(16,\), config.json says \(32,\)"),
+        (
+            edit_tensor("model.layers.1.mlp.act_fn.beta", torch.tensor(0.25)),
+            r"beta is 0\.25, this model computes xIELU with 0\.5",
+        ),
+        (
+            edit_tensor("model.norm.weight", torch.ones(16)),
+            r"'model.norm.weight' .* has shape \(16,\), config.json says \(32,\)",
+        ),
         (edit_tensor("model.norm.weight", None), "lacks 1 of 39 weights, the first 'model.norm.weight'"),
         (edit_index("../model.safetensors"), "only safetensors in the folder itself are read"),
         (edit_index("pytorch_model.bin"), r"never pickles \(\.bin\)"),
         (only_pickles, r"never pickles \(\.bin\)"),
     ],
 )
-def test_a_folder_that_does_not_hold_the_model_is_refused(folder: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_a_folder_that_does_not_hold_the_model_is_refused(
+    folder: Path, tmp_path: Path, change: Any, message: str
+) -> None:
     with pytest.raises(HuggingFaceError, match=message):
         imported(str(broken(folder, tmp_path / "broken", change)), tmp_path / "checkpoint")
 
@@ -228,7 +258,8 @@ def work(spec, name):
     imported = ImportModelPart(model=spec, url=str(folder / name), reference=name)
     checkpoint, again = str(folder / f"{name}-checkpoint"), folder / f"{name}-again"
     writer = CheckpointWriter(Store.open(str(folder)), f"{name}-checkpoint")
-    yield growth(lambda: save_weights(FolderWeights(imported.url, spec, folder), imported, writer, on_tensor=lambda *_: None))
+    weights = FolderWeights(imported.url, spec, folder)
+    yield growth(lambda: save_weights(weights, imported, writer, on_tensor=lambda *_: None))
     yield growth(lambda: export.write_folder(checkpoint, part, Tokenizer(), again))
     yield growth(lambda: export.compare_by_layer(checkpoint, again, part))
 
@@ -243,14 +274,19 @@ def test_import_and_export_hold_no_more_than_one_shard(tmp_path: Path) -> None:
 
     shard = 32 * 2**20
     for name, spec in (("small", ModelSpec(flavour="mini", n_layers=1)), ("large", LARGE)):
-        config = ApertusConfig(**hugging_face_config(spec, max_position_embeddings=32, bos_token_id=1, eos_token_id=2))
+        config = ApertusConfig(
+            **hugging_face_config(spec, max_position_embeddings=32, bos_token_id=1, eos_token_id=2)
+        )
         with torch.device("meta"):
             theirs = ApertusForCausalLM(config)
         write_shards(theirs, tmp_path / name, max_shard_size=shard, dtype=torch.float32, read=fill)
     assert LARGE.parameters * 4 > 7 * shard
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back to the kernel at once
+    # what is freed goes back to the kernel at once
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     program = [sys.executable, "-c", MEMORY, str(tmp_path), str(shard)]
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     importing, writing, comparing = (int(value) / shard for value in done.stdout.split())
     print(f"{importing:.2f} {writing:.2f} {comparing:.2f} shards")

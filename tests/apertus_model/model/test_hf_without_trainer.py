@@ -1,4 +1,5 @@
-"""On a GPU machine with an older torch, torchtitan's Trainer does not import; the model, its optimizer and its losses still work."""
+"""On a GPU machine with an older torch, torchtitan's Trainer does not import; the model, its optimizer and
+its losses still work."""
 
 import subprocess
 import sys
@@ -46,5 +47,7 @@ print("trained")
 
 def test_the_model_trains_where_the_trainer_does_not_import() -> None:
     root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.endswith("trained\n"), done.stdout + done.stderr

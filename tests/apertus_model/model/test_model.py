@@ -1,18 +1,18 @@
-"""The Apertus model against transformers, against the published parameter counts, and against its own promises."""
+"""The Apertus model against transformers, against the published parameter counts, and against its own
+promises."""
 
 import pytest
 import torch
-from torch import nn
 
-from apertus_model.model.attention import AttentionBackendError, document_mask, resolve_backend
-from apertus_model.model.feed_forward import XIELU
+from apertus_model.model.attention import document_mask
 from apertus_model.model.hf import from_hugging_face, hugging_face_config, to_hugging_face
-from apertus_model.model.init import fill_normal
 from apertus_model.model.model import ApertusModel, llama3_inverse_frequencies, model_config, rope_config
 from specs.model import ModelSpec
 from tests.numerics import Numerics, largest_difference
 
-TINY = ModelSpec(dim=48, n_layers=3, n_heads=6, n_kv_heads=2, head_dim=16, ffn_dim=96, vocab_size=256, init_std=0.3)
+TINY = ModelSpec(
+    dim=48, n_layers=3, n_heads=6, n_kv_heads=2, head_dim=16, ffn_dim=96, vocab_size=256, init_std=0.3
+)
 SEQUENCE_LENGTH = 64
 
 
@@ -22,7 +22,9 @@ def build(spec: ModelSpec = TINY, seed: int = 0) -> ApertusModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:  # norms and scalars that are not at their neutral start
-                parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+                parameter += 0.1 * torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(len(name))
+                )
     return model.eval()
 
 
@@ -40,7 +42,9 @@ def test_logits_equal_those_of_transformers(scaled: bool, numerics: Numerics) ->
         spec = spec.model_copy(update={"rope_scaling": scaling, "rope_theta": 1000.0})
     model = build(spec)
     config = ApertusConfig(
-        **hugging_face_config(spec, max_position_embeddings=SEQUENCE_LENGTH, bos_token_id=1, eos_token_id=2, pad_token_id=3)
+        **hugging_face_config(
+            spec, max_position_embeddings=SEQUENCE_LENGTH, bos_token_id=1, eos_token_id=2, pad_token_id=3
+        )
     )
     theirs = ApertusForCausalLM(config)
     theirs.load_state_dict(to_hugging_face(model.state_dict()), strict=True)
@@ -89,7 +93,10 @@ def test_changing_one_document_never_changes_the_logits_of_its_neighbours() -> N
 
 def test_document_mask_is_causal_and_ends_at_borders() -> None:
     mask = document_mask(torch.tensor([[0, 1, 2, 0, 1]]))[0, 0]
-    expected = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]], dtype=torch.bool)
+    expected = torch.tensor(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]],
+        dtype=torch.bool,
+    )
     assert torch.equal(mask, expected)
 
 
@@ -101,87 +108,13 @@ def test_published_sizes_have_the_published_number_of_parameters(flavour: str, c
     assert sum(parameter.numel() for parameter in model.parameters()) == count == spec.parameters
 
 
-def test_xielu_follows_its_formula_in_float64(numerics: Numerics) -> None:
-    activation = XIELU(XIELU.Config())
-    with torch.no_grad():
-        activation.alpha_p.fill_(0.3)
-        activation.alpha_n.fill_(-0.7)
-    x = torch.linspace(-6, 6, 241, dtype=torch.float64)
-    alpha_p = torch.log1p(torch.exp(torch.tensor(0.3, dtype=torch.float64)))
-    alpha_n = 0.5 + torch.log1p(torch.exp(torch.tensor(-0.7, dtype=torch.float64)))
-    expected = torch.where(x > 0, alpha_p * x**2 + 0.5 * x, alpha_n * (torch.expm1(x.clamp(max=-1e-6)) - x) + 0.5 * x)
-    numerics(
-        "model",
-        "xIELU from -6 to 6, relative above 1",
-        source="arXiv 2411.13010",
-        against="the published form in float64, which its eps of -1e-6 moves by 1e-6 a_n at 0",
-        difference=largest_difference(activation(x.float()), expected, relative_above=1.0),
-        allowed=1e-6,
-    )
-
-
-def test_the_gradient_of_xielu_is_that_of_its_formula(numerics: Numerics) -> None:
-    activation = XIELU(XIELU.Config()).double()
-    with torch.no_grad():
-        activation.alpha_p.fill_(0.3)
-        activation.alpha_n.fill_(-0.7)
-    x = torch.tensor([-3.0, -0.5, -1e-3, 1e-3, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
-    weights = torch.arange(1.0, 7.0, dtype=torch.float64)
-    (activation(x) * weights).sum().backward()
-    alpha_p, alpha_n = (torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.3, -0.7))
-    slope_p, slope_n = nn.functional.softplus(alpha_p), 0.5 + nn.functional.softplus(alpha_n)
-    y = x.detach().clone().requires_grad_()
-    plain = torch.where(y > 0, slope_p * y**2, slope_n * (torch.expm1(y.clamp(max=-1e-6)) - y)) + 0.5 * y
-    (plain * weights).sum().backward()
-    truth = {"source": "arXiv 2411.13010", "against": "autograd through the formula in float64"}
-    numerics(
-        "model",
-        "gradient of xIELU by its input, float64, relative",
-        **truth,
-        difference=largest_difference(x.grad, y.grad, relative_above=0.0),
-        allowed=1e-12,
-    )
-    numerics(
-        "model",
-        "gradient of xIELU by its scalars, float64 summed in float32, relative",
-        **truth,
-        difference=largest_difference([activation.alpha_p.grad, activation.alpha_n.grad], [alpha_p.grad, alpha_n.grad], relative_above=0.0),
-        allowed=1e-6,
-    )
-
-
-def test_initial_xielu_slopes_are_those_of_the_recipe() -> None:
-    model = model_config(TINY, sequence_length=8, attention="sdpa").build()
-    model.init_weights()
-    activation = model.layers["0"].feed_forward.act
-    assert nn.functional.softplus(activation.alpha_p).item() == pytest.approx(0.8)
-    assert 0.5 + nn.functional.softplus(activation.alpha_n).item() == pytest.approx(0.8)
-    assert activation.alpha_p.item() == pytest.approx(0.20338, abs=1e-5)
-    assert activation.alpha_n.item() == pytest.approx(-1.05023, abs=1e-5)
-
-
-def test_output_projections_start_smaller_than_the_other_matrices() -> None:
-    spec = TINY.model_copy(update={"dim": 256, "ffn_dim": 512, "init_std": 0.008944})
-    model = model_config(spec, sequence_length=8, attention="sdpa").build()
-    model.init_weights()
-    layer = model.layers["1"]
-    for weight in (layer.attention.wo.weight, layer.feed_forward.down_proj.weight):
-        assert weight.std().item() == pytest.approx(0.008944 / 6**0.5, rel=0.02)
-    for weight in (layer.attention.qkv_linear.wq.weight, model.tok_embeddings.weight, model.lm_head.weight):
-        assert weight.std().item() == pytest.approx(0.008944, rel=0.02)
-
-
-def test_initial_weights_depend_on_seed_and_name_only() -> None:
-    def draw(name: str, seed: int) -> torch.Tensor:
-        weight = torch.empty(300, 700)
-        fill_normal(weight, name, seed=seed, std=1.0)
-        return weight
-
-    assert torch.equal(draw("a", 1), draw("a", 1))
-    assert not torch.equal(draw("a", 1), draw("b", 1))
-    assert not torch.equal(draw("a", 1), draw("a", 2))
-    blocks = draw("a", 1).flatten()
-    assert len(blocks.unique()) > 0.99 * len(blocks)  # no block repeats another
+def test_all_layers_share_one_table_of_positions_that_no_checkpoint_has() -> None:
+    model = model_config(TINY, sequence_length=SEQUENCE_LENGTH, attention="sdpa").build()
+    model.init_states()
+    tables = [layer.attention.rope.cache for layer in model.layers.values()]
+    assert len(tables) == TINY.n_layers > 1 and all(table is tables[0] for table in tables)
+    assert torch.equal(tables[0], rope_config(TINY, SEQUENCE_LENGTH).build().cache)
+    assert not any("rope" in name for name in model.state_dict())
 
 
 def test_rope_scaling_keeps_short_wavelengths_and_stretches_long_ones() -> None:
@@ -190,16 +123,3 @@ def test_rope_scaling_keeps_short_wavelengths_and_stretches_long_ones() -> None:
     wavelengths = 2 * torch.pi / plain
     assert torch.equal(frequencies[wavelengths < 8192 / 4], plain[wavelengths < 8192 / 4])
     torch.testing.assert_close(frequencies[wavelengths > 8192], plain[wavelengths > 8192] / 8)
-
-
-def test_a_backend_that_cannot_run_here_is_refused_with_the_reason() -> None:
-    with pytest.raises(AttentionBackendError, match=r"'flash'.*needs a GPU.*what can: sdpa"):
-        resolve_backend("flash", param_dtype="bfloat16", context_parallel=1)
-    with pytest.raises(AttentionBackendError, match="no such backend"):
-        resolve_backend("eager", param_dtype="float32", context_parallel=1)
-
-
-def test_auto_takes_sdpa_on_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        assert resolve_backend("auto", param_dtype="float32", context_parallel=1) == "sdpa"
-    assert "sdpa (no GPU)" in caplog.text

@@ -1,4 +1,5 @@
-"""Every `optimizer.name` in the engine: it trains, resumes from a checkpoint in the same bits, and computes the same on two processes."""
+"""Every `optimizer.name` in the engine: it trains, resumes from a checkpoint in the same bits, and
+computes the same on two processes."""
 
 import os
 import socket
@@ -8,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODEL, Data, FolderStorage, Recorder, Result, SyntheticSamples, difference, full, in_processes, same, segment, train
 
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
@@ -19,6 +19,20 @@ from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
 from specs.schedule import Schedule
+from tests.apertus_model.harness import (
+    MODEL,
+    Data,
+    FolderStorage,
+    Recorder,
+    Result,
+    SyntheticSamples,
+    difference,
+    full,
+    in_processes,
+    same,
+    segment,
+    train,
+)
 from tests.numerics import Numerics, largest_difference
 
 RATES = {"lion": 1e-3, "signum": 1e-3, "sophia": 3e-3, "muon": 2e-2, "prodigy": 1.0}
@@ -29,14 +43,25 @@ STEPS, HALF = 6, 3
 
 def optimizer(choice: str, **changes: Any) -> OptimizerSpec:
     fields = VARIANTS.get(choice, {"name": choice})
-    short = {"ademamix": {"alpha_warmup": 10, "beta3_warmup": 10}, "sophia": {"hessian_interval": 2}}.get(fields["name"], {})
+    short = {"ademamix": {"alpha_warmup": 10, "beta3_warmup": 10}, "sophia": {"hessian_interval": 2}}.get(
+        fields["name"], {}
+    )
     return OptimizerSpec(**{**fields, "lr": RATES.get(choice, 1e-2), **short, **changes}).resolved({})
 
 
 def run_of(choice: str, processes: int, **changes: Any) -> Any:
     spec = optimizer(choice)
-    layout = Parallel(dp_replicate=processes, dp_shard=1) if refused_layout(str(spec.name), Parallel(), processes) else Parallel()
-    settings = {"optimizer": spec, "schedule": Schedule(peak=spec.lr or 0.0), "parallel": layout, "end_step": STEPS}
+    layout = (
+        Parallel(dp_replicate=processes, dp_shard=1)
+        if refused_layout(str(spec.name), Parallel(), processes)
+        else Parallel()
+    )
+    settings = {
+        "optimizer": spec,
+        "schedule": Schedule(peak=spec.lr or 0.0),
+        "parallel": layout,
+        "end_step": STEPS,
+    }
     return segment(**{**settings, "checkpoint": {"interval": HALF}, **changes})
 
 
@@ -50,14 +75,20 @@ def run_here(folder: Path, spec: Any, *, processes: int, source: Source | None =
         stop_requested=lambda: False,
         scratch=str(folder),
     )
-    trainer = trainer_config(spec, Data(SyntheticSamples()), Recorder(result), lifecycle, world_size=processes).build()
+    trainer = trainer_config(
+        spec, Data(SyntheticSamples()), Recorder(result), lifecycle, world_size=processes
+    ).build()
     trainer.train()
-    result.weights, result.optimizer = full(trainer.model_parts[0].state_dict()), full(trainer.optimizers.state_dict())
+    result.weights, result.optimizer = (
+        full(trainer.model_parts[0].state_dict()),
+        full(trainer.optimizers.state_dict()),
+    )
     trainer.close()
     return result
 
 
-Runs = dict[str, tuple[Result, Result]]  # choice -> the whole run, and its second half from the checkpoint in the middle
+# choice -> the whole run, and its second half from the checkpoint in the middle
+Runs = dict[str, tuple[Result, Result]]
 
 
 def all_choices(folder: Path, processes: int) -> Runs:
@@ -103,6 +134,7 @@ def test_it_trains(choice: str, one_process: Runs) -> None:
     assert min(measured[-3:]) < measured[0] - 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_going_on_from_a_checkpoint_gives_the_same_bits(
@@ -113,7 +145,8 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(
     assert len(losses(rest)) == STEPS - HALF
     numerics(
         "optimizers",
-        f"every optimizer, losses, weights and state {STEPS - HALF} steps after a checkpoint, {processes} process{'es' * (processes > 1)}",
+        f"every optimizer, losses, weights and state {STEPS - HALF} steps after a checkpoint, {processes}"
+        f" process{'es' * (processes > 1)}",
         source="this engine",
         against="a run that did not stop",
         difference=largest_difference(found, expected),
@@ -121,14 +154,17 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(
     )
 
 
-# Largest difference of a weight between one and two processes after six steps, where it is not that of a few roundings: Muon's iteration
-# runs in bfloat16, SOAP's eigenvectors of directions without gradient are those of rounding errors, and a moment is rounded to the other
-# side where the last bit of a sum decides. All turn that bit into a part of a step.
+# Largest difference of a weight between one and two processes after six steps, where it is not that of a few
+# roundings: Muon's iteration runs in bfloat16, SOAP's eigenvectors of directions without gradient are those
+# of rounding errors, and a moment is rounded to the other side where the last bit of a sum decides. All turn
+# that bit into a part of a step.
 ALIKE = {"muon": 3e-2, "d-muon": 3e-2, "soap": 2e-1, "ademamix in bfloat16": 5e-3}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_two_processes_train_as_one_does(choice: str, one_process: Runs, two_processes: Runs, numerics: Numerics) -> None:
+def test_two_processes_train_as_one_does(
+    choice: str, one_process: Runs, two_processes: Runs, numerics: Numerics
+) -> None:
     one, two = one_process[choice][0], two_processes[choice][0]
     assert losses(two) == pytest.approx(losses(one), abs=0.05 if choice in ALIKE else 1e-5)
     numerics(
@@ -142,7 +178,9 @@ def test_two_processes_train_as_one_does(choice: str, one_process: Runs, two_pro
 
 
 @pytest.mark.parametrize("name", ["muon", "d-muon"])
-def test_muon_on_shards_is_muon_on_whole_matrices(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: Numerics) -> None:
+def test_muon_on_shards_is_muon_on_whole_matrices(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: Numerics
+) -> None:
     """With its iteration in float32, so that rounding does not hide a mistake."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     one = train(tmp_path / "one", run_of(name, 1, end_step=4))[0]
@@ -158,14 +196,20 @@ def test_muon_on_shards_is_muon_on_whole_matrices(name: str, tmp_path: Path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [Parallel(tp=2), Parallel(tp=2, sequence_parallel=True), Parallel(cp=2), Parallel(dp_replicate=2)])
+@pytest.mark.parametrize(
+    "parallel",
+    [Parallel(tp=2), Parallel(tp=2, sequence_parallel=True), Parallel(cp=2), Parallel(dp_replicate=2)],
+)
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice not in ("soap", "prodigy")])
-def test_four_processes_train_as_one_does(choice: str, parallel: Parallel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_processes_train_as_one_does(
+    choice: str, parallel: Parallel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if choice in ALIKE:
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     one = train(tmp_path / "one", run_of(choice, 1, end_step=4))[0]
     four = train(tmp_path / "four", run_of(choice, 4, end_step=4, parallel=parallel), processes=4)[0]
-    assert difference(one.weights, four.weights) < 5e-4  # where a gradient is about eps, its rounding decides the step of 1e-2
+    # where a gradient is about eps, its rounding decides the step of 1e-2
+    assert difference(one.weights, four.weights) < 5e-4
 
 
 @pytest.fixture
@@ -193,7 +237,11 @@ def step(model: torch.nn.Module, optimizers: Optimizers, seed: int) -> None:
 def settings(optimizers: Optimizers) -> list[dict[str, Any]]:
     """The hyperparameters of all groups, without parameters and what counts as state."""
     state = {"params", "step", "d", "d_max", "d_hat", "d_numerator", "d_de_nom", "weight_sum", "lr_max"}
-    return [{k: v for k, v in group.items() if k not in state} for single in optimizers for group in single.param_groups]
+    return [
+        {k: v for k, v in group.items() if k not in state}
+        for single in optimizers
+        for group in single.param_groups
+    ]
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -205,9 +253,19 @@ def test_what_a_new_stage_states_wins_over_what_the_state_remembers(choice: str)
     name = VARIANTS.get(choice, {"name": choice})["name"]
     published = PUBLISHED[name].defaults
     betas = {"betas": (0.5, 0.6, 0.7)[: len(published["betas"])]} if "betas" in published else {}
-    others = {"momentum": 0.4, "gamma": 0.3, "precondition_frequency": 3, "adamw_lr_ratio": 0.2, "eps": 1e-3, "d_coef": 2.0, "alpha": 1.5}
+    others = {
+        "momentum": 0.4,
+        "gamma": 0.3,
+        "precondition_frequency": 3,
+        "adamw_lr_ratio": 0.2,
+        "eps": 1e-3,
+        "d_coef": 2.0,
+        "alpha": 1.5,
+    }
     others |= {"rho": 0.2, "hessian_interval": 4}
-    stated = optimizer(choice, lr=7e-4, weight_decay=0.37, **betas, **{k: v for k, v in others.items() if k in published})
+    stated = optimizer(
+        choice, lr=7e-4, weight_decay=0.37, **betas, **{k: v for k, v in others.items() if k in published}
+    )
     _, child = new(stated)
     fresh = settings(child)
     child.load_state_dict(stored)
@@ -243,14 +301,23 @@ def test_matrices_are_muons_and_the_rest_is_adamws_at_its_own_rate(tmp_path: Pat
         for single in trainer.optimizers:
             for group in single.param_groups:
                 for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                    groups[name] = type(single).__name__, round(group["lr"], 12), group["weight_decay"], parameter.ndim
+                    groups[name] = (
+                        type(single).__name__,
+                        round(group["lr"], 12),
+                        group["weight_decay"],
+                        parameter.ndim,
+                    )
         assert groups["layers.0.attention.qkv_linear.wq.weight"] == ("Muon", 2e-2, 0.1, 2)
         assert groups["tok_embeddings.weight"] == groups["lm_head.weight"] == ("AdamW", 3e-4, 0.1, 2)
         rest = {name: found for name, found in groups.items() if not name.startswith(("tok_", "lm_"))}
         assert {found[:3] for found in rest.values() if found[3] == 1} == {("AdamW", 3e-4, 0.0)}
         assert {found[:3] for found in rest.values() if found[3] == 2} == {("Muon", 2e-2, 0.1)}
 
-    train(tmp_path, run_of("muon", 1, end_step=1, optimizer=optimizer("muon", weight_decay=0.1)), inspect=inspect)
+    train(
+        tmp_path,
+        run_of("muon", 1, end_step=1, optimizer=optimizer("muon", weight_decay=0.1)),
+        inspect=inspect,
+    )
 
 
 def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weights(tmp_path: Path) -> None:
@@ -262,10 +329,14 @@ def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weigh
     load_tensors(stored, str(tmp_path / "parent" / f"step-{STEPS}"))
     for name, training in parent.weights.items():
         z = parent.optimizer[f"state.{name}.z"]
-        torch.testing.assert_close(stored[name], (training - 0.1 * z) / 0.9, rtol=0, atol=1e-5)  # y = (1 - b1) z + b1 x
+        # y = (1 - b1) z + b1 x
+        torch.testing.assert_close(stored[name], (training - 0.1 * z) / 0.9, rtol=0, atol=1e-5)
         assert torch.equal(parent.optimizer[f"state.{name}.y"], training)
     again = train(
-        tmp_path / "again", run_of("adamw", 1), source=Source(str(tmp_path / "parent" / f"step-{STEPS}"), STEPS, False), stop_at=0
+        tmp_path / "again",
+        run_of("adamw", 1),
+        source=Source(str(tmp_path / "parent" / f"step-{STEPS}"), STEPS, False),
+        stop_at=0,
     )[0]
     assert same(again.weights, stored)  # who starts from the weights has the averaged ones
     model = model_config(MODEL, sequence_length=16, attention="sdpa").build()

@@ -1,122 +1,16 @@
-"""A stage run as the launcher would run it, in this process."""
-
-from __future__ import annotations
-
-import importlib
-import signal
-from collections.abc import Iterator
-from pathlib import Path
-from random import Random
-from types import FrameType
-from typing import Any
+"""A trained segment."""
 
 import pytest
 
-from apertus_model.progress import Progress
-from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt, Store
-from specs.job import InputRef, Job
+from infra.store import Artifact
+from tests.apertus_model.stages.training import SPEC, Stages
 
 
-class Bench:
-    """A store in a temporary folder; `run` executes one stage and returns what it committed."""
-
-    def __init__(self, folder: Path, url: str | None = None) -> None:
-        self.folder = folder
-        self.store = Store.open(url or str(folder / "store"))
-        self.store.initialise()
-
-    def job(
-        self,
-        kind: str,
-        fingerprint: str,
-        spec: dict[str, Any],
-        inputs: dict[str, Artifact],
-        *,
-        attempt: str,
-        workers: int,
-        launch: dict[str, Any] | None = None,
-        profile: dict[str, Any] | None = None,
-    ) -> Job:
-        references = {
-            role: InputRef(kind=artifact.path.split("/")[0], fingerprint=artifact.path.split("/")[1], path=artifact.path)
-            for role, artifact in inputs.items()
-        }
-        return Job(
-            node=kind,
-            kind=kind,
-            version=1,
-            fingerprint=fingerprint,
-            spec=spec,
-            identity=spec,
-            inputs=references,
-            launch={"workers": workers, **(launch or {})},
-            profile=profile or {},
-            store=self.store.url,
-            path=f"{kind}/{fingerprint}",
-            attempt=attempt,
-            scratch=str(self.folder / "scratch" / kind / fingerprint / attempt),
-            progress=str(self.folder / "progress.jsonl"),
-        )
-
-    def run(
-        self,
-        kind: str,
-        fingerprint: str,
-        spec: dict[str, Any],
-        inputs: dict[str, Artifact] | None = None,
-        *,
-        attempt: str = "first",
-        workers: int = 1,
-        attempt_class: type[Attempt] = Attempt,
-        launch: dict[str, Any] | None = None,
-        profile: dict[str, Any] | None = None,
-        stop: StopSignal | None = None,
-    ) -> Artifact:
-        job = self.job(kind, fingerprint, spec, inputs or {}, attempt=attempt, workers=workers, launch=launch, profile=profile)
-        stage = importlib.import_module(f"apertus_model.stages.{kind}")
-        stage.run(job, attempt_class(job), Progress(job.progress), stop or StopSignal())
-        return Artifact(self.store, job.path)
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    return Stages(tmp_path_factory.mktemp("stages"))
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def texts() -> list[str]:
-    """Sixty small documents, all different."""
-    random = Random(0)
-    words = ["".join(random.choices("abcdefghijklmnopqrstuvwxyzäöüéß", k=random.randint(2, 9))) for _ in range(300)]
-    return [" ".join(random.choices(words, k=random.randint(20, 90))) + f"\n\nnumber {i}" for i in range(60)]
-
-
-@pytest.fixture
-def documents(tmp_path: Path, texts: list[str]) -> Path:
-    """The documents as sixty files."""
-    folder = tmp_path / "documents"
-    folder.mkdir()
-    for i, text in enumerate(texts):
-        (folder / f"{i:02d}.txt").write_text(text)
-    return folder
-
-
-@pytest.fixture
-def tokenizer(bench: Bench, documents: Path) -> Artifact:
-    source = {"url": str(documents), "format": "text"}
-    return bench.run("tokenizer", "tokenizer0", {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000})
-
-
-@pytest.fixture
-def deadline() -> Iterator[None]:
-    """Ends a test that waits for something that does not happen."""
-
-    def expire(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError("the test waited for 60 seconds")
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous)
+@pytest.fixture(scope="module")
+def trained(stages: Stages) -> Artifact:
+    return stages.train("trained", SPEC)

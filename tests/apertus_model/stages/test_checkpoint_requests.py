@@ -1,4 +1,5 @@
-"""What committing a checkpoint costs on object storage, as the server sees it: what `docs/object_storage.md` lists."""
+"""What committing a checkpoint costs on object storage, as the server sees it: what
+`docs/object_storage.md` lists."""
 
 from __future__ import annotations
 
@@ -27,19 +28,24 @@ WRITING = Counter(PutObject=4, HeadObject=3, GetObject=3)  # two files, rows of 
 LISTING = Counter(ListObjectsV2=1)
 LEASE = PRUNE = BEST = LISTING
 LOOKING = LISTING + LISTING + LEASE  # at who refers to what is old, and what ends a segment
-REMOVING = Counter(GetObject=2, HeadObject=1, ListObjectsV2=5, DeleteObjects=2)  # a step, and looking again at who refers to it
+# a step, and looking again at who refers to it
+REMOVING = Counter(GetObject=2, HeadObject=1, ListObjectsV2=5, DeleteObjects=2)
 
 
 class Training:
     """What a training stage does when all ranks have written, of a segment with `checkpoint`."""
 
     def __init__(self, attempt: Attempt, **checkpoint: Any) -> None:
-        segment: Any = SimpleNamespace(checkpoint=Checkpointing(**checkpoint), anomalies=Anomalies(), start_step=0)
+        segment: Any = SimpleNamespace(
+            checkpoint=Checkpointing(**checkpoint), anomalies=Anomalies(), start_step=0
+        )
         data: Any = SimpleNamespace()
         self.attempt = attempt
         progress = Progress(None)
         recorder = SegmentRecorder(attempt, progress, segment, Tracker({}), resumed={})
-        self.checkpoints = SegmentCheckpoints(attempt, progress, segment, data, recorder, resumed={}, passes_before={})
+        self.checkpoints = SegmentCheckpoints(
+            attempt, progress, segment, data, recorder, resumed={}, passes_before={}
+        )
 
     def requests_of_a_save(self, step: int) -> Counter[str]:
         """Of two ranks with a small file each; the first checkpoint has the lowest held-out loss."""
@@ -62,8 +68,10 @@ def attempt(moto: Moto, tmp_path: Path) -> Iterator[Attempt]:
         lease = leases.claim("first", leases.look())
         assert lease is not None
         job = Job(
-            node="n", kind="pretrain", version=1, fingerprint="f" * 32, spec={}, identity={}, inputs={}, launch={}, store=store.url,
-            path=path, attempt="first", scratch=str(tmp_path), progress=str(tmp_path / "progress"), lease=lease.generation,
+            node="n", kind="pretrain", version=1, fingerprint="f" * 32, spec={}, identity={}, inputs={},
+            launch={}, store=store.url,
+            path=path, attempt="first", scratch=str(tmp_path), progress=str(tmp_path / "progress"),
+            lease=lease.generation,
         )  # fmt: skip
         yield Attempt(job, store)
 

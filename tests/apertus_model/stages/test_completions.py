@@ -7,22 +7,31 @@ from typing import Any
 
 import pytest
 import torch
-from preference_artifacts import put_model, put_rows
 
 from apertus_model.data.rows import Rows
 from apertus_model.generation import GenerationError, batch_seed
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
+from tests.apertus_model.preference_artifacts import put_model, put_rows
 
 FACTS = {"end_of_turn_id": 68, "pad_id": 10}
 
 
 def _prompts(bench: Any, *tokens: list[int]) -> Artifact:
-    return put_rows(bench, "prompts", "p", [{"id": str(i), "tokens": ids} for i, ids in enumerate(tokens)], FACTS)
+    return put_rows(
+        bench, "prompts", "p", [{"id": str(i), "tokens": ids} for i, ids in enumerate(tokens)], FACTS
+    )
 
 
 def _run(
-    bench: Any, model: Artifact, prompts: Artifact, fingerprint: str = "c", *, units: int = 64, launch: Any = None, **sampling: Any
+    bench: Any,
+    model: Artifact,
+    prompts: Artifact,
+    fingerprint: str = "c",
+    *,
+    units: int = 64,
+    launch: Any = None,
+    **sampling: Any,
 ) -> Artifact:
     spec = {"sampling": {"n": 2, "max_new_tokens": 6, "batch_size": 2} | sampling, "prompts_per_unit": units}
     return bench.run("completions", fingerprint, spec, {"model": model, "prompts": prompts}, launch=launch)
@@ -43,7 +52,9 @@ def _greedy(folder: Artifact, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_greedy_completions_are_the_most_probable_tokens_for_prompts_of_any_length(bench: Any, tokenizer: Artifact) -> None:
+def test_greedy_completions_are_the_most_probable_tokens_for_prompts_of_any_length(
+    bench: Any, tokenizer: Artifact
+) -> None:
     model = put_model(bench, tokenizer)
     artifact = _run(bench, model, _prompts(bench, *PROMPTS), temperature=0)
     for row, prompt in zip(Rows(artifact), PROMPTS, strict=True):
@@ -72,9 +83,13 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_model(bench: Any, tokeni
     opened = AutoModelForCausalLM.from_pretrained(model.local("config.json").parent, dtype=torch.float64)
     with torch.no_grad():
         probabilities = torch.softmax(opened(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.7, -1)
-    counts = torch.bincount(torch.tensor([one["tokens"][0] for one in row["completions"]]), minlength=len(probabilities))
+    counts = torch.bincount(
+        torch.tensor([one["tokens"][0] for one in row["completions"]]), minlength=len(probabilities)
+    )
     likely = probabilities > 5 / draws
-    deviations = (counts - draws * probabilities)[likely] / (draws * probabilities * (1 - probabilities))[likely].sqrt()
+    deviations = (counts - draws * probabilities)[likely] / (draws * probabilities * (1 - probabilities))[
+        likely
+    ].sqrt()
     assert likely.sum() > 20
     assert 0.6 < deviations.std() < 1.6  # 5.4 without the temperature
     assert deviations.abs().max() < 4.5
@@ -87,15 +102,21 @@ def test_a_completion_ends_with_the_turn_and_generation_with_the_last_completion
 
     calls = []
     forward = ApertusForCausalLM.forward
-    monkeypatch.setattr(ApertusForCausalLM, "forward", lambda self, *a, **k: (calls.append(1), forward(self, *a, **k))[1])
-    artifact = _run(bench, put_model(bench, tokenizer, favourite=68), _prompts(bench, *PROMPTS[:2]), max_new_tokens=50)
+    monkeypatch.setattr(
+        ApertusForCausalLM, "forward", lambda self, *a, **k: (calls.append(1), forward(self, *a, **k))[1]
+    )
+    artifact = _run(
+        bench, put_model(bench, tokenizer, favourite=68), _prompts(bench, *PROMPTS[:2]), max_new_tokens=50
+    )
     expected = {"text": "", "tokens": [68], "finished": True}
     assert [row["completions"] for row in Rows(artifact)] == [[expected] * 2] * 2
     assert len(calls) == 1
 
 
 def test_special_tokens_do_not_enter_the_text(bench: Any, tokenizer: Artifact) -> None:
-    [row] = Rows(_run(bench, put_model(bench, tokenizer, favourite=67), _prompts(bench, PROMPTS[0]), max_new_tokens=3))
+    [row] = Rows(
+        _run(bench, put_model(bench, tokenizer, favourite=67), _prompts(bench, PROMPTS[0]), max_new_tokens=3)
+    )
     assert row["completions"][0] == {"text": "", "tokens": [67] * 3, "finished": False}
 
 
@@ -113,11 +134,16 @@ def test_neither_units_nor_a_restart_change_a_completion(bench: Any, tokenizer: 
     inputs = {"model": model, "prompts": prompts}
     with pytest.raises(KeyboardInterrupt):
         bench.run("completions", "killed", spec, inputs, attempt_class=Killed)
-    assert bench.run("completions", "killed", spec, inputs, attempt="second").bytes("completions-00000.jsonl") == whole
+    assert (
+        bench.run("completions", "killed", spec, inputs, attempt="second").bytes("completions-00000.jsonl")
+        == whole
+    )
     assert _run(bench, model, prompts, "seed", seed=1).bytes("completions-00000.jsonl") != whole
 
 
-def test_completions_of_a_prompt_differ_and_so_do_equal_prompts_of_different_batches(bench: Any, tokenizer: Artifact) -> None:
+def test_completions_of_a_prompt_differ_and_so_do_equal_prompts_of_different_batches(
+    bench: Any, tokenizer: Artifact
+) -> None:
     rows = Rows(_run(bench, put_model(bench, tokenizer), _prompts(bench, *[PROMPTS[0]] * 4)))
     assert len({tuple(one["tokens"]) for row in rows for one in row["completions"]}) == 8
 
@@ -137,13 +163,17 @@ class LLM:
         if any(300 in prompt["prompt_token_ids"] for prompt in prompts) and os.environ.get("FAIL"):
             sys.exit(7)
         echo = lambda prompt, n: SimpleNamespace(token_ids=(*prompt["prompt_token_ids"], 68, 5)[-2 - n:])
-        return [SimpleNamespace(outputs=[echo(p, k) for k in range(q["n"])]) for p, q in zip(prompts, parameters, strict=True)]
+        return [
+            SimpleNamespace(outputs=[echo(prompt, k) for k in range(asked["n"])])
+            for prompt, asked in zip(prompts, parameters, strict=True)
+        ]
 """
 
 
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment with a vLLM that completes with the end of the prompt, and writes down what it is asked."""
+    """An environment with a vLLM that completes with the end of the prompt, and writes down what it is
+    asked."""
     (tmp_path / "vllm.py").write_text(VLLM)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nHERE={tmp_path} PYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
@@ -160,10 +190,16 @@ def test_vllm_in_its_own_environment_has_the_gpus_of_the_launch_and_a_seed_for_e
     rows = [[one["tokens"] for one in row["completions"]] for row in Rows(artifact)]
     assert rows == [[[68], [67, 68]]] * 3  # up to the end of the turn
     stated = json.loads((vllm / "engine.json").read_text())
-    assert (stated["tensor_parallel_size"], stated["dtype"], stated["trust_remote_code"], stated["ours"]) == (4, "bfloat16", False, [])
+    assert (stated["tensor_parallel_size"], stated["dtype"], stated["trust_remote_code"], stated["ours"]) == (
+        4,
+        "bfloat16",
+        False,
+        [],
+    )
     asked = [one for line in (vllm / "parameters.jsonl").read_text().splitlines() for one in json.loads(line)]
     assert [one.pop("seed") for one in asked] == [batch_seed(28, index) for index in range(3)]
-    assert asked == [{"n": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 6, "stop_token_ids": [68], "ignore_eos": True,
+    assert asked == [{"n": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 6, "stop_token_ids": [68],
+    "ignore_eos": True,
                       "detokenize": False}] * 3  # fmt: skip
 
 
@@ -177,7 +213,12 @@ def test_vllm_that_ends_in_the_middle_is_a_failure_that_may_be_tried_again(
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", ""])
-def test_vllm_that_is_not_installed_is_a_message(bench: Any, tokenizer: Artifact, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_that_is_not_installed_is_a_message(
+    bench: Any, tokenizer: Artifact, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("APERTUS_VLLM_PYTHON", python)
-    with pytest.raises(GenerationError, match=r"(names /nonexistent/python|cannot import vLLM).*pip install vllm.*engine: transformers"):
+    with pytest.raises(
+        GenerationError,
+        match=r"(names /nonexistent/python|cannot import vLLM).*pip install vllm.*engine: transformers",
+    ):
         _run(bench, put_model(bench, tokenizer), _prompts(bench, *PROMPTS), engine="vllm")

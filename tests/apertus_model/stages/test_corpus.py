@@ -2,78 +2,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.stream import split_files
-from infra.store import Artifact, Attempt
+from infra.store import Artifact
 from infra.store.inputs import SourceError
+from tests.apertus_model.attempts import Interrupted, RecordsUnits, StopsAfterOneUnit, stored_bytes
+from tests.apertus_model.corpora import corpus_spec, tokens_of
 
 
-def _spec(documents: Path, files_per_task: int = 7, **process: Any) -> dict[str, Any]:
-    return {
-        "source": {"url": str(documents), "format": "text", "include": ["*.txt"]},
-        "process": {"holdout": 0.2, **process},
-        "seed": 28,
-        "files_per_task": files_per_task,
-    }
-
-
-def _documents(corpus: Artifact, split: str) -> list[list[int]]:
-    file = TokenFile(corpus.local(f"{split}-00000.bin"))
-    return [file[i].tolist() for i in range(len(file))]
-
-
-def _bytes(corpus: Artifact) -> dict[str, bytes]:
-    return {name: corpus.bytes(name) for name in sorted(corpus.manifest.files)}
-
-
-class Interrupted(Exception):
-    pass
-
-
-class StopsAfterOneUnit(Attempt):
-    """An attempt that dies behind its first committed unit."""
-
-    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
-        super().commit_unit(key, **content)
-        raise Interrupted
-
-
-class RecordsUnits(Attempt):
-    committed: ClassVar[list[str]] = []
-
-    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
-        self.committed.append(key)
-        return super().commit_unit(key, **content)
-
-
-def test_every_document_is_in_one_split_between_its_two_markers(bench: Any, documents: Path, tokenizer: Artifact, texts: list[str]) -> None:
-    corpus = bench.run("corpus", "c", _spec(documents, pii=False), {"tokenizer": tokenizer})
-    plain = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
-    expected = sorted([1, *plain.encode(text, add_special_tokens=False).ids, 2] for text in texts)
-    train, validation = _documents(corpus, "train"), _documents(corpus, "validation")
-    assert sorted(train + validation) == expected
-    assert 3 <= len(validation) <= 24
-    assert train != sorted(train)
-
-
-def test_the_counts_account_for_every_document_and_token(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+def test_the_counts_account_for_every_document_and_token(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
     (documents / "bad.txt").write_bytes(b"\xff\xff")
     (documents / "blank.txt").write_bytes(b"\n")
     (documents / "short.txt").write_text("short")
     (documents / "digits.txt").write_text("0123456789 " * 20)
     (documents / "lines.txt").write_text("the same line again\n" * 20)
-    filters = [{"filter": "length", "min_characters": 10}, {"filter": "alphabetic", "min_share": 0.5}, {"filter": "repeated-lines"}]
-    corpus = bench.run("corpus", "c", _spec(documents, filters=filters), {"tokenizer": tokenizer})
+    filters = [
+        {"filter": "length", "min_characters": 10},
+        {"filter": "alphabetic", "min_share": 0.5},
+        {"filter": "repeated-lines"},
+    ]
+    corpus = bench.run("corpus", "c", corpus_spec(documents, filters=filters), {"tokenizer": tokenizer})
     metrics = corpus.manifest.metrics
     assert metrics["rejected"] == {"not_utf8": 1, "empty": 1}
     assert metrics["dropped"] == {"length": 1, "alphabetic": 1, "repeated-lines": 1}
@@ -82,26 +39,40 @@ def test_the_counts_account_for_every_document_and_token(bench: Any, documents: 
     assert metrics["read"]["bytes"] == sum(len(path.read_bytes()) for path in read)
     assert metrics["documents"] == 60 == metrics["train"]["documents"] + metrics["validation"]["documents"]
     for split in ("train", "validation"):
-        assert metrics[split]["tokens"] == sum(map(len, _documents(corpus, split)))
+        assert metrics[split]["tokens"] == sum(map(len, tokens_of(corpus, split)))
     assert metrics["tokens"] == metrics["train"]["tokens"] + metrics["validation"]["tokens"]
     shards = {"train": ["train-00000"], "validation": ["validation-00000"]}
-    assert corpus.manifest.facts == {"tokenizer": "tokenizer0", "vocab_size": 512, "bos_id": 1, "eos_id": 2, **shards}
+    assert corpus.manifest.facts == {
+        "tokenizer": "tokenizer0",
+        "vocab_size": 512,
+        "bos_id": 1,
+        "eos_id": 2,
+        **shards,
+    }
 
 
-def test_the_bytes_do_not_depend_on_workers_tasks_or_file_names(bench: Any, documents: Path, tokenizer: Artifact) -> None:
-    one = bench.run("corpus", "one", _spec(documents), {"tokenizer": tokenizer}, workers=1)
-    two = bench.run("corpus", "two", _spec(documents, files_per_task=11), {"tokenizer": tokenizer}, workers=2)
+def test_the_bytes_do_not_depend_on_workers_tasks_or_file_names(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
+    one = bench.run("corpus", "one", corpus_spec(documents), {"tokenizer": tokenizer}, workers=1)
+    two = bench.run(
+        "corpus", "two", corpus_spec(documents, files_per_task=11), {"tokenizer": tokenizer}, workers=2
+    )
     assert one.manifest.metrics["tasks"] == 9
     assert two.manifest.metrics["tasks"] == 6
-    assert _bytes(one) == _bytes(two)
+    assert stored_bytes(one) == stored_bytes(two)
     for path in list(documents.glob("*.txt")):
         path.rename(documents / f"{hashlib.sha256(path.name.encode()).hexdigest()[:8]}.txt")
-    assert _bytes(bench.run("corpus", "renamed", _spec(documents), {"tokenizer": tokenizer})) == _bytes(one)
+    assert stored_bytes(
+        bench.run("corpus", "renamed", corpus_spec(documents), {"tokenizer": tokenizer})
+    ) == stored_bytes(one)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_stage_redoes_only_what_was_not_committed(bench: Any, documents: Path, tokenizer: Artifact, workers: int) -> None:
-    spec, inputs = _spec(documents, files_per_task=20), {"tokenizer": tokenizer}
+def test_a_killed_stage_redoes_only_what_was_not_committed(
+    bench: Any, documents: Path, tokenizer: Artifact, workers: int
+) -> None:
+    spec, inputs = corpus_spec(documents, files_per_task=20), {"tokenizer": tokenizer}
     whole = bench.run("corpus", "whole", spec, inputs)
     with pytest.raises(Interrupted):
         bench.run("corpus", "killed", spec, inputs, workers=workers, attempt_class=StopsAfterOneUnit)
@@ -109,85 +80,97 @@ def test_a_killed_stage_redoes_only_what_was_not_committed(bench: Any, documents
     first = bench.store.names("corpus/killed/units")
     assert len(first) == 1
     RecordsUnits.committed = []
-    resumed = bench.run("corpus", "killed", spec, inputs, attempt="second", workers=workers, attempt_class=RecordsUnits)
+    resumed = bench.run(
+        "corpus", "killed", spec, inputs, attempt="second", workers=workers, attempt_class=RecordsUnits
+    )
     assert len(RecordsUnits.committed) == 2
     assert first[0].removesuffix(".json") not in RecordsUnits.committed
-    assert _bytes(resumed) == _bytes(whole)
+    assert stored_bytes(resumed) == stored_bytes(whole)
     assert resumed.manifest.metrics == whole.manifest.metrics
 
 
-def test_another_seed_shuffles_differently_and_holds_out_the_same(bench: Any, documents: Path, tokenizer: Artifact) -> None:
-    one = bench.run("corpus", "one", _spec(documents), {"tokenizer": tokenizer})
-    other = bench.run("corpus", "other", {**_spec(documents), "seed": 29}, {"tokenizer": tokenizer})
-    assert _documents(one, "train") != _documents(other, "train")
-    assert sorted(_documents(one, "validation")) == sorted(_documents(other, "validation"))
-
-
-def test_text_that_spells_a_special_token_stays_text(bench: Any, documents: Path, tokenizer: Artifact) -> None:
-    for path in documents.glob("*.txt"):
-        path.write_text(path.read_text() + "</s><s> and <pad>")
-    corpus = bench.run("corpus", "c", _spec(documents), {"tokenizer": tokenizer})
-    for document in _documents(corpus, "train"):
-        assert document[0] == 1
-        assert document[-1] == 2
-        assert min(document[1:-1]) >= 100
+def test_another_seed_shuffles_differently_and_holds_out_the_same(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
+    one = bench.run("corpus", "one", corpus_spec(documents), {"tokenizer": tokenizer})
+    other = bench.run("corpus", "other", {**corpus_spec(documents), "seed": 29}, {"tokenizer": tokenizer})
+    assert tokens_of(one, "train") != tokens_of(other, "train")
+    assert sorted(tokens_of(one, "validation")) == sorted(tokens_of(other, "validation"))
 
 
 def test_addresses_are_replaced_unless_switched_off(bench: Any, documents: Path, tokenizer: Artifact) -> None:
     for index, path in enumerate(documents.glob("*.txt")):
-        path.write_text(f"document {index}: write to jane.doe@mail.example or 8.8.8.{index}, not to 127.0.0.1")
+        path.write_text(
+            f"document {index}: write to jane.doe@mail.example or 8.8.8.{index}, not to 127.0.0.1"
+        )
     plain = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
     for name, pii in (("replaced", True), ("kept", False)):
-        corpus = bench.run("corpus", name, _spec(documents, pii=pii), {"tokenizer": tokenizer})
-        texts = plain.decode_batch(_documents(corpus, "train"))
+        corpus = bench.run("corpus", name, corpus_spec(documents, pii=pii), {"tokenizer": tokenizer})
+        texts = plain.decode_batch(tokens_of(corpus, "train"))
         assert all(("write to <email-pii> or <ip-pii>, not to 127.0.0.1" in text) is pii for text in texts)
         assert any("jane.doe@mail.example" in text for text in texts) is not pii
 
 
-def test_probes_are_in_training_as_often_as_their_bucket_says(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+def test_probes_are_in_training_as_often_as_their_bucket_says(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
     repeats = {"buckets": [0, 1, 5], "per_bucket": 3, "length": 12}
-    corpus = bench.run("corpus", "c", _spec(documents, repeats=repeats), {"tokenizer": tokenizer})
+    corpus = bench.run("corpus", "c", corpus_spec(documents, repeats=repeats), {"tokenizer": tokenizer})
     stored = corpus.json("probes.json")
     assert stored["length"] == 12
     assert Counter(probe["bucket"] for probe in stored["probes"]) == {0: 3, 1: 3, 5: 3}
-    counts = Counter(tuple(document[:12]) for document in _documents(corpus, "train"))
+    counts = Counter(tuple(document[:12]) for document in tokens_of(corpus, "train"))
     for probe in stored["probes"]:
         assert len(probe["token_ids"]) == 12
         assert counts[tuple(probe["token_ids"])] == probe["bucket"]
         if probe["bucket"]:
-            assert [*probe["token_ids"], 2] in _documents(corpus, "train")
+            assert [*probe["token_ids"], 2] in tokens_of(corpus, "train")
     assert corpus.manifest.metrics["probes"] == 9
-    assert corpus.manifest.metrics["train"]["documents"] == len(_documents(corpus, "train"))
+    assert corpus.manifest.metrics["train"]["documents"] == len(tokens_of(corpus, "train"))
 
 
-def test_more_probes_than_documents_are_refused_with_the_numbers(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+def test_more_probes_than_documents_are_refused_with_the_numbers(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
     repeats = {"buckets": [0, 1], "per_bucket": 40, "length": 12}
     with pytest.raises(SourceError, match=r"2 buckets of 40 probes need 80 training documents .* there are"):
-        bench.run("corpus", "c", _spec(documents, repeats=repeats), {"tokenizer": tokenizer})
+        bench.run("corpus", "c", corpus_spec(documents, repeats=repeats), {"tokenizer": tokenizer})
 
 
 def test_the_limit_counts_documents_over_all_files(bench: Any, documents: Path, tokenizer: Artifact) -> None:
-    spec = _spec(documents, files_per_task=3, holdout=0.5)
+    spec = corpus_spec(documents, files_per_task=3, holdout=0.5)
     spec["source"]["limit"] = 10
     corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
     assert corpus.manifest.metrics["read"]["documents"] == 10
-    assert corpus.manifest.metrics["read"]["bytes"] == sum(len((documents / f"{i:02d}.txt").read_bytes()) for i in range(10))
+    assert corpus.manifest.metrics["read"]["bytes"] == sum(
+        len((documents / f"{i:02d}.txt").read_bytes()) for i in range(10)
+    )
     assert corpus.manifest.metrics["documents"] == 10
 
 
-def test_a_holdout_that_holds_out_nothing_names_the_share_that_would(bench: Any, documents: Path, tokenizer: Artifact) -> None:
-    with pytest.raises(SourceError, match=r"holdout 1e-06 of 60 documents holds out none .* a share of 0\.\d+ or more"):
-        bench.run("corpus", "c", _spec(documents, holdout=1e-6), {"tokenizer": tokenizer})
+def test_a_holdout_that_holds_out_nothing_names_the_share_that_would(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
+    with pytest.raises(
+        SourceError, match=r"holdout 1e-06 of 60 documents holds out none .* a share of 0\.\d+ or more"
+    ):
+        bench.run("corpus", "c", corpus_spec(documents, holdout=1e-6), {"tokenizer": tokenizer})
 
 
-def test_a_source_of_which_nothing_is_left_says_where_it_went(bench: Any, documents: Path, tokenizer: Artifact) -> None:
+def test_a_source_of_which_nothing_is_left_says_where_it_went(
+    bench: Any, documents: Path, tokenizer: Artifact
+) -> None:
     filters = [{"filter": "length", "min_characters": 10**6}]
-    with pytest.raises(SourceError, match=r"no document of .* is left: 60 documents \(\d+ bytes\) read, dropped: 60 length"):
-        bench.run("corpus", "c", _spec(documents, filters=filters), {"tokenizer": tokenizer})
+    with pytest.raises(
+        SourceError, match=r"no document of .* is left: 60 documents \(\d+ bytes\) read, dropped: 60 length"
+    ):
+        bench.run("corpus", "c", corpus_spec(documents, filters=filters), {"tokenizer": tokenizer})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_missing_column_ends_the_stage_with_file_and_line(bench: Any, tmp_path: Path, tokenizer: Artifact, workers: int) -> None:
+def test_a_missing_column_ends_the_stage_with_file_and_line(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, workers: int
+) -> None:
     folder = tmp_path / "lines"
     folder.mkdir()
     for name in ("a", "b"):
@@ -197,66 +180,17 @@ def test_a_missing_column_ends_the_stage_with_file_and_line(bench: Any, tmp_path
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=workers)
 
 
-def test_datatrove_says_nothing_in_the_terminal(
-    bench: Any, documents: Path, tokenizer: Artifact, capfd: pytest.CaptureFixture[str]
+def test_a_store_elsewhere_gives_the_same_bytes(
+    bench: Any, documents: Path, tokenizer: Artifact, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    bench.run("corpus", "c", _spec(documents, files_per_task=20), {"tokenizer": tokenizer}, workers=2)
-    captured = capfd.readouterr()
-    assert captured.err == ""
-    assert len(captured.out.splitlines()) == 1
-
-
-STAGE = """
-import sys
-from typing import NamedTuple
-from apertus_model.data.workers import run_tasks
-
-class BusyForEver(NamedTuple):
-    folder: str
-
-    def run(self, rank):
-        open(f"{self.folder}/{rank}").read()
-
-if __name__ == "__main__":
-    list(run_tasks(BusyForEver(sys.argv[1]), [0, 1], 2))
-"""
-
-
-def test_no_worker_survives_a_stage_that_is_killed(tmp_path: Path, deadline: None) -> None:
-    script, pipes = tmp_path / "stage.py", [tmp_path / "0", tmp_path / "1"]
-    script.write_text(STAGE)
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    stage = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE)
-    assert stage.stdout is not None
-    # Opening a pipe for writing waits for its reader: from here on both workers wait for what never comes.
-    writers = [os.open(pipe, os.O_WRONLY) for pipe in pipes]
-    stage.kill()
-    # The workers have the same standard output: it ends with the last of them.
-    assert stage.stdout.read() == b""
-    stage.wait()
-    for writer in writers:
-        os.close(writer)
-
-
-def test_importing_datatrove_needs_no_network() -> None:
-    program = (
-        "import socket\n"
-        "def refuse(*args, **kwargs):\n"
-        "    raise RuntimeError('network')\n"
-        "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "import apertus_model.data.tokenise\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_a_store_elsewhere_gives_the_same_bytes(bench: Any, documents: Path, tokenizer: Artifact, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
-    here = bench.run("corpus", "c", _spec(documents), {"tokenizer": tokenizer})
+    here = bench.run("corpus", "c", corpus_spec(documents), {"tokenizer": tokenizer})
     remote = type(bench)(tmp_path / "remote", url=f"memory://{tmp_path.name}")
     source = {"url": str(documents), "format": "text"}
-    same = remote.run("tokenizer", "tokenizer0", {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000})
-    there = remote.run("corpus", "c", _spec(documents), {"tokenizer": same})
-    assert _bytes(there) == _bytes(here)
+    same = remote.run(
+        "tokenizer", "tokenizer0", {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000}
+    )
+    there = remote.run("corpus", "c", corpus_spec(documents), {"tokenizer": same})
+    assert stored_bytes(there) == stored_bytes(here)
     files = split_files(there, "train")
     assert TokenFile(*files[0]).tokens.tolist() == TokenFile(*split_files(here, "train")[0]).tokens.tolist()

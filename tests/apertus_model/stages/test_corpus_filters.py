@@ -1,4 +1,5 @@
-"""Filters in the corpus stage: the same bytes whatever the workers, tasks and names; only unfinished tasks are done again."""
+"""Filters in the corpus stage: the same bytes whatever the workers, tasks and names; only unfinished tasks
+are done again."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from apertus_model.data.examples import from_jsonl
 from apertus_model.data.megatron import TokenFile
 from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
+from tests.apertus_model.attempts import Interrupted, stored_bytes
 
 FILTERS = [
     {"filter": "length", "min_characters": 20},
@@ -38,14 +40,19 @@ def questions(tmp_path: Path, texts: list[str]) -> Path:
 
 @pytest.fixture
 def collection(tmp_path: Path, texts: list[str], questions: Path) -> list[str]:
-    """Every text of the bench, ten of them twice, ten with a changed word, and what the filters are there for."""
+    """Every text of the bench, ten of them twice, ten with a changed word, and what the filters are there
+    for."""
     random = Random(1)
     near = []
     for text in texts[10:20]:
         split = text.split(" ")
         split[random.randrange(3, len(split))] = "changed"
         near.append(" ".join(split))
-    odd = ["short", "12345 67890 " * 9, *(f"{text} Write to jane.doe@mail.example, DE89 3704 0044 0532 0130 00." for text in texts[50:55])]
+    odd = [
+        "short",
+        "12345 67890 " * 9,
+        *(f"{text} Write to jane.doe@mail.example, DE89 3704 0044 0532 0130 00." for text in texts[50:55]),
+    ]
     return [*texts, *texts[:10], *near, *odd]
 
 
@@ -62,15 +69,12 @@ def _write(folder: Path, collection: list[str], names: int) -> Path:
 def _spec(documents: Path, questions: Path, files_per_task: int) -> dict[str, Any]:
     filters = json.loads(json.dumps(FILTERS).replace("{questions}", str(questions)))
     source = {"url": str(documents), "format": "text", "include": ["*.txt"]}
-    return {"source": source, "process": {"holdout": 0.2, "filters": filters}, "seed": 28, "files_per_task": files_per_task}
-
-
-def _bytes(corpus: Artifact) -> dict[str, bytes]:
-    return {name: corpus.bytes(name) for name in sorted(corpus.manifest.files)}
-
-
-class Interrupted(Exception):
-    pass
+    return {
+        "source": source,
+        "process": {"holdout": 0.2, "filters": filters},
+        "seed": 28,
+        "files_per_task": files_per_task,
+    }
 
 
 class StopsAfterTwoUnits(Attempt):
@@ -99,7 +103,9 @@ def test_filtered_bytes_do_not_depend_on_workers_tasks_names_or_kills(
     bench: Any, tmp_path: Path, tokenizer: Artifact, collection: list[str], questions: Path
 ) -> None:
     inputs = {"tokenizer": tokenizer}
-    one = bench.run("corpus", "one", _spec(_write(tmp_path / "a", collection, 1), questions, 1000), inputs, workers=1)
+    one = bench.run(
+        "corpus", "one", _spec(_write(tmp_path / "a", collection, 1), questions, 1000), inputs, workers=1
+    )
     assert one.manifest.metrics["tasks"] == 1
     many = _spec(_write(tmp_path / "b", collection, 2), questions, 19)
     with pytest.raises(Interrupted):
@@ -107,14 +113,16 @@ def test_filtered_bytes_do_not_depend_on_workers_tasks_names_or_kills(
     COMMITTED.clear()
     two = bench.run("corpus", "two", many, inputs, attempt="second", workers=2, attempt_class=CountsUnits)
     assert two.manifest.metrics["tasks"] == 5 and len(COMMITTED) == 3
-    assert _bytes(one) == _bytes(two)
+    assert stored_bytes(one) == stored_bytes(two)
     assert {**one.manifest.metrics, "tasks": 5} == two.manifest.metrics
 
 
 def test_every_document_and_character_is_accounted_for(
     bench: Any, tmp_path: Path, tokenizer: Artifact, collection: list[str], questions: Path
 ) -> None:
-    corpus = bench.run("corpus", "c", _spec(_write(tmp_path / "a", collection, 1), questions, 40), {"tokenizer": tokenizer})
+    corpus = bench.run(
+        "corpus", "c", _spec(_write(tmp_path / "a", collection, 1), questions, 40), {"tokenizer": tokenizer}
+    )
     metrics = corpus.manifest.metrics
     dropped, characters = metrics["dropped"], metrics["dropped_characters"]
     assert metrics["filters"] == [step["filter"] for step in FILTERS]
@@ -123,7 +131,10 @@ def test_every_document_and_character_is_accounted_for(
     assert metrics["read"]["characters"] == sum(map(len, collection))
     assert sum(dropped.values()) + metrics["documents"] == len(collection)
     assert (dropped["length"], characters["length"]) == (1, 5)
-    assert (dropped["exact-duplicates"], characters["exact-duplicates"]) == (10, sum(len(text) for text in collection[:10]))
+    assert (dropped["exact-duplicates"], characters["exact-duplicates"]) == (
+        10,
+        sum(len(text) for text in collection[:10]),
+    )
     assert dropped["near-duplicates"] >= 8
     assert dropped["decontaminate"] >= 2
     assert metrics["replaced"]["email"] == metrics["replaced"]["iban"] > 0 == metrics["replaced"]["ip"]
@@ -134,15 +145,26 @@ def test_every_document_and_character_is_accounted_for(
     assert sum(text.count("<email-pii>") for text in kept) == metrics["replaced"]["email"]
     rows = from_jsonl(corpus.bytes("examples.jsonl"))
     for row in rows:
-        whole = any(row["text"] in text for text in kept) if row["reason"] == "replaced" else row["text"] in kept
+        whole = (
+            any(row["text"] in text for text in kept) if row["reason"] == "replaced" else row["text"] in kept
+        )
         assert whole is (row["reason"] in ("kept", "replaced", "exact-duplicates")), row
     duplicate = next(row for row in rows if row["reason"] == "near-duplicates")
     assert duplicate["like"] != duplicate["text"] and duplicate["value"].startswith("one of ")
-    assert {row["reason"] for row in rows} >= {"length", "exact-duplicates", "near-duplicates", "decontaminate", "kept", "replaced"}
+    assert {row["reason"] for row in rows} >= {
+        "length",
+        "exact-duplicates",
+        "near-duplicates",
+        "decontaminate",
+        "kept",
+        "replaced",
+    }
     assert all(sum(row["reason"] == reason for row in rows) <= 3 for reason in dropped)
 
 
-def test_columns_of_rows_reach_the_filters(bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str]) -> None:
+def test_columns_of_rows_reach_the_filters(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str]
+) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
     (tmp_path / "domains.txt.gz").write_bytes(gzip.compress(b"closed.example\n"))
@@ -157,7 +179,9 @@ def test_columns_of_rows_reach_the_filters(bench: Any, tmp_path: Path, tokenizer
         for i, text in enumerate(texts)
     ]
     for start in range(0, 60, 20):
-        (folder / f"{start}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[start : start + 20]))
+        (folder / f"{start}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows[start : start + 20])
+        )
     filters = [
         {"filter": "robots", "domains": str(tmp_path / "domains.txt.gz")},
         {"filter": "score", "column": "stars", "min": 10},
@@ -176,7 +200,12 @@ def test_columns_of_rows_reach_the_filters(bench: Any, tmp_path: Path, tokenizer
 
 
 def test_a_damaged_unit_is_refused(bench: Any, tmp_path: Path, tokenizer: Artifact, documents: Path) -> None:
-    spec = {"source": {"url": str(documents), "format": "text"}, "process": {"holdout": 0.2}, "seed": 1, "files_per_task": 20}
+    spec = {
+        "source": {"url": str(documents), "format": "text"},
+        "process": {"holdout": 0.2},
+        "seed": 1,
+        "files_per_task": 20,
+    }
     with pytest.raises(Interrupted):
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, attempt_class=StopsAfterTwoUnits)
     stored = next(Path(bench.store.root).glob("corpus/c/attempts/*/units/*/documents.npy"))
@@ -190,16 +219,30 @@ def test_a_source_that_the_filters_empty_says_how(bench: Any, documents: Path, t
     filters = [{"filter": "exact-duplicates"}, {"filter": "near-duplicates"}, {"filter": "sample", "rate": 0}]
     for first, story in (([], "60 sample"), ([{"filter": "length", "min_characters": 10**6}], "60 length")):
         process = {"filters": [*first, *filters]}
-        spec = {"source": {"url": str(documents), "format": "text"}, "process": process, "seed": 1, "files_per_task": 40}
-        with pytest.raises(SourceError, match=rf"no document of .* is left: 60 documents .* dropped: {story}\."):
+        spec = {
+            "source": {"url": str(documents), "format": "text"},
+            "process": process,
+            "seed": 1,
+            "files_per_task": 40,
+        }
+        with pytest.raises(
+            SourceError, match=rf"no document of .* is left: 60 documents .* dropped: {story}\."
+        ):
             bench.run("corpus", story.split()[1], spec, {"tokenizer": tokenizer})
 
 
-def test_without_examples_no_document_is_stored_as_it_was_read(bench: Any, tokenizer: Artifact, documents: Path) -> None:
+def test_without_examples_no_document_is_stored_as_it_was_read(
+    bench: Any, tokenizer: Artifact, documents: Path
+) -> None:
     kinds = {}
     for wanted in (True, False):
         process = {"holdout": 0.2, "examples": wanted, "filters": [{"filter": "sample", "rate": 0.5}]}
-        spec = {"source": {"url": str(documents), "format": "text"}, "process": process, "seed": 1, "files_per_task": 20}
+        spec = {
+            "source": {"url": str(documents), "format": "text"},
+            "process": process,
+            "seed": 1,
+            "files_per_task": 20,
+        }
         corpus = bench.run("corpus", str(wanted), spec, {"tokenizer": tokenizer})
         kinds[wanted] = {row["reason"] for row in from_jsonl(corpus.bytes("examples.jsonl"))}
         assert bench.store.exists(corpus.stored_name("examples.jsonl"))

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from apertus_model.stages.mixture import MixtureError
 from infra.store import Artifact, Attempt
-from specs.stages.mixture import between, exact, integers
 
 
 def _corpus(bench: Any, fingerprint: str, *, tokenizer: str = "tokenizer0", tokens: int = 100) -> Artifact:
@@ -43,19 +38,31 @@ def test_the_recipe_lists_the_corpora_in_the_order_of_their_fingerprints(bench: 
 
 
 def test_sources_are_drawn_in_proportion_to_their_tokens_times_their_factor(bench: Any) -> None:
-    inputs = {f"source:{i}": _corpus(bench, name, tokens=n) for i, (name, n) in enumerate([("aa", 4815), ("bb", 3557), ("cc", 235)])}
+    inputs = {
+        f"source:{i}": _corpus(bench, name, tokens=n)
+        for i, (name, n) in enumerate([("aa", 4815), ("bb", 3557), ("cc", 235)])
+    }
     plain = bench.run("mixture", "m", {"weights": [1, 1, 1], "proportional": True, "seed": 5}, inputs)
     assert _weights(plain) == {"aa": 4815, "bb": 3557, "cc": 235}
-    assert _weights(bench.run("mixture", "n", {"weights": [1, 1, 2], "proportional": True, "seed": 5}, inputs))["cc"] == 470
+    assert (
+        _weights(bench.run("mixture", "n", {"weights": [1, 1, 2], "proportional": True, "seed": 5}, inputs))[
+            "cc"
+        ]
+        == 470
+    )
 
 
 def test_a_mixture_of_a_mixture_shares_its_weight_out_exactly(bench: Any) -> None:
     web, code, math = (_corpus(bench, name, tokens=100) for name in ("aa", "bb", "cc"))
     inner = bench.run("mixture", "inner", {"weights": [1, 2], "seed": 5}, {"source:0": web, "source:1": code})
-    outer = bench.run("mixture", "outer", {"weights": [7, 3], "seed": 6}, {"source:0": inner, "source:1": math})
+    outer = bench.run(
+        "mixture", "outer", {"weights": [7, 3], "seed": 6}, {"source:0": inner, "source:1": math}
+    )
     assert _weights(outer) == {"aa": 7, "bb": 14, "cc": 9}
     # A corpus that is named on two ways is one source: 1/2 of (7/30, 14/30, 9/30), and 1/2 of code.
-    whole = bench.run("mixture", "whole", {"weights": [1, 1], "seed": 6}, {"source:0": outer, "source:1": code})
+    whole = bench.run(
+        "mixture", "whole", {"weights": [1, 1], "seed": 6}, {"source:0": outer, "source:1": code}
+    )
     assert _weights(whole) == {"aa": 7, "bb": 44, "cc": 9}
 
 
@@ -63,24 +70,3 @@ def test_corpora_of_different_tokenizers_are_refused(bench: Any) -> None:
     inputs = {"source:0": _corpus(bench, "aa"), "source:1": _corpus(bench, "bb", tokenizer="tokenizer1")}
     with pytest.raises(MixtureError, match="different tokenizers"):
         bench.run("mixture", "m", {"weights": [1, 1], "seed": 5}, inputs)
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected"), [([0.7, 0.2, 0.1], [7, 2, 1]), ([2.0, 4.0], [1, 2]), ([1e-06, 1.0], [1, 10**6]), ([0.333, 1.0], [333, 1000])]
-)
-def test_weights_are_what_is_written_in_decimal(weights: list[float], expected: list[int]) -> None:
-    assert integers([exact(weight) for weight in weights]) == expected
-
-
-shares = st.dictionaries(st.sampled_from("abcd"), st.fractions(Fraction(1, 9), 9), min_size=1)
-
-
-@given(shares, shares, st.integers(1, 20))
-def test_the_pieces_of_an_anneal_are_on_the_line_and_come_to_its_mean(begin: dict[str, Fraction], end: dict[str, Fraction], n: int) -> None:
-    pieces = [between(begin, end, Fraction(2 * k + 1, 2 * n)) for k in range(n)]
-    assert all(sum(piece.values()) == 1 for piece in pieces)
-    for name in {*begin, *end}:
-        first, last = (weights.get(name, Fraction(0)) / sum(weights.values()) for weights in (begin, end))
-        assert sum(piece.get(name, Fraction(0)) for piece in pieces) / n == (first + last) / 2
-        steps = {b.get(name, Fraction(0)) - a.get(name, Fraction(0)) for a, b in pairwise(pieces)}
-        assert steps <= {(last - first) / n}

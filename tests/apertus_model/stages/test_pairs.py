@@ -5,17 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preference_artifacts import put_rows
 
 from apertus_model.stages.pairs import PairsError
 from infra.store import Artifact
+from tests.apertus_model.preference_artifacts import put_rows
 
 FACTS = {"tokenizer": "t", "vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 10, "end_of_turn_id": 68}
 PART = {"pairs": 1, "worst_quantile": 0.2, "max_tokens": 100}
 
 
 def _run(bench: Any, prompts: list[dict[str, list[float]]], **changes: Any) -> Artifact:
-    """A prompt is given by the rewards of its completions; a completion has one token more than the one before."""
+    """A prompt is given by the rewards of its completions; a completion has one token more than the one
+    before."""
     rows: dict[str, list[Any]] = {"prompts": [], "completions": [], "rewards": []}
     for index, rewards in enumerate(prompts):
         name, number = f"p{index}", 0
@@ -23,8 +24,21 @@ def _run(bench: Any, prompts: list[dict[str, list[float]]], **changes: Any) -> A
         for origin in texts:
             for place, _ in enumerate(rewards[origin]):
                 number += 1
-                texts[origin].append({"text": f"{name}{origin[0]}{place}", "tokens": [300 + place] * number + [68], "finished": True})
-        rows["prompts"].append({"id": name, "text": f"prompt {index}", "tokens": [1, 60 + index], "completions": texts["offline"]})
+                texts[origin].append(
+                    {
+                        "text": f"{name}{origin[0]}{place}",
+                        "tokens": [300 + place] * number + [68],
+                        "finished": True,
+                    }
+                )
+        rows["prompts"].append(
+            {
+                "id": name,
+                "text": f"prompt {index}",
+                "tokens": [1, 60 + index],
+                "completions": texts["offline"],
+            }
+        )
         rows["completions"].append({"id": name, "completions": texts["sampled"]})
         rows["rewards"].append({"id": name, **rewards})
     inputs = {kind: put_rows(bench, kind, kind, values, FACTS) for kind, values in rows.items()}
@@ -54,16 +68,26 @@ def test_a_pair_is_stored_for_people_and_as_arrays(bench: Any) -> None:
     assert artifact.manifest.facts == FACTS | {"pairs": 1, "sequences": 2}
     assert artifact.manifest.metrics == {
         **{"pairs": 1, "prompts": 1, "without_pair": {}, "tokens": 10},
-        **{"mean_quantile_chosen": 1.0, "mean_quantile_rejected": 0.25, "offline_chosen": 1.0, "offline_rejected": 0.0},
+        **{
+            "mean_quantile_chosen": 1.0,
+            "mean_quantile_rejected": 0.25,
+            "offline_chosen": 1.0,
+            "offline_rejected": 0.0,
+        },
         "quantile_histogram": [0, 0, 1, 0, 0, 1, 0, 1, 0, 2],
     }
 
 
 def test_prompts_without_a_pair_are_counted_by_reason(bench: Any) -> None:
     good = {"offline": [], "sampled": [1.0, 2.0]}
-    artifact = _run(bench, [{"offline": [1.0, 2.0], "sampled": [1.0]}, good, {"offline": [], "sampled": [1.0, 1.0]}, good])
+    artifact = _run(
+        bench, [{"offline": [1.0, 2.0], "sampled": [1.0]}, good, {"offline": [], "sampled": [1.0, 1.0]}, good]
+    )
     metrics = artifact.manifest.metrics
-    assert (metrics["pairs"], metrics["without_pair"]) == (2, {"few_reference_rewards": 1, "equal_rewards": 1})
+    assert (metrics["pairs"], metrics["without_pair"]) == (
+        2,
+        {"few_reference_rewards": 1, "equal_rewards": 1},
+    )
     assert [json.loads(line)["id"] for line in artifact.bytes("pairs.jsonl").splitlines()] == ["p1", "p3"]
 
 
@@ -76,14 +100,24 @@ def test_completions_that_are_too_long_are_not_taken_but_count_in_the_reference(
     # Prompt 2 tokens, completions of 2, 3, 4, 5: the best one, the last, does not fit into 6.
     artifact = _run(bench, [{"offline": [], "sampled": [1.0, 3.0, 2.0, 9.0]}], max_tokens=6)
     [row] = [json.loads(line) for line in artifact.bytes("pairs.jsonl").splitlines()]
-    assert (row["chosen"]["text"], row["chosen"]["quantile"], row["rejected"]["text"]) == ("p0s1", 0.75, "p0s0")
+    assert (row["chosen"]["text"], row["chosen"]["quantile"], row["rejected"]["text"]) == (
+        "p0s1",
+        0.75,
+        "p0s0",
+    )
 
 
 def test_a_second_pair_follows_the_first_and_depends_on_the_seed_alone(bench: Any) -> None:
-    prompts = [{"offline": [], "sampled": [float(reward) for reward in range(8)]}] * 6 + [{"offline": [], "sampled": [1.0, 2.0]}]
+    prompts = [{"offline": [], "sampled": [float(reward) for reward in range(8)]}] * 6 + [
+        {"offline": [], "sampled": [1.0, 2.0]}
+    ]
     artifact = _run(bench, prompts, pairs=2)
     rows = [json.loads(line) for line in artifact.bytes("pairs.jsonl").splitlines()]
     assert [row["id"] for row in rows] == [f"p{index}" for index in range(6) for _ in range(2)] + ["p6"]
     assert all(row["chosen"]["quantile"] >= 0.5 > row["rejected"]["quantile"] for row in rows[1:12:2])
-    assert _run(bench, prompts, pairs=2, fingerprint="again").bytes("tokens.npy") == artifact.bytes("tokens.npy")
-    assert _run(bench, prompts, pairs=2, fingerprint="seed", seed=1).bytes("pairs.jsonl") != artifact.bytes("pairs.jsonl")
+    assert _run(bench, prompts, pairs=2, fingerprint="again").bytes("tokens.npy") == artifact.bytes(
+        "tokens.npy"
+    )
+    assert _run(bench, prompts, pairs=2, fingerprint="seed", seed=1).bytes("pairs.jsonl") != artifact.bytes(
+        "pairs.jsonl"
+    )

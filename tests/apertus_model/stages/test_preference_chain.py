@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from preference_artifacts import dialogue, encoder_of, put_conversations, put_model
-
 from apertus_model.data.preference_samples import PreferenceSamples
 from apertus_model.data.rows import Rows
 from infra.store import Artifact
+from tests.apertus_model.preference_artifacts import dialogue, encoder_of, put_conversations, put_model
 
 
 def test_pairs_are_made_of_conversations_and_of_what_the_model_says(bench: Any, tokenizer: Artifact) -> None:
     answers = ["Return the first item.", "Close the file and return nothing.", "Write a line of text."]
-    dialogues = [dialogue(f"What does f{i} do?", answers[i % 3], metadata={"function": f"m.f{i}"}) for i in range(12)]
+    dialogues = [
+        dialogue(f"What does f{i} do?", answers[i % 3], metadata={"function": f"m.f{i}"}) for i in range(12)
+    ]
     conversations = put_conversations(bench, "c", tokenizer, dialogues)
     spec = {"split": "train", "max_tokens": 250, "max_new_tokens": 12, "sampled": 8, "prompts_per_unit": 5}
     prompts = bench.run("prompts", "p", spec, {"conversations:0": conversations, "tokenizer": tokenizer})
@@ -24,13 +25,17 @@ def test_pairs_are_made_of_conversations_and_of_what_the_model_says(bench: Any, 
     completions = bench.run("completions", "s", {"sampling": sampling, "prompts_per_unit": 4}, read)
     read = {"prompts": prompts, "completions": completions}
     rewards = bench.run("rewards", "r", {"reward": "grounded-answer"}, read | {"tokenizer": tokenizer})
-    pairs = bench.run("pairs", "q", {"pairs": 2, "worst_quantile": 0.2, "max_tokens": 250}, read | {"rewards": rewards})
+    pairs = bench.run(
+        "pairs", "q", {"pairs": 2, "worst_quantile": 0.2, "max_tokens": 250}, read | {"rewards": rewards}
+    )
 
     assert all(row["offline"] == [1.0] and max(row["sampled"]) < 1 for row in Rows(rewards))
     assert rewards.manifest.metrics["ties"] < 0.02
     lines = [json.loads(line) for line in pairs.bytes("pairs.jsonl").splitlines()]
     assert len(lines) == 24
-    assert all(row["chosen"]["origin"] == "offline" and row["rejected"]["quantile"] <= 0.2 for row in lines[::2])
+    assert all(
+        row["chosen"]["origin"] == "offline" and row["rejected"]["quantile"] <= 0.2 for row in lines[::2]
+    )
     assert all(row["chosen"]["origin"] == row["rejected"]["origin"] == "sampled" for row in lines[1::2])
 
     facts = pairs.manifest.facts

@@ -4,11 +4,11 @@ import statistics
 from typing import Any
 
 import pytest
-from preference_artifacts import put_rows
 
 from apertus_model.data.rows import Rows
 from apertus_model.rewards import RewardError
 from infra.store import Artifact
+from tests.apertus_model.preference_artifacts import put_rows
 
 
 def _inputs(bench: Any, *, answers: list[str | None]) -> dict[str, Artifact]:
@@ -16,16 +16,30 @@ def _inputs(bench: Any, *, answers: list[str | None]) -> dict[str, Artifact]:
     for index, answer in enumerate(answers):
         messages = [{"role": "user", "content": f"question {index}"}]
         own = [{"text": answer, "tokens": [7]}] if answer else []
-        more = {"messages": messages, "text": f"question {index}", "answer": answer, "metadata": {}, "completions": own}
+        more = {
+            "messages": messages,
+            "text": f"question {index}",
+            "answer": answer,
+            "metadata": {},
+            "completions": own,
+        }
         prompts.append({"id": f"p{index}", "tokens": [1], **more})
         sampled = [("red house", True), ("red", False), ("red", False)]
-        texts = [{"text": text, "tokens": [8, number], "finished": finished} for number, (text, finished) in enumerate(sampled)]
+        texts = [
+            {"text": text, "tokens": [8, number], "finished": finished}
+            for number, (text, finished) in enumerate(sampled)
+        ]
         completions.append({"id": f"p{index}", "completions": texts})
-    return {"prompts": put_rows(bench, "prompts", "p", prompts), "completions": put_rows(bench, "completions", "c", completions)}
+    return {
+        "prompts": put_rows(bench, "prompts", "p", prompts),
+        "completions": put_rows(bench, "completions", "c", completions),
+    }
 
 
 def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
-    artifact = bench.run("rewards", "r", {"reward": "reference-overlap"}, _inputs(bench, answers=["red house", "green"]))
+    artifact = bench.run(
+        "rewards", "r", {"reward": "reference-overlap"}, _inputs(bench, answers=["red house", "green"])
+    )
     red = (2 * 1 / 3 + 0) / 2
     assert list(Rows(artifact)) == [
         {"id": "p0", "offline": [1.0], "sampled": [1.0, red, red]},

@@ -23,20 +23,31 @@ def evaluations(bench: Any, *metrics: dict[str, float]) -> dict[str, Artifact]:
 
 
 def select(bench: Any, inputs: dict[str, Artifact], **spec: Any) -> dict[str, float]:
-    fields = {"metric": "reward/mean", "best": "lowest", "names": [f"model-{index}" for index in range(len(inputs))], **spec}
-    metrics: dict[str, float] = bench.run("select", f"select-{spec.get('best')}", fields, inputs).manifest.metrics
+    fields = {
+        "metric": "reward/mean",
+        "best": "lowest",
+        "names": [f"model-{index}" for index in range(len(inputs))],
+        **spec,
+    }
+    metrics: dict[str, float] = bench.run(
+        "select", f"select-{spec.get('best')}", fields, inputs
+    ).manifest.metrics
     return metrics
 
 
 def test_the_first_of_the_best_is_chosen_and_every_value_is_stored(bench: Any) -> None:
-    inputs = evaluations(bench, {"reward/mean": 0.5}, {"reward/mean": 0.7}, {"reward/mean": 0.25}, {"reward/mean": 0.7})
+    inputs = evaluations(
+        bench, {"reward/mean": 0.5}, {"reward/mean": 0.7}, {"reward/mean": 0.25}, {"reward/mean": 0.7}
+    )
     values = {"value/model-0": 0.5, "value/model-1": 0.7, "value/model-2": 0.25, "value/model-3": 0.7}
     assert select(bench, inputs, best="highest") == {"chosen": 1, "value": 0.7} | values
     assert select(bench, inputs, best="lowest") == {"chosen": 2, "value": 0.25} | values
 
 
 def test_a_metric_that_is_missing_is_an_error_that_lists_those_there_are(bench: Any) -> None:
-    with pytest.raises(SelectError, match="'model-1' has no metric 'reward/mean'; it has perplexity, reward/finished"):
+    with pytest.raises(
+        SelectError, match="'model-1' has no metric 'reward/mean'; it has perplexity, reward/finished"
+    ):
         select(bench, evaluations(bench, {"reward/mean": 0.5}, {"reward/finished": 1.0, "perplexity": 2.0}))
 
 

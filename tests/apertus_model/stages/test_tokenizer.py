@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from apertus_model.chat import ChatEncoder, render
-from apertus_model.data.vocabulary import special_tokens, train
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 
@@ -42,17 +39,10 @@ def test_hugging_face_opens_the_folder_and_text_comes_back_exactly(tokenizer: Ar
     assert len(opened) == 512
 
 
-def test_special_tokens_have_the_ids_of_apertus(tokenizer: Artifact) -> None:
-    opened = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
-    expected = {"<unk>": 0, "<s>": 1, "</s>": 2, "<SPECIAL_3>": 3, "<pad>": 10, "<|system_start|>": 61, "<|assistant_end|>": 68}
-    expected |= {"<|tools_suffix|>": 72, "<SPECIAL_73>": 73, "<SPECIAL_99>": 99}
-    assert {token: opened.token_to_id(token) for token in expected} == expected
-    assert len(set(special_tokens(100))) == 100
-
-
 def test_the_manifest_states_ids_and_compression(tokenizer: Artifact) -> None:
     assert tokenizer.manifest.facts == {
-        "vocab_size": 512, "bos_token": "<s>", "bos_id": 1, "eos_token": "</s>", "eos_id": 2, "pad_token": "<pad>", "pad_id": 10,
+        "vocab_size": 512, "bos_token": "<s>", "bos_id": 1, "eos_token": "</s>", "eos_id": 2,
+        "pad_token": "<pad>", "pad_id": 10,
         "end_of_turn_token": "<|assistant_end|>", "end_of_turn_id": 68,
     }  # fmt: skip
     metrics = tokenizer.manifest.metrics
@@ -60,38 +50,23 @@ def test_the_manifest_states_ids_and_compression(tokenizer: Artifact) -> None:
     assert 1.5 < metrics["bytes_per_token"][0] < 10
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_still_has_the_size_asked_for() -> None:
-    tokenizer = train(["ab ab ab"], 1024, 100)
-    assert tokenizer.get_vocab_size() == 1024
-    assert tokenizer.id_to_token(1023) == "<UNUSED_1023>"
-    assert tokenizer.decode(tokenizer.encode("abc ż", add_special_tokens=False).ids) == "abc ż"
-
-
-def test_two_processes_train_the_same_bytes(texts: list[str]) -> None:
-    program = (
-        "import json, sys\n"
-        "from apertus_model.data.vocabulary import train\n"
-        "sys.stdout.write(train(json.load(sys.stdin), 640, 100).to_str())\n"
-    )
-    results = {
-        subprocess.run(
-            [sys.executable, "-c", program], input=json.dumps(texts), capture_output=True, check=True, text=True, timeout=60
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(results) == 1
-    assert len(json.loads(results.pop())["model"]["vocab"]) > 500
-
-
 def test_each_source_gives_at_most_its_bytes(bench: Any, documents: Path) -> None:
-    sources = [{"url": str(documents), "format": "text"}, {"url": str(documents), "format": "text", "limit": 1}]
+    sources = [
+        {"url": str(documents), "format": "text"},
+        {"url": str(documents), "format": "text", "limit": 1},
+    ]
     artifact = bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 1001})
-    assert artifact.manifest.metrics["bytes_read"] == [pytest.approx(1001, abs=3), len((documents / "00.txt").read_bytes())]
+    assert artifact.manifest.metrics["bytes_read"] == [
+        pytest.approx(1001, abs=3),
+        len((documents / "00.txt").read_bytes()),
+    ]
 
 
 def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artifact) -> None:
     folder = _folder(tokenizer)
-    artifact = bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 640, "bytes_per_source": 1})
+    artifact = bench.run(
+        "tokenizer", "imported", {"path": str(folder), "vocab_size": 640, "bytes_per_source": 1}
+    )
     assert artifact.bytes("tokenizer.json") == tokenizer.bytes("tokenizer.json")
     assert artifact.manifest.facts | {"vocab_size": 512} == tokenizer.manifest.facts
     assert artifact.manifest.facts["vocab_size"] == 640
@@ -107,7 +82,9 @@ def test_hugging_face_renders_conversations_with_the_folder(tokenizer: Artifact)
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
-def test_an_imported_tokenizer_keeps_its_own_chat_template(bench: Any, tokenizer: Artifact, tmp_path: Path, place: str) -> None:
+def test_an_imported_tokenizer_keeps_its_own_chat_template(
+    bench: Any, tokenizer: Artifact, tmp_path: Path, place: str
+) -> None:
     folder = tmp_path / "imported"
     folder.mkdir()
     config = json.loads(tokenizer.bytes("tokenizer_config.json"))
@@ -117,29 +94,45 @@ def test_an_imported_tokenizer_keeps_its_own_chat_template(bench: Any, tokenizer
         config["chat_template"] = "own"
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
-    artifact = bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
+    artifact = bench.run(
+        "tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1}
+    )
     assert AutoTokenizer.from_pretrained(_folder(artifact)).chat_template == "own"
 
 
 def test_an_imported_tokenizer_without_a_chat_template_gets_ours_if_it_has_the_tokens(
     bench: Any, tokenizer: Artifact, tmp_path: Path
 ) -> None:
-    cases = [("ours", "", True, 68), ("other", "<|tools_suffix|>", False, 68), ("none", "<|assistant_end|>", False, None)]
+    cases = [
+        ("ours", "", True, 68),
+        ("other", "<|tools_suffix|>", False, 68),
+        ("none", "<|assistant_end|>", False, None),
+    ]
     for name, missing, shipped, end in cases:
         folder = tmp_path / name
         folder.mkdir()
         text = tokenizer.bytes("tokenizer.json").decode()
         (folder / "tokenizer.json").write_text(text.replace(missing, "<|renamed|>") if missing else text)
         (folder / "tokenizer_config.json").write_bytes(tokenizer.bytes("tokenizer_config.json"))
-        artifact = bench.run("tokenizer", name, {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
+        artifact = bench.run(
+            "tokenizer", name, {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1}
+        )
         assert ("chat_template.jinja" in artifact.manifest.files) is shipped
         assert artifact.manifest.facts["end_of_turn_id"] == end
         assert artifact.manifest.facts["end_of_turn_token"] == (None if end is None else "<|assistant_end|>")
 
 
-def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(bench: Any, tokenizer: Artifact) -> None:
-    with pytest.raises(SourceError, match=r"ids up to 511, too many for vocab_size 384\. Fix: vocab_size: 512"):
-        bench.run("tokenizer", "imported", {"path": str(_folder(tokenizer)), "vocab_size": 384, "bytes_per_source": 1})
+def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(
+    bench: Any, tokenizer: Artifact
+) -> None:
+    with pytest.raises(
+        SourceError, match=r"ids up to 511, too many for vocab_size 384\. Fix: vocab_size: 512"
+    ):
+        bench.run(
+            "tokenizer",
+            "imported",
+            {"path": str(_folder(tokenizer)), "vocab_size": 384, "bytes_per_source": 1},
+        )
 
 
 def test_folders_that_hold_no_tokenizer_are_refused(bench: Any, documents: Path, tokenizer: Artifact) -> None:
@@ -155,14 +148,29 @@ def test_folders_that_hold_no_tokenizer_are_refused(bench: Any, documents: Path,
     [
         ("tokenizer.json", b"{", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
         ("tokenizer.json", b"\xff", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
-        ("tokenizer_config.json", b"{", r"tokenizer_config\.json of the tokenizer folder .* cannot be read: .*"),
-        ("tokenizer_config.json", b"\xff", r"tokenizer_config\.json of the tokenizer folder .* cannot be read: .*"),
+        (
+            "tokenizer_config.json",
+            b"{",
+            r"tokenizer_config\.json of the tokenizer folder .* cannot be read: .*",
+        ),
+        (
+            "tokenizer_config.json",
+            b"\xff",
+            r"tokenizer_config\.json of the tokenizer folder .* cannot be read: .*",
+        ),
         (
             "special_tokens_map.json",
             b"[]",
-            r"special_tokens_map\.json of the tokenizer folder .* cannot be read: it holds \[\], not an object",
+            (
+                r"special_tokens_map\.json of the tokenizer folder .* cannot be read: it holds \[\], not an"
+                r" object"
+            ),
         ),
-        ("tokenizer_config.json", b'{"bos_token": "<s>", "eos_token": "<end>"}', "states <end>, which its tokenizer.json does not have"),
+        (
+            "tokenizer_config.json",
+            b'{"bos_token": "<s>", "eos_token": "<end>"}',
+            "states <end>, which its tokenizer.json does not have",
+        ),
     ],
 )
 def test_damaged_files_of_a_tokenizer_folder_are_named(
@@ -177,14 +185,18 @@ def test_damaged_files_of_a_tokenizer_folder_are_named(
         bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
 
 
-def test_an_id_beyond_the_vocabulary_is_refused_though_there_are_few_tokens(bench: Any, tokenizer: Artifact, tmp_path: Path) -> None:
+def test_an_id_beyond_the_vocabulary_is_refused_though_there_are_few_tokens(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
     folder = tmp_path / "imported"
     folder.mkdir()
     vocabulary = {"<s>": 0, "</s>": 1, "a": 600}
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
-    with pytest.raises(SourceError, match=r"ids up to 600, too many for vocab_size 512\. Fix: vocab_size: 640"):
+    with pytest.raises(
+        SourceError, match=r"ids up to 600, too many for vocab_size 512\. Fix: vocab_size: 640"
+    ):
         bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
 
 
@@ -193,5 +205,11 @@ def test_a_source_without_text_is_refused_by_name(bench: Any, tmp_path: Path) ->
     (tmp_path / "blank" / "a.txt").write_text(" \n")
     with pytest.raises(SourceError, match=r"there is no document in the files of .*blank"):
         bench.run(
-            "tokenizer", "t", {"sources": [{"url": str(tmp_path / "blank"), "format": "text"}], "vocab_size": 512, "bytes_per_source": 1}
+            "tokenizer",
+            "t",
+            {
+                "sources": [{"url": str(tmp_path / "blank"), "format": "text"}],
+                "vocab_size": 512,
+                "bytes_per_source": 1,
+            },
         )

@@ -1,4 +1,5 @@
-"""What a training stage meets beside its steps: events, storage that refuses, data that does not come, the end of a process."""
+"""What a training stage meets beside its steps: events, storage that refuses, data that does not come, the
+end of a process."""
 
 import json
 import logging
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_training_stages import SPEC, Stages, weights_of
 
 import apertus_model.stages.train
 from apertus_model.stages.train import SegmentCheckpoints
@@ -18,10 +18,13 @@ from apertus_model.trainer.trainer import ApertusTrainer
 from infra.store import Artifact, Store
 from infra.store.writing.lease import LeaseLost
 from specs.anomalies import Anomalies
+from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 from tests.infra.moto import Moto
 
 NAN_AT = 5
-SHORT = SPEC.model_copy(update={"end_step": 3, "validation": SPEC.validation.model_copy(update={"interval": 0})})
+SHORT = SPEC.model_copy(
+    update={"end_step": 3, "validation": SPEC.validation.model_copy(update={"interval": 0})}
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +65,28 @@ def events_of(artifact: Artifact, watched: Path) -> list[list[dict[str, Any]]]:
     shown = [json.loads(line) for line in watched.read_text().splitlines()]
     in_rows = [[row for row in rows if "anomaly" in row] for rows in (artifact.history(), shown)]
     assert all((row["step"], row["tokens"]) == (NAN_AT, NAN_AT * 64) for rows in in_rows for row in rows)
-    manifest = [{name: value for name, value in event.items() if value is not None} for event in artifact.manifest.facts["anomalies"]]
+    manifest = [
+        {name: value for name, value in event.items() if value is not None}
+        for event in artifact.manifest.facts["anomalies"]
+    ]
     return [
         manifest,
-        *([{name: value for name, value in row["anomaly"].items() if value is not None} for row in rows] for rows in in_rows),
+        *(
+            [{name: value for name, value in row["anomaly"].items() if value is not None} for row in rows]
+            for rows in in_rows
+        ),
     ]
 
 
-def test_a_skipped_step_is_in_the_manifest_the_history_and_the_tracker(stages: Stages, watched: Path, one_nan: None) -> None:
+def test_a_skipped_step_is_in_the_manifest_the_history_and_the_tracker(
+    stages: Stages, watched: Path, one_nan: None
+) -> None:
     artifact = stages.train("skipped", SPEC.model_copy(update={"anomalies": Anomalies(nonfinite="skip")}))
     manifest, history, shown = events_of(artifact, watched)
     assert manifest == history == shown
-    assert [(event["step"], event["quantity"], event["action"]) for event in manifest] == [(NAN_AT, "loss", "skip")]
+    assert [(event["step"], event["quantity"], event["action"]) for event in manifest] == [
+        (NAN_AT, "loss", "skip")
+    ]
     assert "loss" not in manifest[0] and manifest[0]["grad_norm"] > 0
 
 
@@ -90,8 +103,12 @@ def test_a_step_at_which_training_stopped_is_in_them_too_when_a_later_attempt_pa
     stored = stages.store.read_json(f"pretrain/{name}/units/stop-{NAN_AT:08d}.json")["data"]
     artifact = stages.train(name, SPEC, processes=processes, launch=launch, attempt="second", resume_step=3)
     manifest, history, shown = events_of(artifact, watched)
-    assert manifest == history == shown == [{key: value for key, value in stored.items() if value is not None}]
-    assert [(event["step"], event["quantity"], event["action"]) for event in manifest] == [(NAN_AT, "loss", "stop")]
+    assert (
+        manifest == history == shown == [{key: value for key, value in stored.items() if value is not None}]
+    )
+    assert [(event["step"], event["quantity"], event["action"]) for event in manifest] == [
+        (NAN_AT, "loss", "stop")
+    ]
     assert [row["step"] for row in artifact.history() if "loss" in row] == [1, 2, 3, 4, 5, 6]
 
 
@@ -102,10 +119,16 @@ def refusing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(Store, "remove", remove)
 
 
-def test_storage_that_removes_nothing_does_not_end_training(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(apertus_model.stages.train.logger, "handlers", [logging.FileHandler(tmp_path / "log.txt")])
+def test_storage_that_removes_nothing_does_not_end_training(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        apertus_model.stages.train.logger, "handlers", [logging.FileHandler(tmp_path / "log.txt")]
+    )
     refusing(monkeypatch, PermissionError("deleting is forbidden"))
-    spec = SHORT.model_copy(update={"checkpoint": SHORT.checkpoint.model_copy(update={"interval": 1, "keep": 1})})
+    spec = SHORT.model_copy(
+        update={"checkpoint": SHORT.checkpoint.model_copy(update={"interval": 1, "keep": 1})}
+    )
     artifact = stages.train("kept", spec)
     assert artifact.complete
     assert artifact.checkpoint_steps() == [1, 2, 3]
@@ -113,27 +136,38 @@ def test_storage_that_removes_nothing_does_not_end_training(stages: Stages, monk
     assert (tmp_path / "log.txt").read_text().splitlines() == [f"step {step}: {told}" for step in (2, 3)]
 
 
-def test_a_lease_that_was_lost_ends_training_also_when_it_shows_in_housekeeping(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_was_lost_ends_training_also_when_it_shows_in_housekeeping(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refusing(monkeypatch, LeaseLost("taken over"))
-    spec = SHORT.model_copy(update={"checkpoint": SHORT.checkpoint.model_copy(update={"interval": 1, "keep": 1})})
+    spec = SHORT.model_copy(
+        update={"checkpoint": SHORT.checkpoint.model_copy(update={"interval": 1, "keep": 1})}
+    )
     with pytest.raises(RuntimeError, match=r"LeaseLost: taken over"):
         stages.train("lost", spec)
 
 
 def test_a_marker_that_cannot_be_read_stays_and_the_others_go(stages: Stages) -> None:
-    spec = SHORT.model_copy(update={"checkpoint": SHORT.checkpoint.model_copy(update={"interval": 1, "keep": 1, "best": ["val_loss"]})})
+    spec = SHORT.model_copy(
+        update={
+            "checkpoint": SHORT.checkpoint.model_copy(update={"interval": 1, "keep": 1, "best": ["val_loss"]})
+        }
+    )
     stages.store.write_once("pretrain/torn/checkpoints/00000000.json", b'{"step": 0, "att')
     artifact = stages.train("torn", spec)
     assert artifact.complete
     assert artifact.checkpoint_steps() == [0, 3]
 
 
-def test_the_start_of_a_stage_is_watched_before_its_data_is_opened(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_of_a_stage_is_watched_before_its_data_is_opened(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def opens(*arguments: Any) -> None:
         raise RuntimeError(f"ends after {signal.getitimer(signal.ITIMER_REAL)[0]:.0f} s")
 
     monkeypatch.setattr(apertus_model.stages.train, "open_data", opens)
-    with pytest.raises(RuntimeError, match=r"ends after (10810|10809) s"):  # three hours and the time for the stacks
+    # three hours and the time for the stacks
+    with pytest.raises(RuntimeError, match=r"ends after (10810|10809) s"):
         stages.train("watched", SHORT, launch={"threads": 1, "hang_timeout": "1h"})
 
 
@@ -156,8 +190,14 @@ def test_training_on_object_storage_that_is_killed_goes_on_to_the_bits_of_one_on
         killed = Artifact(remote.store, "pretrain/killed", 6)
         assert killed.checkpoint_steps() == [3]
         assert not killed.complete
-        resumed, undisturbed = remote.train("killed", SPEC, attempt="second", resume_step=3), stages.train("undisturbed", SPEC)
+        resumed, undisturbed = (
+            remote.train("killed", SPEC, attempt="second", resume_step=3),
+            stages.train("undisturbed", SPEC),
+        )
         assert weights_of(resumed, 6) == weights_of(undisturbed, 6)
-        losses = [[(row["step"], row["loss"]) for row in artifact.history() if "loss" in row] for artifact in (resumed, undisturbed)]
+        losses = [
+            [(row["step"], row["loss"]) for row in artifact.history() if "loss" in row]
+            for artifact in (resumed, undisturbed)
+        ]
         assert losses[0] == losses[1]
         assert len(losses[0]) == 6

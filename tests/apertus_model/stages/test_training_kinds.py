@@ -1,4 +1,5 @@
-"""Fine-tuning, preference training, reference log-probabilities and merging as stages. The data classes are stood in for by small ones."""
+"""Fine-tuning, preference training, reference log-probabilities and merging as stages. The data classes
+are stood in for by small ones."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -7,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import ListedSamples, PreferenceRows, SyntheticSamples, WeightedSamples, segment
-from test_training_stages import PAD, SPEC, Stages, weights_of
 
 import apertus_model.stages.train
 from apertus_model.stages import log_probabilities, merge
@@ -19,27 +18,50 @@ from infra.store.documents import CheckpointMarker, Seconds
 from specs.stages.merge import MergePart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.sft import Lora
+from tests.apertus_model.harness import (
+    ListedSamples,
+    PreferenceRows,
+    SyntheticSamples,
+    WeightedSamples,
+    segment,
+)
+from tests.apertus_model.stages.training import PAD, SPEC, Stages, weights_of
 from tests.infra.faults import flip_what_is_written
 
 ROWS = 7
 
 
 class StoredPairs(PreferenceRows):
-    """Seven rows of one or two pairs; ids count the sequences backwards, so that they are not in the order of the rows."""
+    """Seven rows of one or two pairs; ids count the sequences backwards, so that they are not in the order
+    of the rows."""
 
     def __init__(self, artifact: Artifact, reference: np.ndarray | None) -> None:
         super().__init__(rows=ROWS)
         sizes = [2 * (1 + row % 2) for row in range(ROWS)]
         ends = np.cumsum(sizes)
         self.sequences = int(ends[-1])
-        self.ids = [self.sequences - 1 - np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self.ids = [
+            self.sequences - 1 - np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)
+        ]
         values = np.zeros(self.sequences, np.float32) if reference is None else reference
         self.reference = np.stack([np.resize(values[ids], 4) * (np.arange(4) < len(ids)) for ids in self.ids])
 
     @classmethod
-    def open(cls, pairs: Artifact, log_probabilities: Artifact | None, *, sequence_length: int, seed: int, pad_id: int) -> "StoredPairs":
+    def open(
+        cls,
+        pairs: Artifact,
+        log_probabilities: Artifact | None,
+        *,
+        sequence_length: int,
+        seed: int,
+        pad_id: int,
+    ) -> "StoredPairs":
         assert (sequence_length, pad_id) == (16, PAD)
-        stored = None if log_probabilities is None else np.load(log_probabilities.local("log_probabilities.npy"), allow_pickle=False)
+        stored = (
+            None
+            if log_probabilities is None
+            else np.load(log_probabilities.local("log_probabilities.npy"), allow_pickle=False)
+        )
         return cls(pairs, stored)
 
     def sequence_ids(self, row: int) -> np.ndarray:
@@ -53,7 +75,9 @@ class StoredConversations:
     """Four rows per pass; a source is seen as often as it is repeated."""
 
     @classmethod
-    def open(cls, shards: Any, repeats: list[int], *, prompt_weight: float, pad_id: int, **unused: Any) -> Any:
+    def open(
+        cls, shards: Any, repeats: list[int], *, prompt_weight: float, pad_id: int, **unused: Any
+    ) -> Any:
         assert pad_id == PAD
         assert [split for _, split in shards] == ["train"] * len(repeats)
         samples: Any = WeightedSamples() if prompt_weight else ListedSamples()
@@ -90,19 +114,29 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     return stages
 
 
-def run(stages: Stages, kind: str, name: str, spec: Any, module: Any = apertus_model.stages.train, **fields: Any) -> Artifact:
+def run(
+    stages: Stages, kind: str, name: str, spec: Any, module: Any = apertus_model.stages.train, **fields: Any
+) -> Artifact:
     options = {key: fields.pop(key) for key in ("processes", "stop_after") if key in fields}
     stages.run(module, stages.job(kind, name, spec.model_dump(mode="json"), **fields), **options)
     return Artifact(stages.store, f"{kind}/{name}", getattr(spec, "end_step", None))
 
 
 def sft(**changes: Any) -> Any:
-    fields = {"seed": None, "repeats": [1, 3], "source_names": ["chat", "identity"], "validation": {"interval": 2, "samples": 2}}
+    fields = {
+        "seed": None,
+        "repeats": [1, 3],
+        "source_names": ["chat", "identity"],
+        "validation": {"interval": 2, "samples": 2},
+    }
     return segment("sft", **{**fields, **changes})
 
 
 def sft_inputs(stages: Stages, parent: str = "pretrain/trained", step: int = 6) -> dict[str, Any]:
-    sources = {f"conversations:{index}": stages.ref(f"conversations/{name}") for index, name in enumerate(("chat", "identity"))}
+    sources = {
+        f"conversations:{index}": stages.ref(f"conversations/{name}")
+        for index, name in enumerate(("chat", "identity"))
+    }
     return {**sources, "parent": stages.ref(parent, step)}
 
 
@@ -115,14 +149,18 @@ def tuned(stages: Stages) -> Artifact:
 # Fine-tuning
 
 
-def test_fine_tuning_starts_from_its_parent_and_counts_passes_of_each_source(stages: Stages, tuned: Artifact) -> None:
+def test_fine_tuning_starts_from_its_parent_and_counts_passes_of_each_source(
+    stages: Stages, tuned: Artifact
+) -> None:
     facts = tuned.checkpoint(6).facts
     before = Artifact(stages.store, "pretrain/trained").checkpoint(6).facts["passes"]
     assert facts["passes"] == {**before, "chat": 6.0, "identity": 18.0}
     assert facts["epochs"] == {"chat": 6.0, "identity": 18.0}
     assert set(before) == {"steady", "striding"}
     rows = [row for row in tuned.history() if "loss" in row]
-    new = next(row["loss"] for row in Artifact(stages.store, "pretrain/trained", 6).history() if "loss" in row)
+    new = next(
+        row["loss"] for row in Artifact(stages.store, "pretrain/trained", 6).history() if "loss" in row
+    )
     assert rows[0]["loss"] != new
 
 
@@ -139,7 +177,10 @@ def test_held_out_losses_are_stored_with_the_step_that_they_belong_to(tuned: Art
 
 def test_the_best_checkpoints_so_far_are_kept_beside_the_last(tuned: Artifact) -> None:
     measured = {row["step"]: row["validation"] for row in tuned.history() if "validation" in row}
-    best = {min(measured, key=lambda step: sum(measured[step].values())), min(measured, key=lambda step: measured[step]["identity"])}
+    best = {
+        min(measured, key=lambda step: sum(measured[step].values())),
+        min(measured, key=lambda step: measured[step]["identity"]),
+    }
     assert set(tuned.checkpoint_steps()) == {*best, 6}
 
 
@@ -149,7 +190,12 @@ NOWHERE = Artifact(Store.open("memory://nowhere"), "sft/none")
 def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
     facts = {"validation": validation, "validation_step": measured}
     seconds = Seconds(startup=0.0, compute=0.0, storage=0.0)
-    return Checkpoint(NOWHERE, step, "", CheckpointMarker(step=step, attempt="a", folder="f", files={}, facts=facts, seconds=seconds))
+    return Checkpoint(
+        NOWHERE,
+        step,
+        "",
+        CheckpointMarker(step=step, attempt="a", folder="f", files={}, facts=facts, seconds=seconds),
+    )
 
 
 def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:
@@ -182,7 +228,10 @@ def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, proc
 
 def test_a_segment_of_a_leg_takes_over_adapters_and_a_new_leg_merges_them(stages: Stages) -> None:
     inputs = {"parent": stages.ref("pretrain/trained", 6)}
-    for kind, itself, begins in (("sft", sft(start_step=6, end_step=8), False), ("long_context", segment(carry=["weights", "data"]), True)):
+    for kind, itself, begins in (
+        ("sft", sft(start_step=6, end_step=8), False),
+        ("long_context", segment(carry=["weights", "data"]), True),
+    ):
         job = stages.job(kind, "x", {}, inputs=inputs)
         source = starting_point(job, itself, Attempt(job))
         assert source is not None
@@ -198,22 +247,44 @@ def reference(stages: Stages, tuned: Artifact) -> Artifact:
 
 
 def reference_part(**changes: Any) -> LogProbabilitiesPart:
-    fields = {"model": SPEC.model, "sequence_length": 16, "precision": {"param": "float32"}, "batch_size": 2, "sequences_per_unit": 3}
+    fields = {
+        "model": SPEC.model,
+        "sequence_length": 16,
+        "precision": {"param": "float32"},
+        "batch_size": 2,
+        "sequences_per_unit": 3,
+    }
     return LogProbabilitiesPart(**{**fields, **changes})
 
 
 def run_reference(
-    stages: Stages, name: str, *, checkpoint: str = "sft/tuned", step: int = 6, processes: int = 1, **changes: Any
+    stages: Stages,
+    name: str,
+    *,
+    checkpoint: str = "sft/tuned",
+    step: int = 6,
+    processes: int = 1,
+    **changes: Any,
 ) -> Artifact:
     inputs = {"checkpoint": stages.ref(checkpoint, step), "pairs": stages.ref("pairs/pairs")}
-    return run(stages, "log_probabilities", name, reference_part(**changes), log_probabilities, inputs=inputs, processes=processes)
+    return run(
+        stages,
+        "log_probabilities",
+        name,
+        reference_part(**changes),
+        log_probabilities,
+        inputs=inputs,
+        processes=processes,
+    )
 
 
 def stored_values(artifact: Artifact) -> np.ndarray:
     return np.load(artifact.local("log_probabilities.npy"), allow_pickle=False)
 
 
-def test_log_probabilities_are_stored_by_sequence_id(stages: Stages, tuned: Artifact, reference: Artifact) -> None:
+def test_log_probabilities_are_stored_by_sequence_id(
+    stages: Stages, tuned: Artifact, reference: Artifact
+) -> None:
     pairs = StoredPairs(tuned, None)
     from apertus_model.model.model import model_config
 
@@ -226,17 +297,25 @@ def test_log_probabilities_are_stored_by_sequence_id(stages: Stages, tuned: Arti
     for row in range(ROWS):
         sample = pairs.row(row)
         with torch.no_grad():
-            log_p = model(torch.from_numpy(sample.input)[None], torch.from_numpy(sample.positions)[None])[0].double().log_softmax(-1)
+            log_p = (
+                model(torch.from_numpy(sample.input)[None], torch.from_numpy(sample.positions)[None])[0]
+                .double()
+                .log_softmax(-1)
+            )
         for index, sequence in enumerate(pairs.sequence_ids(row)):
             places = np.flatnonzero(sample.segments == index)
             tokens += len(places)
-            assert values[sequence] == pytest.approx(sum(log_p[i, sample.labels[i]].item() for i in places), rel=1e-5)
+            assert values[sequence] == pytest.approx(
+                sum(log_p[i, sample.labels[i]].item() for i in places), rel=1e-5
+            )
     metrics = reference.manifest.metrics
     assert (metrics["sequences"], metrics["tokens"]) == (pairs.sequences, tokens)
     assert metrics["log_probability_per_token"] == pytest.approx(values.sum() / tokens, rel=1e-6)
 
 
-def test_neither_units_nor_processes_change_the_log_probabilities(stages: Stages, reference: Artifact) -> None:
+def test_neither_units_nor_processes_change_the_log_probabilities(
+    stages: Stages, reference: Artifact
+) -> None:
     units = run_reference(stages, "units", sequences_per_unit=2)
     assert np.array_equal(stored_values(units), stored_values(reference))
     two = run_reference(stages, "two", processes=2)
@@ -257,7 +336,9 @@ def test_what_an_attempt_has_committed_is_not_computed_again(stages: Stages, ref
 
 
 @pytest.mark.parametrize("kind", ["qrpo", "dpo"])
-def test_preference_training_begins_at_its_reference(stages: Stages, tuned: Artifact, reference: Artifact, kind: str) -> None:
+def test_preference_training_begins_at_its_reference(
+    stages: Stages, tuned: Artifact, reference: Artifact, kind: str
+) -> None:
     inputs = {
         "pairs": stages.ref("pairs/pairs"),
         "log_probabilities": stages.ref(reference.path),
@@ -276,7 +357,9 @@ def test_preference_training_begins_at_its_reference(stages: Stages, tuned: Arti
 # Merging
 
 
-def merged(stages: Stages, name: str, weights: list[float], *, processes: int = 1, parents: Any = None) -> Artifact:
+def merged(
+    stages: Stages, name: str, weights: list[float], *, processes: int = 1, parents: Any = None
+) -> Artifact:
     parents = parents or [("pretrain/trained", 3), ("pretrain/trained", 6), ("sft/tuned", 6)]
     inputs = {f"checkpoint:{index}": stages.ref(*parent) for index, parent in enumerate(parents)}
     part = MergePart(model=SPEC.model, weights=weights)
@@ -289,14 +372,19 @@ def average(stages: Stages, tuned: Artifact) -> Artifact:
     return merged(stages, "average", [1.0, 2.0, 0.5])
 
 
-def test_the_average_is_weighted_in_float64_and_rounded_once(stages: Stages, tuned: Artifact, average: Artifact) -> None:
+def test_the_average_is_weighted_in_float64_and_rounded_once(
+    stages: Stages, tuned: Artifact, average: Artifact
+) -> None:
     found = weights_of(average, 1)
     assert found.pop("progress.step") == [1]
     trained = Artifact(stages.store, "pretrain/trained")
     parents = [weights_of(artifact, step) for artifact, step in ((trained, 3), (trained, 6), (tuned, 6))]
     assert found.keys() == {name for name in parents[0] if not name.startswith(("optimizer.", "progress."))}
     for name, values in found.items():
-        exact = sum(np.array(parent[name], np.float64) * (weight / 3.5) for parent, weight in zip(parents, (1.0, 2.0, 0.5), strict=True))
+        exact = sum(
+            np.array(parent[name], np.float64) * (weight / 3.5)
+            for parent, weight in zip(parents, (1.0, 2.0, 0.5), strict=True)
+        )
         assert values == exact.astype(np.float32).tolist(), name
 
 
@@ -304,7 +392,9 @@ def test_the_average_has_the_same_bits_on_two_processes(stages: Stages, average:
     assert weights_of(merged(stages, "two", [1.0, 2.0, 0.5], processes=2), 1) == weights_of(average, 1)
 
 
-def test_an_average_knows_what_its_checkpoints_have_seen(stages: Stages, tuned: Artifact, average: Artifact) -> None:
+def test_an_average_knows_what_its_checkpoints_have_seen(
+    stages: Stages, tuned: Artifact, average: Artifact
+) -> None:
     facts = average.checkpoint(1).facts
     assert facts["passes"] == tuned.checkpoint(6).facts["passes"]
     assert facts["tokens"] == 6 * 64
@@ -317,7 +407,13 @@ def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: St
     for name, seed in zip(names, (1, 2), strict=True):
         run(stages, "sft", name, sft(lora=lora, data_seed=seed, end_step=2), inputs=sft_inputs(stages))
     found = [
-        weights_of(merged(stages, f"adapted-{n}", [1, 1], processes=n, parents=[(f"sft/{name}", 2) for name in names]), 1) for n in (1, 2)
+        weights_of(
+            merged(
+                stages, f"adapted-{n}", [1, 1], processes=n, parents=[(f"sft/{name}", 2) for name in names]
+            ),
+            1,
+        )
+        for n in (1, 2)
     ]
     assert found[0] == found[1]
     name = "layers.1.attention.qkv_linear.wq.weight"
@@ -333,7 +429,11 @@ def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: St
 def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -> None:
     child = run(stages, "sft", "child", sft(end_step=2), inputs=sft_inputs(stages, "merge/average", 1))
     passes = average.checkpoint(1).facts["passes"]
-    assert child.checkpoint(2).facts["passes"] == {**passes, "chat": passes["chat"] + 2, "identity": passes["identity"] + 6}
+    assert child.checkpoint(2).facts["passes"] == {
+        **passes,
+        "chat": passes["chat"] + 2,
+        "identity": passes["identity"] + 6,
+    }
     values = stored_values(run_reference(stages, "of-merge", checkpoint="merge/average", step=1))
     assert np.isfinite(values).all() and (values < 0).all()
 
@@ -350,6 +450,8 @@ def test_a_bit_that_the_disk_changes_is_not_sealed_into_an_average(
 def test_a_checkpoint_of_another_shape_cannot_be_merged(stages: Stages) -> None:
     wider = SPEC.model.model_copy(update={"ffn_dim": 128})
     part = MergePart(model=wider, weights=[1.0, 1.0])
-    inputs = {f"checkpoint:{index}": stages.ref("pretrain/trained", step) for index, step in enumerate((3, 6))}
+    inputs = {
+        f"checkpoint:{index}": stages.ref("pretrain/trained", step) for index, step in enumerate((3, 6))
+    }
     with pytest.raises(RuntimeError, match=r"has shape \(64, 32\) in .*, this model has \(128, 32\)"):
         run(stages, "merge", "refused", part, merge, inputs=inputs)

@@ -1,4 +1,5 @@
-"""Steps that are not taken: the weights are those of a run in which their updates were left out, by an independent loop."""
+"""Steps that are not taken: the weights are those of a run in which their updates were left out, by an
+independent loop."""
 
 import copy
 from collections.abc import Iterator
@@ -8,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import MODEL, ListedSamples, Result, WeightedSamples, difference, losses, same, segment, train
 
 from apertus_model.model.model import model_config
 from apertus_model.trainer.anomalies import AnomalyDetector
@@ -19,6 +19,17 @@ from specs.anomalies import Anomalies
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
+from tests.apertus_model.harness import (
+    MODEL,
+    ListedSamples,
+    Result,
+    WeightedSamples,
+    difference,
+    losses,
+    same,
+    segment,
+    train,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +47,8 @@ def one_thread() -> Iterator[None]:
 def judged(policy: Anomalies, values: list[float], *, norms: list[float] | None = None) -> list[str | None]:
     detector = AnomalyDetector(policy, 0)
     events = [
-        detector.check(step, loss, norm) for step, (loss, norm) in enumerate(zip(values, norms or [1.0] * len(values), strict=True), 1)
+        detector.check(step, loss, norm)
+        for step, (loss, norm) in enumerate(zip(values, norms or [1.0] * len(values), strict=True), 1)
     ]
     return [event.action if event else None for event in events]
 
@@ -46,7 +58,8 @@ def test_a_spike_is_what_lies_above_the_mean_by_so_many_standard_deviations_of_t
     first = [3.0, 1.0, 3.0, 1.0]  # mean 2, standard deviation 1: 4 is allowed, more is not
     assert judged(policy, [*first, 4.0]) == [None] * 5
     assert judged(policy, [*first, 4.001]) == [None] * 4 + ["skip"]
-    assert judged(policy, [*first, 9.0, 9.0, 4.0]) == [None] * 4 + ["skip", "skip", None]  # what is skipped is not compared with
+    # what is skipped is not compared with
+    assert judged(policy, [*first, 9.0, 9.0, 4.0]) == [None] * 4 + ["skip", "skip", None]
     assert judged(policy, [9.0, 1.0, 1.0, 9.0]) == [None] * 4  # not before the window is full
     norms = [3.0, 1.0, 3.0, 1.0, 4.001]
     assert judged(policy, [1.0] * 5, norms=norms) == [None] * 4 + ["skip"]
@@ -75,15 +88,18 @@ def test_the_policy_stops_after_so_many_events_and_says_what_to_do() -> None:
     events = [detector.check(step, nan, 1.0) for step in (1, 2, 3)]
     assert [event.action for event in events if event] == ["skip", "skip", "stop"]
     assert events[2] is not None
-    assert "2 steps of this segment were passed over before, anomalies.max_events allows no more" in str(detector.error(events[2]))
+    assert (
+        "2 steps of this segment were skipped or rolled back before, and anomalies.max_events allows no more"
+        in str(detector.error(events[2]))
+    )
     detector = AnomalyDetector(Anomalies(), 0)
     event = detector.check(7, 2.0, float("inf"))
     assert event is not None
     error = detector.error(event)
     assert isinstance(error, ValueError)  # not worth another try
-    assert str(error) == (
-        "step 7: the grad norm is not finite; training stops; lower the learning rate, or let such steps be passed over "
-        "(anomalies.nonfinite: skip or rollback)"
+    assert (
+        str(error) == "step 7: the grad norm is not finite; training stops; lower the learning rate, or state"
+        " anomalies.nonfinite: skip or rollback"
     )
 
 
@@ -117,7 +133,9 @@ class PoisonedSamples(WeightedSamples):
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
-        return sample._replace(weights=np.full(self.length, np.nan if index == 4 * POISONED - 2 else 1.0, np.float32))
+        return sample._replace(
+            weights=np.full(self.length, np.nan if index == 4 * POISONED - 2 else 1.0, np.float32)
+        )
 
 
 def spec_of(**changes: Any) -> Any:
@@ -131,12 +149,16 @@ def spec_of(**changes: Any) -> Any:
 
 
 def oracle(spec: Any, left_out: set[int], restored: dict[int, int]) -> dict[str, torch.Tensor]:
-    """Weights after training in a plain loop: some steps' updates are left out, and before the next one an earlier state comes back."""
+    """Weights after training in a plain loop: some steps' updates are left out, and before the next one an
+    earlier state comes back."""
     model = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
     model.init_weights()
     settings, samples = spec.optimizer, ListedSamples()
     groups = [
-        {"params": [p for p in model.parameters() if (p.ndim > 1) is decayed], "weight_decay": settings.weight_decay if decayed else 0.0}
+        {
+            "params": [p for p in model.parameters() if (p.ndim > 1) is decayed],
+            "weight_decay": settings.weight_decay if decayed else 0.0,
+        }
         for decayed in (True, False)
     ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=settings.betas, eps=settings.eps)
@@ -166,21 +188,29 @@ def run(folder: Path, spec: Any, processes: int = 1, **arguments: Any) -> Result
 
 
 @pytest.mark.parametrize(("processes", "parallel"), [(1, Parallel()), (2, Parallel()), (2, Parallel(tp=2))])
-def test_a_skipped_step_leaves_weights_and_moments_alone_and_the_rest_goes_on(tmp_path: Path, processes: int, parallel: Parallel) -> None:
+def test_a_skipped_step_leaves_weights_and_moments_alone_and_the_rest_goes_on(
+    tmp_path: Path, processes: int, parallel: Parallel
+) -> None:
     spec = spec_of(anomalies=Anomalies(nonfinite="skip"), parallel=parallel)
     result = run(tmp_path, spec, processes)
-    assert [(event.step, event.quantity, event.action, event.loss) for event in result.events] == [(POISONED, "loss", "skip", None)]
+    assert [(event.step, event.quantity, event.action, event.loss) for event in result.events] == [
+        (POISONED, "loss", "skip", None)
+    ]
     assert [row["step"] for row in result.rows] == [1, 2, 3, 5, 6, 7, 8]
     assert difference(result.weights, oracle(spec, {POISONED}, {})) < 1e-5
     assert difference(result.weights, oracle(spec, set(), {})) > 1e-3
-    assert {float(value.max()) for name, value in result.optimizer.items() if name.endswith(".step")} == {STEPS - 1}
+    assert {float(value.max()) for name, value in result.optimizer.items() if name.endswith(".step")} == {
+        STEPS - 1
+    }
 
 
 ROLLBACK = Anomalies(nonfinite="rollback", rollback_interval=2, rollback_margin=1)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(tmp_path: Path, processes: int) -> None:
+def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
+    tmp_path: Path, processes: int
+) -> None:
     spec = spec_of(anomalies=ROLLBACK)
     result = run(tmp_path, spec, processes)
     assert [(event.step, event.action, event.to) for event in result.events] == [(POISONED, "rollback", 2)]
@@ -196,7 +226,9 @@ def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(tmp_pat
 def test_going_on_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
     whole = run(tmp_path, spec_of(anomalies=ROLLBACK))
     source = Source(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
-    rest = run(tmp_path, spec_of(anomalies=ROLLBACK), source=source, begin_step=begin, anomalies=whole.facts[begin])
+    rest = run(
+        tmp_path, spec_of(anomalies=ROLLBACK), source=source, begin_step=begin, anomalies=whole.facts[begin]
+    )
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     assert rest.facts[STEPS] == whole.facts[STEPS]
@@ -217,7 +249,9 @@ def test_going_on_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path,
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(tmp_path: Path, processes: int) -> None:
+def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(
+    tmp_path: Path, processes: int
+) -> None:
     with pytest.raises(RuntimeError, match=r"AnomalyError: step 4: the loss is not finite; training stops"):
         run(tmp_path, spec_of(), processes)
     assert (tmp_path / "step-3" / "index.json").exists()
@@ -225,7 +259,9 @@ def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(tmp
 
 
 def test_an_optimizer_that_looks_at_a_batch_before_its_loss_is_known_cannot_skip_it() -> None:
-    spec = spec_of(optimizer=OptimizerSpec(name="sophia", lr=1e-3).resolved({}), anomalies=Anomalies(spike="skip"))
+    spec = spec_of(
+        optimizer=OptimizerSpec(name="sophia", lr=1e-3).resolved({}), anomalies=Anomalies(spike="skip")
+    )
     unused: Any = None  # refused before anything is used
     with pytest.raises(StageError, match="no step can be skipped"):
         trainer_config(spec, unused, unused, unused, world_size=1)

@@ -1,4 +1,5 @@
-"""Loading from a committed checkpoint: what is used was compared with its digest, and no more is read or held than is needed."""
+"""Loading from a committed checkpoint: what is used was compared with its digest, and no more is read or
+held than is needed."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def test_what_was_stored_is_loaded_wherever_blocks_end(
     loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}
     load_tensors(loaded, checkpoint)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
-    transposed = {"matrix": torch.empty(90, 70).t(), "exact": torch.empty(4, 1)}  # another order, another type
+    # another order, another type
+    transposed = {"matrix": torch.empty(90, 70).t(), "exact": torch.empty(4, 1)}
     load_tensors(transposed, checkpoint)
     assert torch.equal(transposed["matrix"], state["matrix"])
     assert torch.equal(transposed["exact"], state["exact"].float())
@@ -81,13 +83,18 @@ def test_other_programs_read_the_files(committed: Callable[..., Checkpoint], sto
     folder = store.full(committed(state).folder)
     found = load_file(f"{folder}/rank-00000.safetensors")
     assert found.keys() == state.keys()
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in state.items())
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        for name, tensor in state.items()
+    )
     loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}
     dcp.load(loaded, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
 
 
-def test_a_header_that_is_longer_than_the_first_read_is_read_whole(committed: Callable[..., Checkpoint]) -> None:
+def test_a_header_that_is_longer_than_the_first_read_is_read_whole(
+    committed: Callable[..., Checkpoint],
+) -> None:
     state = {f"layers.{number}.a_rather_long_name": torch.full((3,), float(number)) for number in range(200)}
     loaded = {name: torch.empty_like(tensor) for name, tensor in state.items()}
     load_tensors(loaded, committed(state))
@@ -102,7 +109,9 @@ def flip(store: Store, path: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 0.5, -1])
-def test_a_flipped_bit_in_any_file_is_refused_by_the_loader(committed: Callable[..., Checkpoint], store: Store, place: float) -> None:
+def test_a_flipped_bit_in_any_file_is_refused_by_the_loader(
+    committed: Callable[..., Checkpoint], store: Store, place: float
+) -> None:
     state = {"first": torch.randn(64, 64), "second": torch.randn(200), "step": torch.tensor(7)}
     checkpoint = committed(state)
     assert checkpoint.files.keys() == {"rank-00000.safetensors", "index.json"}
@@ -123,12 +132,23 @@ def test_a_file_that_the_marker_does_not_name_is_not_read(committed: Callable[..
         load_tensors({"weight": torch.empty(8)}, checkpoint)
 
 
-def read_part(checkpoint: Checkpoint, name: str, begin: tuple[int, int], lengths: tuple[int, int]) -> torch.Tensor:
+def read_part(
+    checkpoint: Checkpoint, name: str, begin: tuple[int, int], lengths: tuple[int, int]
+) -> torch.Tensor:
     """Rows and columns of a stored matrix, as DCP asks for them when another layout is loaded."""
     zero = torch.Size([0, 0])
-    item = ReadItem(LoadItemType.TENSOR, MetadataIndex(name, zero), zero, MetadataIndex(name, zero), torch.Size(begin), torch.Size(lengths))
+    item = ReadItem(
+        LoadItemType.TENSOR,
+        MetadataIndex(name, zero),
+        zero,
+        MetadataIndex(name, zero),
+        torch.Size(begin),
+        torch.Size(lengths),
+    )
     target = torch.zeros(lengths)
-    planner: Any = SimpleNamespace(resolve_tensor=lambda item: target, commit_tensor=lambda item, tensor: None)
+    planner: Any = SimpleNamespace(
+        resolve_tensor=lambda item: target, commit_tensor=lambda item, tensor: None
+    )
     reader(checkpoint).read_data(LoadPlan([item]), planner).wait()
     return target
 
@@ -151,7 +171,8 @@ def test_a_part_of_a_tensor_costs_the_pieces_it_lies_in(
     rows = read_part(checkpoint, "matrix", (64, 0), (32, 256))
     assert torch.equal(rows, state["matrix"][64:96])
     assert all(begin % PIECE == 0 for begin, _ in read)
-    assert sum(end - begin for begin, end in read) <= rows.nbytes + 5 * PIECE  # those of the head, and at the ends, in part
+    # those of the head, and at the ends, in part
+    assert sum(end - begin for begin, end in read) <= rows.nbytes + 5 * PIECE
     columns = read_part(checkpoint, "matrix", (200, 16), (8, 32))
     assert torch.equal(columns, state["matrix"][200:208, 16:48])
 

@@ -1,7 +1,9 @@
-"""The FLOPs that a plan expects are those of the matrix products that the real trainer makes, to the last one.
+"""The FLOPs that a plan expects are those of the matrix products that the real trainer makes, to the last
+one.
 
-torch's counter is told of `addmm_`, which it does not know; attention is computed by the plain backend, which makes two products forward
-and four backward. Fused kernels make the scores a second time in their backward pass, which is no model FLOP.
+torch's counter is told of `addmm_`, which it does not know; attention is computed by the plain backend, which
+makes two products forward and four backward. Fused kernels make the scores a second time in their backward
+pass, which is no model FLOP.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ListedSamples, segment, train
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
@@ -20,9 +21,11 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
+from tests.apertus_model.harness import ListedSamples, segment, train
 
 GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ffn_dim=336, vocab_size=512)
 FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
+GATED = GROUPED.model_copy(update={"activation": "swiglu"})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
 
@@ -51,13 +54,21 @@ def counted(folder: Path, spec: Any) -> int:
     ("kind", "model", "changes"),
     [
         ("pretrain", GROUPED, {"sequence_length": 128}),
-        ("pretrain", FLAT, {"sequence_length": 32, "micro_batch_size": 1, "precision": Precision(param="bfloat16")}),
+        (
+            "pretrain",
+            FLAT,
+            {"sequence_length": 32, "micro_batch_size": 1, "precision": Precision(param="bfloat16")},
+        ),
         ("pretrain", GROUPED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
         ("pretrain", FLAT, {"sequence_length": 256, "activation_checkpointing": "full"}),
         ("sft", GROUPED, {"sequence_length": 64, "lora": Lora(rank=8)}),
+        ("pretrain", GATED, {"sequence_length": 64}),
+        ("pretrain", GATED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
     ],
 )
-def test_a_step_makes_the_products_that_are_expected(tmp_path: Path, kind: str, model: ModelSpec, changes: dict[str, Any]) -> None:
+def test_a_step_makes_the_products_that_are_expected(
+    tmp_path: Path, kind: str, model: ModelSpec, changes: dict[str, Any]
+) -> None:
     spec = segment(kind, model=model, global_batch_size=2, end_step=1, optimizer=ADAMW, **changes)
     expected = spec.tokens_per_step * (flops.training(spec) + flops.recomputation(spec))
     assert counted(tmp_path, spec) == expected

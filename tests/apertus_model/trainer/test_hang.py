@@ -1,4 +1,5 @@
-"""A process without a sign of life says where it is, and ends. A whole run of which a rank hangs: tests/e2e/test_hang.py."""
+"""A process without a sign of life says where it is, and ends. A whole run of which a rank hangs:
+tests/e2e/test_hang.py."""
 
 import signal
 import subprocess

@@ -1,4 +1,5 @@
-"""Every layout trains as one process does: same start, same losses, same weights, same held-out loss, from and to the same checkpoints.
+"""Every layout trains as one process does: same start, same losses, same weights, same held-out loss, from
+and to the same checkpoints.
 
 gloo processes on one machine. The wide matrix is slow; `docs/parallelism.md` has its last results."""
 
@@ -10,17 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import MODEL, ListedSamples, Result, Sample, difference, losses, same, segment, train
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from apertus_model.data.goldfish import goldfish_mask
-from apertus_model.model.model import model_config
+from apertus_model.model.attention_choice import Choice
+from apertus_model.model.model import model_config, rope_config
 from apertus_model.trainer.checkpoint import Source
-from apertus_model.trainer.config import micro_batch_size, trainer_config
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from specs.stages.sft import Lora
+from tests.apertus_model.harness import (
+    MODEL,
+    ListedSamples,
+    Result,
+    Sample,
+    difference,
+    losses,
+    same,
+    segment,
+    train,
+)
+from tests.apertus_model.step_memory import local
 from tests.machine import compiles
 from tests.numerics import Numerics
 
@@ -29,7 +41,8 @@ STEPS = 4
 
 
 class PackedSamples(ListedSamples):
-    """One to nine documents in a row, some of one token; a quarter of the labels is left out by Goldfish, and those at borders are."""
+    """One to nine documents in a row, some of one token; a quarter of the labels is left out by Goldfish,
+    and those at borders are."""
 
     def __init__(self, length: int = 32) -> None:
         super().__init__()
@@ -38,9 +51,13 @@ class PackedSamples(ListedSamples):
     def __getitem__(self, index: int) -> Any:
         self.asked.append(index)
         random = np.random.default_rng(index)
-        tokens = (np.arange(self.length + 1) * random.integers(1, 7) + random.integers(0, 100)) % self.vocab_size
+        tokens = (
+            np.arange(self.length + 1) * random.integers(1, 7) + random.integers(0, 100)
+        ) % self.vocab_size
         begins = np.unique([0, *random.integers(1, self.length, index % 9)])
-        positions = np.arange(self.length) - begins[np.searchsorted(begins, np.arange(self.length), side="right") - 1]
+        positions = (
+            np.arange(self.length) - begins[np.searchsorted(begins, np.arange(self.length), side="right") - 1]
+        )
         labels = np.where(goldfish_mask(tokens[1:], k=4, h=5), tokens[1:], -100)
         labels[begins[1:] - 1] = -100
         return Sample(tokens[:-1], labels, positions)
@@ -50,7 +67,13 @@ HELDOUT = {"a": [PackedSamples()[index] for index in range(1000, 1005)]}  # a la
 
 
 def spec_of(kind: str = "pretrain", **changes: Any) -> Any:
-    fields = {"model": DEEP, "sequence_length": 32, "global_batch_size": 8, "end_step": STEPS, "validation": {"interval": 2}}
+    fields = {
+        "model": DEEP,
+        "sequence_length": 32,
+        "global_batch_size": 8,
+        "end_step": STEPS,
+        "validation": {"interval": 2},
+    }
     return segment(kind, **{**fields, **changes})
 
 
@@ -70,7 +93,8 @@ def at(folder: Path, step: int = 2) -> Source:
 
 @dataclass
 class Differences:
-    """Largest ones over all steps: loss and held-out loss in nats, gradient norm relative, weights absolute."""
+    """Largest ones over all steps: loss and held-out loss in nats, gradient norm relative, weights
+    absolute."""
 
     loss: float
     heldout: float
@@ -79,12 +103,21 @@ class Differences:
 
     @classmethod
     def between(cls, result: Result, reference: Result) -> "Differences":
-        norms = [(row["grad_norm"], expected["grad_norm"]) for row, expected in zip(result.rows, reference.rows, strict=True)]
+        norms = [
+            (row["grad_norm"], expected["grad_norm"])
+            for row, expected in zip(result.rows, reference.rows, strict=True)
+        ]
         assert [row["masked_share"] for row in result.rows] == [row["masked_share"] for row in reference.rows]
-        assert {step: found["a"].tokens for step, found in result.heldout.items()} == {2: HELDOUT_LABELS, STEPS: HELDOUT_LABELS}
+        assert {step: found["a"].tokens for step, found in result.heldout.items()} == {
+            2: HELDOUT_LABELS,
+            STEPS: HELDOUT_LABELS,
+        }
         return cls(
             max(abs(a - b) for a, b in zip(losses(result), losses(reference), strict=True)),
-            max(abs(result.heldout[step]["a"].nats - reference.heldout[step]["a"].nats) for step in reference.heldout),
+            max(
+                abs(result.heldout[step]["a"].nats - reference.heldout[step]["a"].nats)
+                for step in reference.heldout
+            ),
             max(abs(a - b) / b for a, b in norms),
             difference(result.weights, reference.weights),
         )
@@ -97,6 +130,7 @@ LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "HSDP": (4, Parallel(dp_replicate=2, dp_shard=2)),
     "TP with SP": (2, Parallel(tp=2, sequence_parallel=True)),
     "CP": (2, Parallel(cp=2)),
+    "CP head-tail": (2, Parallel(cp=2, cp_load_balancer="head-tail")),
     "PP": (2, Parallel(pp=2)),
     "PP interleaved": (2, Parallel(**INTERLEAVED)),
     "PP x FSDP": (4, Parallel(pp=2)),
@@ -106,6 +140,7 @@ FURTHER: dict[str, tuple[int, Parallel]] = {
     "FSDP 4": (4, Parallel()),
     "TP": (2, Parallel(tp=2)),
     "CP 4": (4, Parallel(cp=4)),
+    "CP 4 head-tail": (4, Parallel(cp=4, cp_load_balancer="head-tail")),
     "FSDP x TP": (4, Parallel(tp=2)),
     "FSDP x TP with SP": (4, Parallel(tp=2, sequence_parallel=True)),
     "DDP x TP with SP": (4, Parallel(dp_replicate=2, tp=2, sequence_parallel=True)),
@@ -122,6 +157,7 @@ FURTHER: dict[str, tuple[int, Parallel]] = {
     "PP x TP with SP": (4, Parallel(pp=2, tp=2, sequence_parallel=True)),
     "PP interleaved x TP": (4, Parallel(**INTERLEAVED, tp=2)),
     "PP x CP": (4, Parallel(pp=2, cp=2)),
+    "PP x CP head-tail": (4, Parallel(pp=2, cp=2, cp_load_balancer="head-tail")),
 }
 ALL = LAYOUTS | FURTHER
 
@@ -137,14 +173,24 @@ def check(folder: Path, name: str, reference: Result, numerics: Numerics, **chan
     processes, parallel = ALL[name]
     result = run(folder, spec_of(parallel=parallel, **changes), processes)
     found = Differences.between(result, reference)
-    against = "one process that takes the whole batch; FSDP, HSDP, TP, SP, CP, PP and combinations (docs/parallelism.md)"
+    against = (
+        "one process that takes the whole batch; FSDP, HSDP, TP, SP, CP, PP and combinations"
+        " (docs/parallelism.md)"
+    )
     for quantity, seen, allowed in (
         ("loss of each of 4 steps, in nats", found.loss, 2e-6),
         ("held-out loss, in nats", found.heldout, 2e-6),
         ("norm of the gradients before clipping, relative", found.grad_norm, 1e-5),
         ("weights after 4 steps of AdEMAMix", found.weights, 1e-5),
     ):
-        numerics("parallelism", quantity, source="test_layouts.py", against=against, difference=seen, allowed=allowed)
+        numerics(
+            "parallelism",
+            quantity,
+            source="test_layouts.py",
+            against=against,
+            difference=seen,
+            allowed=allowed,
+        )
     return found
 
 
@@ -153,7 +199,8 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     tmp_path: Path, alone: tuple[Path, Result], name: str, numerics: Numerics
 ) -> None:
     reference = alone[1]
-    assert all(row["grad_norm"] > spec_of().optimizer.grad_clip for row in reference.rows)  # clipping is at work, over all stages
+    # clipping is at work, over all stages
+    assert all(row["grad_norm"] > spec_of().optimizer.grad_clip for row in reference.rows)
     check(tmp_path, name, reference, numerics, micro_batch_size=2)
 
 
@@ -167,9 +214,16 @@ def test_every_layout_gives_the_losses_and_the_weights_of_one_process(
 
 
 @pytest.mark.parametrize("name", ["HSDP", "TP with SP", "CP", "PP interleaved"])
-def test_every_layout_starts_from_the_same_weights(tmp_path: Path, name: str) -> None:
+def test_every_layout_starts_from_the_same_weights_and_positions(tmp_path: Path, name: str) -> None:
+    def one_table_a_part(trainer: Any) -> None:
+        for part in trainer.model_parts:
+            tables = {id(layer.attention.rope.cache): layer.attention.rope for layer in part.layers.values()}
+            (rope,) = tables.values()
+            expected = rope_config(DEEP, 32).build().cache
+            assert torch.equal(local(rope.cache), expected)
+
     processes, parallel = ALL[name]
-    start = run(tmp_path, spec_of(parallel=parallel), processes, stop_at=0)
+    start = run(tmp_path, spec_of(parallel=parallel), processes, stop_at=0, inspect=one_table_a_part)
     expected = model_config(DEEP, sequence_length=32, attention="sdpa", seed=7).build()
     expected.init_weights()
     assert same(start.weights, dict(expected.state_dict()))
@@ -188,7 +242,9 @@ def test_a_pipeline_goes_on_from_its_checkpoint_with_the_same_bits_and_so_does_o
     assert same(rest.optimizer, whole.optimizer)
     folder, reference = alone
     back = run(tmp_path / "back", spec_of(), source=at(tmp_path / "whole"), begin_step=2)
-    there = run(tmp_path / "there", spec_of(parallel=Parallel(**INTERLEAVED)), 2, source=at(folder), begin_step=2)
+    there = run(
+        tmp_path / "there", spec_of(parallel=Parallel(**INTERLEAVED)), 2, source=at(folder), begin_step=2
+    )
     for result in (back, there):
         assert losses(result) == pytest.approx(losses(reference)[2:], abs=2e-6)
         assert difference(result.weights, reference.weights) < 1e-5
@@ -199,46 +255,41 @@ ADAPTED = Lora(rank=3, alpha=6.0, targets=["wq", "wv", "wo", "up_proj", "down_pr
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b"])
-def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(tmp_path: Path, alone: tuple[Path, Result], schedule: Any) -> None:
+def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
+    tmp_path: Path, alone: tuple[Path, Result], schedule: Any
+) -> None:
     parallel = Parallel(pp=2, pp_schedule=schedule)
-    begin: dict[str, Any] = {"source": Source(str(alone[0] / "step-2"), 2, optimizer=False, new_adapters=True), "begin_step": 0}
+    begin: dict[str, Any] = {
+        "source": Source(str(alone[0] / "step-2"), 2, optimizer=False, new_adapters=True),
+        "begin_step": 0,
+    }
     one = run(tmp_path / "one", spec_of("sft", lora=ADAPTED), **begin)
     two = run(tmp_path / "two", spec_of("sft", lora=ADAPTED, parallel=parallel), 2, **begin)
     assert losses(two) == pytest.approx(losses(one), abs=2e-6)
-    assert difference(two.weights, one.weights) < 1e-4  # B is near 0, where AdEMAMix divides small numbers by small numbers
-    begin["source"] = Source(str(tmp_path / "two" / f"step-{STEPS}"), STEPS, optimizer=False, new_adapters=True)
+    # B is near 0, where AdEMAMix divides small numbers by small numbers
+    assert difference(two.weights, one.weights) < 1e-4
+    begin["source"] = Source(
+        str(tmp_path / "two" / f"step-{STEPS}"), STEPS, optimizer=False, new_adapters=True
+    )
     merged = run(tmp_path / "merged", spec_of(), **begin, stop_at=0)
     spread = run(tmp_path / "spread", spec_of(parallel=parallel), 2, **begin, stop_at=0)
     assert same(spread.weights, merged.weights)
 
 
-@pytest.mark.parametrize(("kind", "name", "changes"), [("qrpo", "qrpo", {}), ("sft", "weighted-cross-entropy", {"prompt_weight": 0.5})])
-def test_a_pipeline_is_refused_for_objectives_that_need_more_than_labels(kind: str, name: str, changes: dict[str, Any]) -> None:
-    unused: Any = None  # refused before anything is used
-    with pytest.raises(ValueError, match=rf"the objective '{name}' cannot run in a pipeline \(pp: 2\)"):
-        trainer_config(segment(kind, parallel=Parallel(pp=2), **changes), unused, unused, unused, world_size=2)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "share", "at_most", "size"),
-    [("1f1b", 8, None, 4), ("1f1b", 8, 3, 2), ("gpipe", 3, None, 1), ("interleaved-1f1b", 12, None, 3), ("interleaved-1f1b", 10, 2, 1)],
-)
-def test_a_pipeline_has_as_many_micro_batches_as_stages(schedule: Any, share: int, at_most: int | None, size: int) -> None:
-    spec = segment(global_batch_size=share, micro_batch_size=at_most, parallel=Parallel(pp=2, pp_schedule=schedule))
-    assert micro_batch_size(spec, world_size=2) == size
-
-
-def test_a_share_that_cannot_be_cut_for_a_pipeline_is_refused() -> None:
-    spec = segment(global_batch_size=7, parallel=Parallel(**INTERLEAVED))  # rounds of 2 and 3 micro-batches are not equal
-    with pytest.raises(ValueError, match="7 sequences per step and process cannot be cut for a pipeline of 4 stages"):
-        micro_batch_size(spec, world_size=2)
-
-
 # Documents, recomputation, compilation
 
 
-@pytest.mark.parametrize("parallel", [Parallel(cp=2), Parallel(tp=2, sequence_parallel=True)])
-def test_changing_a_document_never_changes_the_logits_of_its_neighbours_on_other_ranks(tmp_path: Path, parallel: Parallel) -> None:
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        Parallel(cp=2),
+        Parallel(cp=2, cp_load_balancer="head-tail"),
+        Parallel(tp=2, sequence_parallel=True),
+    ],
+)
+def test_changing_a_document_never_changes_the_logits_of_its_neighbours_on_other_ranks(
+    tmp_path: Path, parallel: Parallel
+) -> None:
     tokens = torch.randint(0, 128, (1, 32), generator=torch.Generator().manual_seed(0))
     borders = [0, 1, 7, 20, 30, 32]  # the border between the ranks lies inside of the third document
     positions = torch.cat([torch.arange(end - begin) for begin, end in pairwise(borders)])[None]
@@ -249,7 +300,8 @@ def test_changing_a_document_never_changes_the_logits_of_its_neighbours_on_other
 
         def logits(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             with torch.no_grad():
-                found, places, _ = evaluator._forward(tokens, positions, place)  # what stands where labels do is split like them
+                # what stands where labels do is split like them
+                found, places, _ = evaluator._forward(tokens, positions, place)
             return (found.full_tensor() if hasattr(found, "full_tensor") else found), places
 
         before, places = logits(tokens)
@@ -265,17 +317,21 @@ def test_changing_a_document_never_changes_the_logits_of_its_neighbours_on_other
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["CP", "TP with SP", "PP", "PP x CP"])
-def test_flex_attention_sees_the_same_documents_in_every_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", ["CP", "CP head-tail", "TP with SP", "PP", "PP x CP"])
+def test_flex_attention_sees_the_same_documents_in_every_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Forwards only, which is all that FlexAttention can do on a CPU, where a recipe cannot choose it."""
     samples = [PackedSamples(256)[index] for index in range(3)]
     model = model_config(DEEP, sequence_length=256, attention="sdpa", seed=7).build()
     model.init_weights()
     inputs, labels = collate(samples)
     with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(model(inputs["input"], inputs["positions"]).flatten(0, 1), labels.flatten()).item()
+        expected = torch.nn.functional.cross_entropy(
+            model(inputs["input"], inputs["positions"]).flatten(0, 1), labels.flatten()
+        ).item()
     attention = "torchtitan.models.common.attention"
-    monkeypatch.setattr("apertus_model.trainer.config.resolve_backend", lambda *arguments, **settings: "flex")
+    monkeypatch.setattr("apertus_model.trainer.config.attention_of", lambda segment: Choice("flex", ""))
     monkeypatch.setattr(f"{attention}.FlexAttention._compiled_flex_attn", staticmethod(flex_attention))
     monkeypatch.setattr(f"{attention}._compiled_create_block_mask", create_block_mask)
 
@@ -284,15 +340,71 @@ def test_flex_attention_sees_the_same_documents_in_every_layout(tmp_path: Path, 
 
     processes, parallel = ALL[name]
     spec = spec_of(parallel=parallel, sequence_length=256, global_batch_size=4)
-    train(tmp_path, spec, processes=processes, data=PackedSamples, heldout={"long": samples}, stop_at=0, inspect=check_loss)
+    train(
+        tmp_path,
+        spec,
+        processes=processes,
+        data=PackedSamples,
+        heldout={"long": samples},
+        stop_at=0,
+        inspect=check_loss,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("FSDP", "never"),
+        pytest.param("HSDP", "never", marks=pytest.mark.slow),
+        pytest.param("PP x FSDP", "always", marks=pytest.mark.slow),
+    ],
+)
+def test_what_happens_to_gathered_weights_changes_no_bit(tmp_path: Path, name: str, other: Any) -> None:
+    processes, parallel = ALL[name]
+    changed = parallel.model_copy(update={"reshard_after_forward": other})
+    results = [
+        run(tmp_path / str(index), spec_of(parallel=layout, end_step=2), processes)
+        for index, layout in enumerate((parallel, changed))
+    ]
+    assert losses(results[1]) == losses(results[0])
+    assert same(results[1].weights, results[0].weights)
+    assert same(results[1].optimizer, results[0].optimizer)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2])  # as many micro-batches as stages and more, and fewer
+def test_more_stages_in_a_process_train_alike(tmp_path: Path, micro_batch_size: int) -> None:
+    deeper = MODEL.model_copy(update={"n_layers": 10})
+    default, three = (
+        run(
+            tmp_path / str(stages),
+            spec_of(
+                model=deeper,
+                end_step=2,
+                micro_batch_size=micro_batch_size,
+                parallel=Parallel(**INTERLEAVED, virtual_stages=stages),
+            ),
+            2,
+        )
+        for stages in (None, 3)
+    )
+    assert losses(three) == losses(default)  # norms of the gradients are added up in another order
+    assert difference(three.weights, default.weights) < 1e-6
+    assert difference(three.optimizer, default.optimizer) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["full", "selective"])
-@pytest.mark.parametrize("name", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("FSDP", "TP with SP", "CP", "PP"))])
+@pytest.mark.parametrize(
+    "name",
+    [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("FSDP", "TP with SP", "CP", "PP"))],
+)
 def test_recomputation_changes_no_bit(tmp_path: Path, name: str | None, kind: str) -> None:
     processes, parallel = ALL[name] if name else (1, Parallel())
     kept = run(tmp_path / "kept", spec_of(parallel=parallel, end_step=2), processes)
-    recomputed = run(tmp_path / "recomputed", spec_of(parallel=parallel, end_step=2, activation_checkpointing=kind), processes)
+    recomputed = run(
+        tmp_path / "recomputed",
+        spec_of(parallel=parallel, end_step=2, activation_checkpointing=kind),
+        processes,
+    )
     assert losses(recomputed) == losses(kept)
     assert same(recomputed.weights, kept.weights)
     assert same(recomputed.optimizer, kept.optimizer)
@@ -300,14 +412,37 @@ def test_recomputation_changes_no_bit(tmp_path: Path, name: str | None, kind: st
 
 @compiles
 @pytest.mark.slow
+@pytest.mark.parametrize("name", [None, "TP with SP"])
+def test_a_memory_budget_recomputes_without_a_change_of_the_losses(
+    tmp_path: Path, alone: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    processes, parallel = ALL[name] if name else (1, Parallel())
+    spec = spec_of(
+        parallel=parallel, compile=True, activation_checkpointing="memory_budget", memory_budget=0.0
+    )
+    found = Differences.between(run(tmp_path, spec, processes), alone[1])
+    assert found.loss < 2e-6, found
+    assert found.weights < 1e-5, found
+
+
+@compiles
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "recomputation"),
-    [("TP with SP", "none"), *((name, kind) for name in (None, "FSDP", "CP", "PP") for kind in ("none", "full"))],
+    [
+        ("TP with SP", "none"),
+        *((name, kind) for name in (None, "FSDP", "CP", "PP") for kind in ("none", "full")),
+    ],
 )
 def test_compiled_layers_give_the_same_losses(
-    tmp_path: Path, alone: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch, name: str | None, recomputation: str
+    tmp_path: Path,
+    alone: tuple[Path, Result],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str | None,
+    recomputation: str,
 ) -> None:
-    monkeypatch.setattr("harness.RUN_SECONDS", 280)
+    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
     processes, parallel = ALL[name] if name else (1, Parallel())
     spec = spec_of(parallel=parallel, compile=True, activation_checkpointing=recomputation)
     found = Differences.between(run(tmp_path, spec, processes), alone[1])

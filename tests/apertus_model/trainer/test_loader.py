@@ -22,7 +22,8 @@ class Numbered(NamedTuple):
 
 
 class Samples:
-    """Sample i is [i, i], waited for in several threads, computed after a wait that puts the threads out of order. `broken` raises."""
+    """Sample i is [i, i], waited for in several threads, computed after a wait that puts the threads out
+    of order. `broken` raises."""
 
     remote = True
 
@@ -37,9 +38,13 @@ class Samples:
         return Numbered(array, array, np.arange(2))
 
 
-def _loader(prefetch: int, samples: Samples | None = None, *, ranks: int = 1, rank: int = 0, micro: int = 2) -> SampleLoader:
+def _loader(
+    prefetch: int, samples: Samples | None = None, *, ranks: int = 1, rank: int = 0, micro: int = 2
+) -> SampleLoader:
     chosen = samples or Samples()
-    config = SampleLoader.Config(samples=chosen, first_sample=lambda step: 100 + step * 8, global_batch_size=8, prefetch=prefetch)
+    config = SampleLoader.Config(
+        samples=chosen, first_sample=lambda step: 100 + step * 8, global_batch_size=8, prefetch=prefetch
+    )
     return SampleLoader(config, dp_world_size=ranks, dp_rank=rank, local_batch_size=micro)
 
 
@@ -73,7 +78,9 @@ def test_the_ranks_share_each_global_batch(ranks: int, micro: int) -> None:
     taken = [_take(loader, per_rank) for loader in loaders]
     for loader in loaders:
         loader.close()
-    turns = [taken[rank][turn * micro : (turn + 1) * micro] for turn in range(per_rank) for rank in range(ranks)]
+    turns = [
+        taken[rank][turn * micro : (turn + 1) * micro] for turn in range(per_rank) for rank in range(ranks)
+    ]
     assert [index for turn in turns for index in turn] == list(range(100, 116))
 
 
@@ -114,7 +121,8 @@ def test_reads_wait_side_by_side() -> None:
 
 
 def test_closing_waits_for_no_thread() -> None:
-    """The garbage collector may close the generator in a thread that holds what the end of another one needs."""
+    """The garbage collector may close the generator in a thread that holds what the end of another one
+    needs."""
     begun, go_on = threading.Event(), threading.Event()
     results = computed_ahead([partial(int, 0), partial(begun.set), partial(go_on.wait, 20)], ahead=2)
     assert next(results) == 0

@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODEL, Data, PreferenceRows, SyntheticSamples, WeightedSamples, segment, train
-from live_memory import LiveMemory
-from torch.distributed.tensor.debug import CommDebugMode
 
 from apertus_model.losses import cross_entropy
 from specs.launch import Parallel
+from tests.apertus_model.harness import (
+    MODEL,
+    Data,
+    PreferenceRows,
+    SyntheticSamples,
+    WeightedSamples,
+    segment,
+    train,
+)
+from tests.apertus_model.live_memory import LiveMemory
 
 WORDS, TOKENS = 4096, 128
 DATA: dict[str, Any] = {"qrpo": PreferenceRows, "sft": WeightedSamples}
@@ -23,7 +30,8 @@ DATA: dict[str, Any] = {"qrpo": PreferenceRows, "sft": WeightedSamples}
 def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, processes: int, parallel: Parallel
 ) -> None:
-    """The largest tensor is what FSDP gathers with the output projection, (4096 + 1) x 32 elements; the logits of a chunk are 8 x 4096."""
+    """The largest tensor is what FSDP gathers with the output projection, (4096 + 1) x 32 elements; the
+    logits of a chunk are 8 x 4096."""
     monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 8)
     spec = segment(
         kind,
@@ -38,7 +46,9 @@ def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
         logits = TOKENS * WORDS // processes
         batch = next(trainer.batch_generator(trainer.dataloader))
         tokens = batch[0]["input"]
-        trainer.config.data = Data(SyntheticSamples(), {"text": [SyntheticSamples()[index] for index in range(8)]})
+        trainer.config.data = Data(
+            SyntheticSamples(), {"text": [SyntheticSamples()[index] for index in range(8)]}
+        )
         for work in (lambda: trainer.train_step(iter([batch])), trainer.heldout_losses):
             with LiveMemory() as memory:
                 work()
@@ -57,11 +67,15 @@ def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
 ) -> None:
     monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 8)
     model = MODEL.model_copy(update={"vocab_size": WORDS})
-    spec = segment(end_step=1, model=model, global_batch_size=8, parallel=Parallel(pp=2, pp_schedule=schedule))
+    spec = segment(
+        end_step=1, model=model, global_batch_size=8, parallel=Parallel(pp=2, pp_schedule=schedule)
+    )
 
     def check(trainer: Any) -> None:
         batches = trainer.batch_generator(trainer.dataloader)
-        trainer.config.data = Data(SyntheticSamples(), {"text": [SyntheticSamples()[index] for index in range(8)]})
+        trainer.config.data = Data(
+            SyntheticSamples(), {"text": [SyntheticSamples()[index] for index in range(8)]}
+        )
         for work in (lambda: trainer.train_step(batches), trainer.heldout_losses):
             with LiveMemory() as memory:
                 work()
@@ -69,17 +83,3 @@ def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
             assert not trainer.pp_has_last_stage or memory.largest >= 8 * WORDS
 
     train(tmp_path, spec, processes=2, inspect=check)
-
-
-def test_the_output_projection_is_gathered_once_and_reduced_once_however_many_chunks_there_are(tmp_path: Path) -> None:
-    def check(trainer: Any) -> None:
-        counts = []
-        for chunk in (1024, 2):
-            cross_entropy.CHUNK_TOKENS = chunk  # of this process, which ends here
-            with CommDebugMode() as collectives:
-                trainer.train_step(iter([next(trainer.batch_generator(trainer.dataloader))]))
-            counts.append({str(name): number for name, number in collectives.get_comm_counts().items()})
-        assert counts[0] == counts[1]
-        assert sum(number for name, number in counts[0].items() if "reduce_scatter" in name) == 2 + 2  # layers; embedding; norm and head
-
-    train(tmp_path, segment(end_step=1), processes=2, inspect=check)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ListedSamples, PreferenceRows, Result, segment, train
-from step_memory import local, peak_of_step
 
 from apertus_model.losses import cross_entropy
 from apertus_model.model.model import model_config
@@ -23,9 +21,13 @@ from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
+from tests.apertus_model.harness import ListedSamples, PreferenceRows, Result, segment, train
+from tests.apertus_model.step_memory import local, peak_of_step
+from tests.machine import slow
 
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = ModelSpec(dim=256, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
+GATED = WIDE.model_copy(update={"activation": "swiglu"})
 DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=16_384)
 FLAT = ModelSpec(dim=512, n_layers=3, n_heads=8, n_kv_heads=4, head_dim=64, ffn_dim=2688, vocab_size=1024)
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
@@ -45,36 +47,52 @@ class WholeSamples(ListedSamples):
 SAMPLES: dict[str, Any] = {"pretrain": WholeSamples, "sft": WholeSamples, "qrpo": PreferenceRows}
 
 
-def peak(folder: Path, model: ModelSpec, processes: int = 1, parallel: Parallel | None = None, **changes: Any) -> tuple[int, float]:
-    """What the GPU (process) that needs the most has, and what is expected: bytes. `micro`: sequences of a micro-batch; `batches`: number
-    of micro-batches of a step."""
+def peak(
+    folder: Path, model: ModelSpec, processes: int = 1, parallel: Parallel | None = None, **changes: Any
+) -> tuple[int, float]:
+    """What the GPU (process) that needs the most has, and what is expected: bytes. `micro`: sequences of a
+    micro-batch; `batches`: number of micro-batches of a step."""
     parallel = parallel or Parallel()
     length, micro, batches = changes.pop("length"), changes.pop("micro", 1), changes.pop("batches", 1)
     kind = changes.pop("kind", "pretrain")
     ranks = processes // (parallel.tp * parallel.cp * parallel.pp)
     spec = segment(
-        kind, model=model, sequence_length=length, global_batch_size=micro * batches * ranks, micro_batch_size=micro, end_step=1,
+        kind, model=model, sequence_length=length, global_batch_size=micro * batches * ranks,
+        micro_batch_size=micro, end_step=1,
         parallel=parallel, **changes,
     )  # fmt: skip
 
     def check(trainer: Any) -> None:
-        (folder / f"peak-{next(numbers)}-{torch.distributed.get_rank()}").write_text(str(peak_of_step(trainer)))
+        (folder / f"peak-{next(numbers)}-{torch.distributed.get_rank()}").write_text(
+            str(peak_of_step(trainer))
+        )
 
     numbers = itertools.count()
-    results: list[Result] = train(folder, spec, processes=processes, inspect=check, data=lambda: SAMPLES[kind](length))
+    results: list[Result] = train(
+        folder, spec, processes=processes, inspect=check, data=lambda: SAMPLES[kind](length)
+    )
     assert len(results) == processes
-    return max(int(path.read_text()) for path in folder.glob("peak-*")), memory_of_step(spec, processes, DEVICE).total
+    return (
+        max(int(path.read_text()) for path in folder.glob("peak-*")),
+        memory_of_step(spec, processes, DEVICE).total,
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
-        (WIDE, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": Precision(param="bfloat16")}),
-        (FLAT, {"length": 512, "micro": 2, "optimizer": ROUNDED, "activation_checkpointing": "full", "precision": BFLOAT16}),
-        (DEEP, {"length": 256, "micro": 2, "batches": 2, "optimizer": ADEMAMIX, "activation_checkpointing": "selective"}),
+        slow(WIDE, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": Precision(param="bfloat16")}),
+        slow(FLAT, {"length": 512, "micro": 2, "optimizer": ROUNDED, "activation_checkpointing": "full",
+        "precision": BFLOAT16}),
+        (DEEP, {"length": 256, "micro": 2, "batches": 2, "optimizer": ADEMAMIX,
+        "activation_checkpointing": "selective"}),
+        (GATED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
+        "activation_checkpointing": "selective"}),
     ],
 )  # fmt: skip
-def test_a_step_on_one_process_takes_what_is_expected(tmp_path: Path, model: ModelSpec, changes: dict[str, Any]) -> None:
+def test_a_step_on_one_process_takes_what_is_expected(
+    tmp_path: Path, model: ModelSpec, changes: dict[str, Any]
+) -> None:
     found, expected = peak(tmp_path, model, **changes)
     assert expected == pytest.approx(found, rel=0.1)
 
@@ -87,6 +105,8 @@ def test_a_step_on_one_process_takes_what_is_expected(tmp_path: Path, model: Mod
         (2, Parallel(), {"micro": 4, "activation_checkpointing": "full"}),
         (2, Parallel(), {"micro": 2, "batches": 2, "precision": Precision(param="float32")}),
         (2, Parallel(dp_replicate=2), {"micro": 2}),
+        (2, Parallel(reshard_after_forward="never"), {"micro": 2, "batches": 2}),
+        (4, Parallel(pp=2, reshard_after_forward="always"), {"batches": 4}),
         (2, Parallel(tp=2), {"micro": 4}),
         (2, Parallel(tp=2, sequence_parallel=True), {"micro": 4}),
         (2, Parallel(cp=2), {"micro": 4}),
@@ -100,17 +120,22 @@ def test_a_step_on_one_process_takes_what_is_expected(tmp_path: Path, model: Mod
 def test_a_step_on_several_processes_takes_what_is_expected(
     tmp_path: Path, processes: int, parallel: Parallel, changes: dict[str, Any]
 ) -> None:
-    found, expected = peak(tmp_path, WIDE, processes, parallel, length=512, optimizer=ADAMW, **{"precision": BFLOAT16, **changes})
+    found, expected = peak(
+        tmp_path, WIDE, processes, parallel, length=512, optimizer=ADAMW, **{"precision": BFLOAT16, **changes}
+    )
     assert expected == pytest.approx(found, rel=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [4, 8])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_two_stages_to_a_process_take_what_is_expected(tmp_path: Path, batches: int, checkpointing: str) -> None:
+def test_two_stages_to_a_process_take_what_is_expected(
+    tmp_path: Path, batches: int, checkpointing: str
+) -> None:
     """`interleaved-1f1b` on two processes: four stages, of eight layers."""
     found, expected = peak(
-        tmp_path, DEEP, 2, Parallel(pp=2, pp_schedule="interleaved-1f1b"), length=512, batches=batches, optimizer=ADAMW, precision=BFLOAT16,
+        tmp_path, DEEP, 2, Parallel(pp=2, pp_schedule="interleaved-1f1b"), length=512, batches=batches,
+        optimizer=ADAMW, precision=BFLOAT16,
         activation_checkpointing=checkpointing,
     )  # fmt: skip
     assert expected == pytest.approx(found, rel=0.1)
@@ -125,7 +150,8 @@ def test_every_combination_of_checkpointing_optimizer_and_precision(
 ) -> None:
     for model, length, micro in ((WIDE, 256, 4), (FLAT, 512, 1)):
         found, expected = peak(
-            tmp_path / str(length), model, length=length, micro=micro, optimizer=optimizer, precision=Precision(param=param),
+            tmp_path / str(length), model, length=length, micro=micro, optimizer=optimizer,
+            precision=Precision(param=param),
             activation_checkpointing=checkpointing,
         )  # fmt: skip
         assert expected == pytest.approx(found, rel=0.1)
@@ -133,8 +159,12 @@ def test_every_combination_of_checkpointing_optimizer_and_precision(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "changes"), [("sft", {"lora": Lora(rank=8)}), ("sft", {}), ("qrpo", {})])
-def test_other_kinds_of_training_take_what_is_expected(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    found, expected = peak(tmp_path, WIDE, kind=kind, length=256, micro=4, optimizer=ADAMW, precision=BFLOAT16, **changes)
+def test_other_kinds_of_training_take_what_is_expected(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    found, expected = peak(
+        tmp_path, WIDE, kind=kind, length=256, micro=4, optimizer=ADAMW, precision=BFLOAT16, **changes
+    )
     assert expected == pytest.approx(found, rel=0.1)
 
 
@@ -154,7 +184,11 @@ def test_states_of_an_optimizer_have_the_size_that_is_expected(name: str) -> Non
     state = optimizer_config(spec).build(model_parts=[model]).state_dict()
     torch.set_num_threads(threads)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    found = weights + sum(local(tensor).nbytes for tensor in state.values() if tensor.numel() > 1 or tensor.dtype != torch.float64)
+    found = weights + sum(
+        local(tensor).nbytes
+        for tensor in state.values()
+        if tensor.numel() > 1 or tensor.dtype != torch.float64
+    )
     assert checkpoint_bytes(segment(model=SMALL, optimizer=spec)) == pytest.approx(found, rel=0.01)
 
 

@@ -1,6 +1,7 @@
 """What the engine uses of torchtitan 0.3.0 and torch beyond their documented interface.
 
-A failure here means: read the new source, then change the one file that is named, before anything else is trusted.
+A failure here means: read the new source, then change the one file that is named, before anything else is
+trusted.
 """
 
 import importlib
@@ -8,8 +9,6 @@ import inspect
 from typing import Any
 
 import pytest
-import torch
-import torchtitan.tools.utils
 
 import apertus_model.trainer  # noqa: F401
 
@@ -17,26 +16,31 @@ SIGNATURES = {
     # apertus_model/device.py
     "torchtitan.distributed.utils.set_pg_timeouts": ["timeout", "parallel_dims"],
     # apertus_model/trainer/trainer.py
-    "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],  # ours does the same, and judges the step before the update
+    # ours does the same, and judges the step before the update
+    "torchtitan.trainer.Trainer.train_step": ["self", "data_iterator"],
     "torchtitan.distributed.utils.clip_grad_norm_": [
         "parameters", "max_norm", "norm_type", "error_if_nonfinite", "foreach", "pp_mesh", "ep_enabled",
     ],
     "torchtitan.distributed.utils.dist_sum": ["x", "mesh", "extra_pg"],
     "torchtitan.distributed.utils.dist_sum_tensor": ["x", "mesh", "extra_pg"],
-    "torchtitan.trainer.Trainer.forward_backward_step": ["self", "input_dict", "labels", "global_valid_tokens"],
+    "torchtitan.trainer.Trainer.forward_backward_step": ["self", "input_dict", "labels",
+    "global_valid_tokens"],
     "torchtitan.trainer.Trainer.batch_generator": ["self", "data_iterable"],
     "torchtitan.trainer.Trainer.post_dataloading_process": ["self", "input_dict", "labels"],
     "torchtitan.distributed.context_parallel.cp_shard": [
         "cp_mesh", "inputs", "attention_masks", "load_balancer_type", "input_seq_dim", "ptrr_mask_key",
     ],
-    "torchtitan.trainer.Trainer.pp_forward_backward_step": ["self", "input_dict_mbs", "label_mbs", "global_valid_tokens"],
+    "torchtitan.trainer.Trainer.pp_forward_backward_step": ["self", "input_dict_mbs", "label_mbs",
+    "global_valid_tokens"],
     "torch.distributed.pipelining.schedules.PipelineScheduleSingle.step": [
         "self", "args", "target", "losses", "return_outputs", "loss_kwargs", "kwargs",
     ],
-    "torch.distributed.pipelining.schedules.PipelineScheduleMulti.eval": ["self", "args", "target", "losses", "kwargs"],
+    "torch.distributed.pipelining.schedules.PipelineScheduleMulti.eval": ["self", "args", "target", "losses",
+    "kwargs"],
     # apertus_model/model/parallelize.py
     "torchtitan.distributed.pipeline_parallel.pipeline_llm": [
-        "model", "parallel_dims", "training", "parallelism", "compile_config", "ac_config", "dump_folder", "device", "model_config",
+        "model", "parallel_dims", "training", "parallelism", "compile_config", "ac_config", "dump_folder",
+        "device", "model_config",
         "parallelize_fn", "loss_fn",
     ],
     # apertus_model/model/lora.py
@@ -48,7 +52,8 @@ SIGNATURES = {
     ],
     "torchtitan.components.metrics.MetricsProcessor.should_log": ["self", "step"],
     # apertus_model/trainer/schedule.py
-    "torchtitan.components.optimizer.LRSchedulersContainer.Config.build": ["self", "optimizers", "training_steps"],
+    "torchtitan.components.optimizer.LRSchedulersContainer.Config.build": ["self", "optimizers",
+    "training_steps"],
     # apertus_model/trainer/optimizer.py
     "torchtitan.components.optimizer.OptimizersContainer._resolve_optimizer_factory": ["name"],
     "torchtitan.components.optimizer.utils.init_optim_state": ["optim"],
@@ -60,7 +65,8 @@ SIGNATURES = {
     "torchtitan.components.checkpointer.BaseCheckpointManager._save": ["self", "curr_step", "last_step"],
     "torchtitan.components.checkpointer.base.ModelWrapper.load_state_dict": ["self", "state_dict"],
     # apertus_model/trainer/upload.py
-    "torch.distributed.checkpoint.DefaultSavePlanner.set_up_planner": ["self", "state_dict", "storage_meta", "is_coordinator"],
+    "torch.distributed.checkpoint.DefaultSavePlanner.set_up_planner": ["self", "state_dict", "storage_meta",
+    "is_coordinator"],
     "torch.distributed.checkpoint.DefaultSavePlanner.create_local_plan": ["self"],
     "torch.distributed.checkpoint.DefaultSavePlanner.resolve_data": ["self", "write_item"],
     "torch.distributed.checkpoint.StorageWriter.prepare_local_plan": ["self", "plan"],
@@ -69,7 +75,8 @@ SIGNATURES = {
     "torch.distributed.checkpoint.StorageWriter.finish": ["self", "metadata", "results"],
     # apertus_model/trainer/checkpoint_reader.py
     "torch.distributed.checkpoint.StorageReader.read_metadata": ["self", "args", "kwargs"],
-    "torch.distributed.checkpoint.StorageReader.set_up_storage_reader": ["self", "metadata", "is_coordinator", "args", "kwargs"],
+    "torch.distributed.checkpoint.StorageReader.set_up_storage_reader": ["self", "metadata",
+    "is_coordinator", "args", "kwargs"],
     "torch.distributed.checkpoint.StorageReader.read_data": ["self", "plan", "planner"],
     "torch.distributed.checkpoint.LoadPlanner.resolve_tensor": ["self", "read_item"],
     "torch.distributed.checkpoint.LoadPlanner.commit_tensor": ["self", "read_item", "tensor"],
@@ -100,13 +107,6 @@ def resolve(path: str) -> Any:
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_a_name_that_the_engine_relies_on_is_unchanged(path: str) -> None:
     assert list(inspect.signature(resolve(path)).parameters) == SIGNATURES[path]
-
-
-def test_every_module_of_torchtitan_computes_on_the_device_of_the_shim() -> None:
-    expected = "cuda" if torch.cuda.is_available() else "cpu"
-    for name in ("torchtitan.distributed.utils", "torchtitan.distributed.parallel_dims", "torchtitan.tools.utils"):
-        assert importlib.import_module(name).device_type == expected, name
-    assert torchtitan.tools.utils.device_module.get_device_properties(None).total_memory > 2**28
 
 
 def test_the_reason_for_refusing_pipelines_still_holds() -> None:

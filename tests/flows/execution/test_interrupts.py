@@ -144,7 +144,9 @@ except KeyboardInterrupt as error:
 
 
 def test_what_is_started_with_signals_blocked_lives_on_and_nothing_else_does() -> None:
-    sleeping = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    # in short sleeps: a signal that comes just before one is noticed after it
+    sleep = "import time; print('up', flush=True); [time.sleep(0.1) for _ in range(600)]"
+    sleeping = [sys.executable, "-c", sleep]
     program = f"""
 import subprocess, sys
 from flows.execution import interrupts

@@ -15,7 +15,11 @@ from specs.errors import SpecError
 
 ROOT = Path(__file__).parents[3]
 SHOWN = re.findall(r"--set (?:\"([^\"]+=[^\"]+)\"|([^\s`\"]+=[^\s`)]+))", (ROOT / "README.md").read_text())
-ACCEPTED = ["stages.main.weights.corpus/code=3", "stages.pretrain.mixture.0 tokens=main", *("".join(pair) for pair in SHOWN)]
+ACCEPTED = [
+    "stages.main.weights.corpus/code=3",
+    "stages.pretrain.mixture.0 tokens=main",
+    *("".join(pair) for pair in SHOWN),
+]
 REFUSED = ["no value", "=3", "stages..budget=3 steps", ".name=x"]
 
 
@@ -40,7 +44,9 @@ def test_the_form_refuses_credentials_in_a_url(url: str) -> None:
     assert not Draft202012Validator(TypeAdapter(Override).json_schema()).is_valid(f"store={url}")
 
 
-@pytest.mark.parametrize("url", ["/data/a@b", "s3://bucket/user@host/x", "folder", "http://host:9000/x", "file:///a:b@c"])
+@pytest.mark.parametrize(
+    "url", ["/data/a@b", "s3://bucket/user@host/x", "folder", "http://host:9000/x", "file:///a:b@c"]
+)
 def test_the_form_takes_a_folder_or_url_without(url: str) -> None:
     assert Draft202012Validator(TypeAdapter(StoreUrl).json_schema()).is_valid(url)
     assert Draft202012Validator(TypeAdapter(Override).json_schema()).is_valid(f"store={url}")

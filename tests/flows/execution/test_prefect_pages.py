@@ -10,24 +10,32 @@ import pytest
 
 from flows.execution import prefect_pages as pages
 from flows.planning.plan import Plan
+from specs.job import ProgressRow
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
 PASSWORD = "s3cret-in-an-address"
 
 
-def test_a_server_that_is_away_ends_no_stage(planned: Planned, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_away_ends_no_stage(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def away(**arguments: Any) -> None:
         raise ConnectionError(f"all attempts to reach https://me:{PASSWORD}@prefect.example failed")
 
-    for name in ("create_progress_artifact", "update_progress_artifact", "create_table_artifact", "create_markdown_artifact"):
+    for name in (
+        "create_progress_artifact",
+        "update_progress_artifact",
+        "create_table_artifact",
+        "create_markdown_artifact",
+    ):
         monkeypatch.setattr(pages, name, away)
     plan = planned()
     finish(plan, "tokenizer")
     step = planned().steps["tokenizer"]
     with caplog.at_level(logging.WARNING):
         bar = pages.ProgressBar("small", "tokenizer")
-        bar.update({"done": 1, "total": 2}, "half of it")
+        bar.update(ProgressRow(done=1, total=2, unit="steps"), "half of it")
         bar.finish()
         pages.publish_results(step, plan)
         pages.publish_run(plan, "reports/small.html", {"tokenizer": "it is too small"})
@@ -39,12 +47,16 @@ def test_a_server_that_is_away_ends_no_stage(planned: Planned, monkeypatch: pyte
 def test_progress_is_told_every_few_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, str]] = []
     monkeypatch.setattr(pages, "create_progress_artifact", lambda **arguments: "the-id")
-    monkeypatch.setattr(pages, "update_progress_artifact", lambda **given: told.append((given["progress"], given["description"])))
+    monkeypatch.setattr(
+        pages,
+        "update_progress_artifact",
+        lambda **given: told.append((given["progress"], given["description"])),
+    )
     now = [0.0]
     bar = pages.ProgressBar("small", "pretrain/1", clock=lambda: now[0])
     for seconds, done in ((1, 1), (6, 2), (7, 3), (8, 4)):
         now[0] = seconds
-        bar.update({"done": done, "total": 4}, f"step {done}")
+        bar.update(ProgressRow(done=done, total=4, unit="steps"), f"step {done}")
     assert told == [(50.0, "step 2"), (100.0, "step 4")]
     bar.finish()
     assert told[-1] == (100.0, "finished")

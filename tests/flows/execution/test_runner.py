@@ -10,36 +10,22 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flows.execution import flow as pipeline
 from flows.execution.runner import Interrupted, Runner, StageFailed
-from flows.planning.plan import Plan, Step
+from flows.planning.plan import Plan
 from infra.launchers.local import Ended, Process
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
 from infra.store.writing.retention import referred_steps
+from specs.job import Failure
 from specs.launch import Retries
-from specs.profile import Profile
+from specs.profiles import Profile
 from specs.units import Duration
 from tests.flows.conftest import finish
+from tests.flows.execution.notes import Notes
 
 Planned = Callable[..., Plan]
 REFUSES = "echo Socket timed out on send/recv operation >&2; exit 1"
-
-
-class Notes:
-    """An observer that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def begin(self, step: Step) -> None: ...
-    def line(self, name: str, text: str) -> None: ...
-    def note(self, name: str, text: str) -> None:
-        self.notes.append(f"{name}: {text}")
-
-    def progress(self, name: str, row: dict[str, Any]) -> None: ...
-    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
 
 
 def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned: Planned) -> None:
@@ -49,13 +35,15 @@ def test_a_damaged_checkpoint_is_withdrawn_and_the_one_before_it_is_used(planned
     node = plan.graph.nodes["pretrain/2"]
     artifact = Artifact(plan.store, node.path)
     damaged = artifact.checkpoint(11)
-    plan.store.fs.pipe_file(plan.store.full(f"{damaged.folder}/weights"), b"weight")  # what has its size is checked while it is loaded
+    # what has its size is checked while it is loaded
+    plan.store.fs.pipe_file(plan.store.full(f"{damaged.folder}/weights"), b"weight")
     notes = Notes()
     assert Runner(plan, notes).sound_checkpoint(node, 11) == 10
     assert len(notes.notes) == 1
     assert "checkpoint 11 is withdrawn" in notes.notes[0]
     assert artifact.checkpoint_steps() == [9, 10]
-    finish(plan, "pretrain/2", until=11)  # the step is committed again, by another attempt in a folder of its own
+    # the step is committed again, by another attempt in a folder of its own
+    finish(plan, "pretrain/2", until=11)
     assert artifact.checkpoint_steps() == [9, 10, 11]
 
 
@@ -66,7 +54,9 @@ def test_a_part_whose_last_checkpoint_is_withdrawn_is_not_finished_any_more(plan
     longer = planned("stages.pretrain.budget=30 steps")
     node = longer.graph.nodes["pretrain/3"]
     artifact = Artifact(plan.store, node.path, 16)
-    assert planned().steps["pretrain/3"].action == "reuse" and node.path == plan.graph.nodes["pretrain/3"].path
+    assert (
+        planned().steps["pretrain/3"].action == "reuse" and node.path == plan.graph.nodes["pretrain/3"].path
+    )
     plan.store.fs.pipe_file(plan.store.full(f"{artifact.checkpoint(16).folder}/weights"), b"weight")
     marker = plan.store.read_bytes(artifact.manifest_path)
     assert Runner(longer, Notes()).sound_checkpoint(node, 16) == 14
@@ -75,10 +65,12 @@ def test_a_part_whose_last_checkpoint_is_withdrawn_is_not_finished_any_more(plan
     assert plan.store.read_bytes(f"damaged/{stamp}/{artifact.manifest_path}") == marker
 
 
-def test_a_log_that_cannot_be_stored_does_not_hide_why_a_stage_failed(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_stored_does_not_hide_why_a_stage_failed(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stage(Process):
         def run(self, *arguments: Any) -> Ended:
-            return Ended(1, "", (), {"message": "the corpus is empty", "again": False})
+            return Ended(1, "", (), Failure(message="the corpus is empty"))
 
     def fail(*arguments: Any) -> None:
         raise StorageError("the storage failed 7 times")
@@ -96,10 +88,12 @@ def test_nothing_is_resumed_from_where_nothing_is_stored(planned: Planned) -> No
     assert Runner(plan, Notes()).sound_checkpoint(plan.graph.nodes["pretrain/2"], None) is None
 
 
-def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stage(Process):
         def run(self, *arguments: Any) -> Ended:
-            return Ended(0, "", (), {"message": "the job ends in 300 s", "again": False, "interrupted": True})
+            return Ended(0, "", (), Failure(message="the job ends in 300 s", interrupted=True))
 
     monkeypatch.setattr("infra.launchers.Process", Stage)
     plan = planned()
@@ -159,7 +153,7 @@ class Failing(Process):
 
     def run(self, *arguments: Any) -> Ended:
         self.todo.pop(0)()
-        return Ended(1, "", (), {"message": "the node lost its network", "again": True})
+        return Ended(1, "", (), Failure(message="the node lost its network", again=True))
 
 
 def failures(runner: Runner, name: str) -> list[bool]:
@@ -185,7 +179,9 @@ def failing(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return make
 
 
-def test_a_stage_that_gets_nowhere_is_tried_as_often_as_the_recipe_says(failing: Callable[[str], tuple[Plan, Runner]]) -> None:
+def test_a_stage_that_gets_nowhere_is_tried_as_often_as_the_recipe_says(
+    failing: Callable[[str], tuple[Plan, Runner]],
+) -> None:
     _, runner = failing("2")
     Failing.todo = [lambda: None] * 3
     assert failures(runner, "pretrain/2") == [True, True, False]
@@ -194,7 +190,9 @@ def test_a_stage_that_gets_nowhere_is_tried_as_often_as_the_recipe_says(failing:
     assert failures(runner, "pretrain/2") == [False]
 
 
-def test_an_attempt_that_committed_something_counts_as_a_first_one(failing: Callable[[str], tuple[Plan, Runner]]) -> None:
+def test_an_attempt_that_committed_something_counts_as_a_first_one(
+    failing: Callable[[str], tuple[Plan, Runner]],
+) -> None:
     """A stage that takes weeks and loses a node each day ends all the same."""
     plan, runner = failing("1")
     get_on = [lambda step=step: finish(plan, "pretrain/2", until=step) for step in (10, 11)]
@@ -223,21 +221,20 @@ def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(
 ) -> None:
     plan, _ = failing("2")
     notes = Notes()
-    runner = Runner(replace(plan, pipeline=plan.pipeline.model_copy(update={"retries": Retries(backoff=Duration(7.0))})), notes)
+    runner = Runner(
+        replace(plan, pipeline=plan.pipeline.model_copy(update={"retries": Retries(backoff=Duration(7.0))})),
+        notes,
+    )
     Failing.todo = [lambda: None]
     failures(runner, "pretrain/2")
     waits = []
-    monkeypatch.setattr(runner._stopped, "wait", lambda seconds: waits.append(seconds) or runner.stop("Ctrl-C"))
+    monkeypatch.setattr(
+        runner._stopped, "wait", lambda seconds: waits.append(seconds) or runner.stop("Ctrl-C")
+    )
     with pytest.raises(Interrupted, match="was not started: Ctrl-C"):
         runner.run("pretrain/2")
     assert waits == [7.0]
     assert notes.notes[-1] == "pretrain/2: the next attempt begins in 7 s"
-
-
-def test_the_wait_before_a_retry_doubles_up_to_ten_minutes() -> None:
-    waits = Retries(attempts=200, backoff=Duration(30.0))
-    assert [waits.wait(before) for before in (0, 1, 2, 4, 5, 199)] == [30, 60, 120, 480, 600, 600]
-    assert Retries(backoff=Duration(3600.0)).wait(3) == 3600
 
 
 def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
@@ -261,26 +258,3 @@ def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
         with pytest.raises(StageFailed, match="Unable to contact") as caught:
             runner.run("pretrain/2")
         assert caught.value.again is again
-
-
-def test_planning_again_waits_for_a_storage_that_is_away(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a part has finished, when others of the run may be training for days."""
-    plan, notes = planned("retries.attempts=2", "retries.backoff=0s"), Notes()
-    Runner(plan, notes).prepare()
-    session = pipeline.Session(pipeline.Run(plan, notes, Profile()), set(plan.pipeline.stages))
-    answers: list[Plan | StorageError] = [StorageError("the storage failed 7 times")] * 2
-
-    def away(*arguments: Any) -> Plan:
-        if isinstance(answer := answers.pop(0), StorageError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(pipeline, "make", away)
-    answers.append(again := planned())
-    pipeline._settle(session, "tokenizer")
-    assert session.plan is again
-    assert len(notes.notes) == 2 and "the next parts could not be planned: the storage failed 7 times" in notes.notes[0]
-    answers += [StorageError("the storage failed 7 times")] * 3
-    with pytest.raises(StorageError):
-        pipeline._settle(session, "tokenizer")
-    assert not answers

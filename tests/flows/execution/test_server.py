@@ -1,4 +1,5 @@
-"""Prefect's temporary server: our settings hold although Prefect was imported before, and runs start theirs in turn."""
+"""Prefect's temporary server: our settings hold although Prefect was imported before, and runs start
+theirs in turn."""
 
 from __future__ import annotations
 
@@ -43,14 +44,22 @@ except ConnectionError as error:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "seconds"), [({}, 300), ({"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "7"}, 7)], ids=["ours", "the user's"]
+    ("chosen", "seconds"),
+    [({}, 300), ({"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "7"}, 7)],
+    ids=["ours", "the user's"],
 )
 def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_imported(
     chosen: dict[str, str], seconds: int, tmp_path: Path
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS and name != "PREFECT_API_URL"} | chosen
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in SETTINGS and name != "PREFECT_API_URL"
+    } | chosen
     environment["PREFECT_HOME"] = str(tmp_path / "new")
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert "another would wait" in ended.stdout
     assert f"waited {seconds} s, statistics False. Fix: run again" in ended.stdout

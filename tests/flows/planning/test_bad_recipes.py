@@ -18,18 +18,58 @@ from specs.errors import SpecError
 from specs.recipe import load, validate
 
 VALUES: list[Any] = [
-    *(None, True, False, 0, -1, 1, 3.5, 1e-4, 10**30, float("inf"), "", "x", "a b", "évaluer", "10 steps", "3 bananas", "5k tokens"),
-    *("main", "pretrain", "corpus/notes", "pretrain@step=3", "pretrain@step=0", "installed:nothing", "/nowhere", "nonsense://x"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        3.5,
+        1e-4,
+        10**30,
+        float("inf"),
+        "",
+        "x",
+        "a b",
+        "évaluer",
+        "10 steps",
+        "3 bananas",
+        "5k tokens",
+    ),
+    *(
+        "main",
+        "pretrain",
+        "corpus/notes",
+        "pretrain@step=3",
+        "pretrain@step=0",
+        "installed:nothing",
+        "/nowhere",
+        "nonsense://x",
+    ),
     *("${lr}", "${x}", "a ${lr} b", "$${", "${", "cooldown-${matrix}", "base.yaml"),
     *({"a": {}, "b": None}, {"optimizer.lr": [1e-4, 2e-4]}, ["a", "b"], {"lr": "${lr}"}),
-    *([], ["x"], [1], [[]], {}, {"x": 1}, {"0 tokens": "main"}, {"5 steps": 4}, {"kind": "export"}, {"kind": "mixture", "weights": {}}),
+    *(
+        [],
+        ["x"],
+        [1],
+        [[]],
+        {},
+        {"x": 1},
+        {"0 tokens": "main"},
+        {"5 steps": 4},
+        {"kind": "export"},
+        {"kind": "mixture", "weights": {}},
+    ),
 ]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, item in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         yield from places(item, (*path, key))
 
 
@@ -45,9 +85,11 @@ def mutate(data: dict[str, Any], chance: random.Random) -> None:
     elif how < 0.85:
         del container[path[-1]]
     elif isinstance(container, dict):
-        container[chance.choice(["x", "kind", "from", "after", "lr", "0 tokens", "matrix", "variables", "extends", "${lr}"])] = (
-            copy.deepcopy(chance.choice(VALUES))
-        )
+        container[
+            chance.choice(
+                ["x", "kind", "from", "after", "lr", "0 tokens", "matrix", "variables", "extends", "${lr}"]
+            )
+        ] = copy.deepcopy(chance.choice(VALUES))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -70,16 +112,25 @@ COMPOSED: dict[str, Any] = {
     "extends": "tiny.yaml",
     "variables": {"lr": 1e-3, "again": "${lr}", "steps": 6, "variants": ["a", "b"]},
     "stages": {
-        "cooldown": {"budget": "${steps} steps", "matrix": {"a": {"optimizer": {"lr": "${again}"}}, "b": {"checkpoint": None}}},
+        "cooldown": {
+            "budget": "${steps} steps",
+            "matrix": {"a": {"optimizer": {"lr": "${again}"}}, "b": {"checkpoint": None}},
+        },
         "evaluate": {"from": "cooldown-${matrix}", "matrix": "${variants}"},
-        "grid": {"kind": "mixture", "weights": {"corpus/notes": 1}, "matrix": {"seed": [1, 2], "max_repetition": [100, 1e3]}},
+        "grid": {
+            "kind": "mixture",
+            "weights": {"corpus/notes": 1},
+            "matrix": {"seed": [1, 2], "max_repetition": [100, 1e3]},
+        },
         "export": {"from": "cooldown-a"},
     },
 }
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mutated_composed_recipe_is_planned_or_refused_with_problems(recipe: Path, store: Store, seed: int) -> None:
+def test_a_mutated_composed_recipe_is_planned_or_refused_with_problems(
+    recipe: Path, store: Store, seed: int
+) -> None:
     chance, refused = random.Random(seed), 0
     child = recipe.parent / "child.yaml"
     for round in range(60):
@@ -87,7 +138,11 @@ def test_a_mutated_composed_recipe_is_planned_or_refused_with_problems(recipe: P
         for _ in range(min(round, chance.choice([1, 1, 2, 3]))):
             mutate(data, chance)
         child.write_text(json.dumps(data))
-        overrides = [".".join(map(str, chance.choice(list(places(COMPOSED))))) + "=7"] if chance.random() < 0.3 and round else []
+        overrides = (
+            [".".join(map(str, chance.choice(list(places(COMPOSED))))) + "=7"]
+            if chance.random() < 0.3 and round
+            else []
+        )
         try:
             make(load(child, overrides), store)
         except SpecError as error:
@@ -106,7 +161,10 @@ TEXTS = """
 store=URL description=URL sources.notes.url=URL sources.notes.include=[URL] sources.notes.license=URL
 stages.tokenizer.from=hf:URL tracking.tensorboard=URL assumed_inputs.files=[URL]
 """
-OTHERS = "name=URL extends=URL nonsense=URL URL=1 launch.processes=URL stages.pretrain.budget=URL stages.pretrain.from=URL"
+OTHERS = (
+    "name=URL extends=URL nonsense=URL URL=1 launch.processes=URL stages.pretrain.budget=URL"
+    " stages.pretrain.from=URL"
+)
 
 
 @pytest.mark.parametrize("url", [*URLS.split(), "s3://user:a b/Zq7kX@bucket"])
@@ -120,7 +178,9 @@ def test_credentials_in_a_url_are_refused_in_every_field_of_text(recipe: Path, u
 
 @pytest.mark.parametrize("url", URLS.split())
 @pytest.mark.parametrize("field", OTHERS.split())
-def test_credentials_in_a_url_are_not_repeated_whatever_is_wrong_with_it(recipe: Path, field: str, url: str) -> None:
+def test_credentials_in_a_url_are_not_repeated_whatever_is_wrong_with_it(
+    recipe: Path, field: str, url: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         load(recipe, [field.replace("URL", url)])
     assert "Zq7kX" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""Sources that are declared: planned where the data are not, refused by a run, and of no weight where the data are."""
+"""Sources that are declared: planned where the data are not, refused by a run, and of no weight where the
+data are."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from flows.cli.__main__ import app
 from flows.planning.parts import builder as builder_module
 from flows.planning.plan import Plan, make
-from flows.planning.selection import select
+from flows.planning.stage_choice import select
 from infra.store import Artifact, Attempt, Store
 from specs.errors import SpecError
 from specs.recipe import load
@@ -40,7 +41,8 @@ def notes_of(plan: Plan, word: str) -> list[str]:
 def test_unavailable_source_is_planned_with_its_declared_size(planned_as: Planned) -> None:
     plan = planned_as(ABSENT)
     (drawn,) = [usage for usage in plan.source_usage if usage.stage == "pretrain"]
-    assert (drawn.available, drawn.exact, drawn.declared) == (8000, False, True)  # a fifth of 10,000 is held out
+    # a fifth of 10,000 is held out
+    assert (drawn.available, drawn.exact, drawn.declared) == (8000, False, True)
     assert drawn.tokens == (12 * 4 + 4 * 8) * 32
     assert drawn.sequences == 7999 // 32
 
@@ -56,16 +58,22 @@ def test_parts_that_depend_on_unavailable_inputs_are_reported(planned_as: Planne
 def test_a_run_refuses_before_anything_starts_and_names_source_and_url(
     tmp_path: Path, store: Store, planned_as: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SpecError, match=r"sources\.notes.*'notes' is declared and unavailable.*put the data at nowhere/notes"):
+    with pytest.raises(
+        SpecError, match=r"sources\.notes.*'notes' is declared and unavailable.*put the data at nowhere/notes"
+    ):
         select(planned_as(ABSENT), None, None)
-    monkeypatch.setattr("flows.cli.commands.run._run", lambda *arguments: pytest.fail("something was started"))
+    monkeypatch.setattr(
+        "flows.cli.commands.run._run", lambda *arguments: pytest.fail("something was started")
+    )
     result = CliRunner().invoke(app, ["run", str(write_recipe(tmp_path, ABSENT)), "--store", store.url])
     assert result.exit_code == 2
 
 
 def test_parts_without_unavailable_inputs_can_run(planned_as: Planned) -> None:
     both = DECLARED.replace(
-        "sources:\n", "sources:\n  other: {{url: nowhere, format: text, declared: {{tokens: 5k tokens}}}}\n", 1
+        "sources:\n",
+        "sources:\n  other: {{url: nowhere, format: text, declared: {{tokens: 5k tokens}}}}\n",
+        1,
     ).replace("sources: {{notes: {{holdout: 0.2}}}}", "sources: {{notes: {{holdout: 0.2}}, other: {{}}}}")
     plan = planned_as(both)
     assert plan.steps["corpus/other"].unavailable == ("other",)
@@ -77,7 +85,9 @@ def test_parts_without_unavailable_inputs_can_run(planned_as: Planned) -> None:
 
 def test_declaration_of_available_data_bears_no_identity(planned_as: Planned) -> None:
     stated, silent = planned_as(DECLARED), planned_as(RECIPE)
-    assert [node.path for node in stated.graph.nodes.values()] == [node.path for node in silent.graph.nodes.values()]
+    assert [node.path for node in stated.graph.nodes.values()] == [
+        node.path for node in silent.graph.nodes.values()
+    ]
     assert not any(step.unavailable for step in stated.steps.values())
 
 
@@ -91,7 +101,9 @@ def test_nothing_is_looked_for_under_a_provisional_fingerprint(planned_as: Plann
     assert {step.action for step in planned_as(ABSENT).steps.values()} == {"run"}
 
 
-def test_remote_url_is_read_only_with_ask_network(planned_as: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_url_is_read_only_with_ask_network(
+    planned_as: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def list_source(source: Any) -> None:
@@ -113,8 +125,12 @@ def test_a_missing_source_that_is_not_declared_is_an_error(planned_as: Planned) 
 
 
 def test_a_declared_source_that_is_too_small_is_refused(planned_as: Planned) -> None:
-    with pytest.raises(SpecError, match="'corpus/notes' through mixture 'main', which is declared with 400 training tokens"):
-        planned_as(ABSENT.replace("10k tokens", "500 tokens").replace("max_repetition: 100", "max_repetition: 2"))
+    with pytest.raises(
+        SpecError, match="'corpus/notes' through mixture 'main', which is declared with 400 training tokens"
+    ):
+        planned_as(
+            ABSENT.replace("10k tokens", "500 tokens").replace("max_repetition: 100", "max_repetition: 2")
+        )
 
 
 def test_a_corpus_without_declared_tokens_is_refused_with_the_recipe(planned_as: Planned) -> None:
@@ -129,7 +145,9 @@ def test_malformed_size_is_refused(planned_as: Planned, size: str) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "noted"), [(10_400, False), (10_600, True), (9400, True)])
-def test_declaration_off_by_more_than_five_percent_is_noted(planned_as: Planned, tokens: int, noted: bool) -> None:
+def test_declaration_off_by_more_than_five_percent_is_noted(
+    planned_as: Planned, tokens: int, noted: bool
+) -> None:
     plan = planned_as(DECLARED)
     attempt = Attempt(job_of(plan, plan.graph.nodes["corpus/notes"]), plan.store)
     attempt.begin()
@@ -140,11 +158,16 @@ def test_declaration_off_by_more_than_five_percent_is_noted(planned_as: Planned,
     assert notes_of(again, "declares") == (expected if noted else [])
 
 
-def test_files_that_cannot_hold_what_is_declared_are_noted_before_they_are_read(tmp_path: Path, planned_as: Planned) -> None:
+def test_files_that_cannot_hold_what_is_declared_are_noted_before_they_are_read(
+    tmp_path: Path, planned_as: Planned
+) -> None:
     plan = planned_as(DECLARED.replace("10k tokens", "1M tokens"))
     files = list((tmp_path / "documents").glob("*.txt"))
-    bound = sum(file.stat().st_size for file in files) + 2 * len(files)  # a byte is a token at most; a begin and an end each
-    assert notes_of(plan, "declares") == [f"source notes declares 1,000,000 tokens; its files can hold {bound:,} at most"]
+    # a byte is a token at most; a begin and an end each
+    bound = sum(file.stat().st_size for file in files) + 2 * len(files)
+    assert notes_of(plan, "declares") == [
+        f"source notes declares 1,000,000 tokens; its files can hold {bound:,} at most"
+    ]
 
 
 ELSEWHERE = ABSENT.replace(
@@ -166,7 +189,9 @@ def test_only_assumed_files_may_be_unavailable(planned_as: Planned) -> None:
 
 def test_a_source_states_its_own_size_wherever_it_lies(planned_as: Planned) -> None:
     with pytest.raises(SpecError, match="there is nothing at nowhere/notes"):
-        planned_as(RECIPE.replace('"{documents}"', "nowhere/notes") + "assumed_inputs: {{files: [nowhere]}}\n")
+        planned_as(
+            RECIPE.replace('"{documents}"', "nowhere/notes") + "assumed_inputs: {{files: [nowhere]}}\n"
+        )
 
 
 MODEL = """\
@@ -188,11 +213,17 @@ stages:
 """
 
 
-def test_declared_model_provides_dimensions(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_model_provides_dimensions(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail("a plan used the network"))
     (tmp_path / "tuned.yaml").write_text(MODEL)
     plan = make(load(tmp_path / "tuned.yaml"), store, ask_network=False)
     sft = plan.graph.trajectories["sft"]
     assert sft.model.dim == 96
     assert sft.sequence_length == 512
-    assert set(plan.steps["sft"].unavailable) == {"talks", "hf:nobody/nothing", "hf:nobody/nothing (tokenizer)"}
+    assert set(plan.steps["sft"].unavailable) == {
+        "talks",
+        "hf:nobody/nothing",
+        "hf:nobody/nothing (tokenizer)",
+    }

@@ -1,4 +1,5 @@
-"""Every number of a recipe has limits, and what lies outside of them is refused by the plan, with the field."""
+"""Every number of a recipe has limits, and what lies outside of them is refused by the plan, with the
+field."""
 
 from __future__ import annotations
 
@@ -43,9 +44,11 @@ OPTIMIZERS = """\
     micro_batch_size: 1
     goldfish: {{k: 50, h: 50}}
     checkpoint: {{interval: 5, keep: 2, keep_every: 8, milestones: [3, 5]}}
-    launch: {{processes: 1, threads: 1, workers: 1, mfu: 0.3, slurm: {{cpus: 2}}, parallel: {{dp_shard: 1, tp: 1}}}}
+    launch: {{processes: 1, threads: 1, workers: 1, mfu: 0.3, slurm: {{cpus: 2}}, parallel: {{dp_shard: 1,
+      tp: 1, pp_schedule: interleaved-1f1b, virtual_stages: 2}}}}
     matrix:
-      ademamix: {{optimizer: {{betas: [0.9, 0.99, 0.99], alpha: 8, alpha_warmup: 10 steps, beta3_warmup: 10}}}}
+      ademamix: {{optimizer: {{betas: [0.9, 0.99, 0.99], alpha: 8, alpha_warmup: 10 steps,
+        beta3_warmup: 10}}}}
       muon: {{optimizer: {{name: muon, betas: [0.9, 0.99], momentum: 0.9, adamw_lr_ratio: 0.1}}}}
       soap: {{optimizer: {{name: soap, precondition_frequency: 10}}}}
       prodigy: {{optimizer: {{name: prodigy, d_coef: 1}}}}
@@ -120,7 +123,9 @@ MAY_BE_NEGATIVE = {"seed", "data_seed", "min", "max", "thresholds", "cutoffs", "
 def numbers(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, float, tuple[str, str]]]:
     """Every number of a pipeline: where it stands, the number, and the model and field that it belongs to."""
 
-    def inside(item: Any, at: FieldPath, owner: tuple[str, str]) -> Iterator[tuple[FieldPath, float, tuple[str, str]]]:
+    def inside(
+        item: Any, at: FieldPath, owner: tuple[str, str]
+    ) -> Iterator[tuple[FieldPath, float, tuple[str, str]]]:
         if isinstance(item, Spec):
             yield from numbers(item, at)
         elif isinstance(item, (dict, list, tuple)):
@@ -130,12 +135,15 @@ def numbers(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, float
             yield at, item, owner
 
     for name, field in type(value).model_fields.items():
-        owner = next(model for model in reversed(type(value).__mro__) if name in getattr(model, "__annotations__", {}))
+        owner = next(
+            model for model in reversed(type(value).__mro__) if name in getattr(model, "__annotations__", {})
+        )
         yield from inside(getattr(value, name), (*path, field.alias or name), (owner.__name__, name))
 
 
 def put(data: Any, path: FieldPath, value: Any) -> Any:
-    """A copy with `value` at a path, whose mappings are made where the recipe states a short form or nothing."""
+    """A copy with `value` at a path, whose mappings are made where the recipe states a short form or
+    nothing."""
     copied = copy.deepcopy(data)
     container = copied
     for key in path[:-1]:
@@ -150,7 +158,9 @@ def put(data: Any, path: FieldPath, value: Any) -> Any:
 def full(tmp_path_factory: pytest.TempPathFactory) -> Document:
     """A recipe that states every number that a recipe can have."""
     head, stages = CHAT.split("sources:\n", 1)[0], CHAT.split("sources:\n", 1)[1]
-    path = write_recipe(tmp_path_factory.mktemp("full"), head + SOURCES + stages + FILTERS + OPTIMIZERS + OTHERS)
+    path = write_recipe(
+        tmp_path_factory.mktemp("full"), head + SOURCES + stages + FILTERS + OPTIMIZERS + OTHERS
+    )
     return compose(path)
 
 
@@ -160,7 +170,8 @@ def first_of_each(document: Document) -> dict[tuple[str, str], tuple[FieldPath, 
 
 
 def refused(document: Document, store: Store, places: list[FieldPath], value: Any) -> set[FieldPath]:
-    """The places at which `value` is refused, when it stands at all of them at once or, for the others, alone."""
+    """The places at which `value` is refused, when it stands at all of them at once or, for the others,
+    alone."""
 
     def problems(*at: FieldPath) -> list[FieldPath]:
         data = document.data
@@ -173,7 +184,9 @@ def refused(document: Document, store: Store, places: list[FieldPath], value: An
         return []
 
     together = set(problems(*places)) & set(places)
-    return together | {path for path in places if path not in together and {path, path[:-1]} & set(problems(path))}
+    return together | {
+        path for path in places if path not in together and {path, path[:-1]} & set(problems(path))
+    }
 
 
 def test_recipe_can_state_the_largest_numbers(full: Document, store: Store) -> None:
@@ -182,20 +195,33 @@ def test_recipe_can_state_the_largest_numbers(full: Document, store: Store) -> N
     seen = {owner for _, _, owner in numbers(pipeline)}
     for model in models():
         for name, field in model.model_fields.items():
-            if re.search(r"\b(int|float|ByteSize)\b", str(field.annotation)) and "specs." not in str(field.annotation):
-                owner = next(made for made in reversed(model.__mro__) if name in getattr(made, "__annotations__", {}))
-                assert (owner.__name__, name) in seen, f"{owner.__name__}.{name} is not in the recipe of this test"
+            if re.search(r"\b(int|float|ByteSize)\b", str(field.annotation)) and "specs." not in str(
+                field.annotation
+            ):
+                owner = next(
+                    made for made in reversed(model.__mro__) if name in getattr(made, "__annotations__", {})
+                )
+                assert (
+                    owner.__name__,
+                    name,
+                ) in seen, f"{owner.__name__}.{name} is not in the recipe of this test"
 
 
 def test_a_negative_integer_is_refused_at_its_field(full: Document, store: Store) -> None:
     """One that does not fit into 64 bits is refused wherever it is written (tests/specs/test_document.py)."""
     fields = first_of_each(full)
-    places = [path for (_, name), (path, number) in fields.items() if isinstance(number, int) and name not in MAY_BE_NEGATIVE]
+    places = [
+        path
+        for (_, name), (path, number) in fields.items()
+        if isinstance(number, int) and name not in MAY_BE_NEGATIVE
+    ]
     assert set(places) - refused(full, store, places, -1) == set()
 
 
 @pytest.mark.parametrize("value", [2**63 - 1, -(2**63) + 1])
-def test_the_largest_integers_are_planned_or_refused_with_problems(full: Document, store: Store, value: int) -> None:
+def test_the_largest_integers_are_planned_or_refused_with_problems(
+    full: Document, store: Store, value: int
+) -> None:
     refused(full, store, [path for path, _ in first_of_each(full).values()], value)
 
 
@@ -203,7 +229,11 @@ def test_the_largest_integers_are_planned_or_refused_with_problems(full: Documen
 def test_nan_is_refused_at_its_field(full: Document, store: Store, value: float | str) -> None:
     may_be = MAY_BE_NEGATIVE if value == -1.0 else set()
     fields = first_of_each(full)
-    places = [path for (_, name), (path, number) in fields.items() if isinstance(number, float) and name not in may_be]
+    places = [
+        path
+        for (_, name), (path, number) in fields.items()
+        if isinstance(number, float) and name not in may_be
+    ]
     assert set(places) - refused(full, store, places, value) == set()
 
 

@@ -9,21 +9,13 @@ from pathlib import Path
 import pytest
 
 from flows.planning.plan import Plan, make
-from flows.planning.run_records import Records
-from infra.store import Attempt, Store
+from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
-from tests.flows.conftest import finish, job_of
-from tests.infra.sealed import sealed
+from tests.flows.conftest import finish
 from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
-
-
-@pytest.fixture
-def chat(tmp_path: Path, store: Store) -> Planned:
-    path = write_recipe(tmp_path, CHAT)
-    return lambda *overrides: make(load(path, overrides), store)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +28,20 @@ def chat(tmp_path: Path, store: Store) -> Planned:
         ("sft@tokens=2_500", "sft", 4),
     ],
 )
-def test_every_kind_that_reads_a_checkpoint_takes_every_reference(chat: Planned, reference: str, node: str, step: int) -> None:
+def test_every_kind_that_reads_a_checkpoint_takes_every_reference(
+    chat: Planned, reference: str, node: str, step: int
+) -> None:
     stages = ("preferences", "qrpo", "dpo", "evaluate-sft", "chat-model")
-    plan = chat(*(f"stages.{name}.from={reference}" for name in stages), f"stages.merged.checkpoints=[{reference}, qrpo]")
-    roles = {"preferences/log_probabilities": "checkpoint", "qrpo": "parent", "dpo": "parent", "evaluate-sft": "checkpoint"}
+    plan = chat(
+        *(f"stages.{name}.from={reference}" for name in stages),
+        f"stages.merged.checkpoints=[{reference}, qrpo]",
+    )
+    roles = {
+        "preferences/log_probabilities": "checkpoint",
+        "qrpo": "parent",
+        "dpo": "parent",
+        "evaluate-sft": "checkpoint",
+    }
     for name, role in (roles | {"chat-model": "checkpoint"}).items():
         read = plan.graph.nodes[name].inputs[role]
         assert (read.node, read.step) == (node, step), name
@@ -47,71 +49,71 @@ def test_every_kind_that_reads_a_checkpoint_takes_every_reference(chat: Planned,
     assert step in plan.graph.nodes["sft"].part.checkpoint.milestones  # type: ignore[attr-defined]  # a segment
 
 
-def best(chat: Planned, store: Store, losses: dict[int, dict[str, float]]) -> None:
-    """Finishes everything up to `sft`, whose checkpoints have these held-out losses."""
-    plan = chat()
-    upstream = [name for name in plan.graph.nodes if plan.graph.nodes[name].stage not in ("sft", "preferences", "qrpo", "dpo", "merged")]
-    finish(plan, *(name for name in upstream if not name.startswith(("evaluate", "chat-model"))))
-    node = plan.graph.nodes["sft"]
-    attempt = Attempt(job_of(plan, node), store)
-    attempt.begin()
-    for step, validation in losses.items():
-        store.write_once(f"{attempt.folder(Attempt.checkpoint_folder(step))}/weights", b"w")
-        facts = {"validation": validation, "validation_step": step if validation else None}
-        attempt.commit_checkpoint(step, facts, files=sealed(attempt, step))
-    attempt.commit(metrics={}, step=8)
-
-
-def test_best_checkpoint_has_the_lowest_loss_overall_or_of_a_source(chat: Planned, store: Store) -> None:
-    best(chat, store, {2: {"chat/questions": 3.0}, 4: {"chat/questions": 1.0}, 8: {"chat/questions": 2.0}})
-    for reference in ("sft@best:val_loss", "sft@best:val_loss/chat/questions"):
-        plan = chat(f"stages.preferences.from={reference}", f"stages.qrpo.from={reference}", f"stages.dpo.from={reference}")
-        assert plan.graph.nodes["qrpo"].inputs["parent"].step == 4
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         (
             "stages.cooldown.checkpoint.best=[val_loss]",
-            r"cooldown\.checkpoint\.best\[0\]: 'val_loss' is a held-out loss, but 'cooldown' measures none. Fix: give it a validation",
+            (
+                r"cooldown\.checkpoint\.best\[0\]: 'val_loss' is a held-out loss, but 'cooldown' measures"
+                r" none. Fix: give it a validation"
+            ),
         ),
         (
             "stages.pretrain.checkpoint.best=[val_loss/corpus/notes, val_loss/note]",
-            r"best\[1\]: 'val_loss/note' is the held-out loss of 'note', which 'pretrain' does not train on. Fix: use one of corpus/notes",
+            (
+                r"best\[1\]: 'val_loss/note' is the held-out loss of 'note', which 'pretrain' does not train"
+                r" on. Fix: use one of corpus/notes"
+            ),
         ),
         (
             "stages.evaluate.gates=[{metric: perplexity, max: 9}, {metric: perplexty, max: 9}]",
-            r"gates\[1\]\.metric: 'evaluate' will not have a metric 'perplexty'. Fix: did you mean 'perplexity'",
+            (
+                r"gates\[1\]\.metric: 'evaluate' will not have a metric 'perplexty'. Fix: did you mean"
+                r" 'perplexity'"
+            ),
         ),
-        ("stages.evaluate-sft.gates=[{metric: forgetting, max: 9}]", "'evaluate-sft' will not have a metric 'forgetting'"),
+        (
+            "stages.evaluate-sft.gates=[{metric: forgetting, max: 9}]",
+            "'evaluate-sft' will not have a metric 'forgetting'",
+        ),
     ],
 )
-def test_unmeasured_metric_is_refused_before_anything_runs(chat: Planned, override: str, message: str) -> None:
+def test_unmeasured_metric_is_refused_before_anything_runs(
+    chat: Planned, override: str, message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         chat(override)
 
 
 EVALUATIONS = """\
-  probes: {{kind: corpus, tokenizer: tokenizer, sources: {{notes: {{repeats: {{buckets: [0, 4], per_bucket: 2, length: 24}}}}}}}}
+  probes: {{kind: corpus, tokenizer: tokenizer, sources: {{notes: {{repeats: {{buckets: [0, 4],
+    per_bucket: 2, length: 24}}}}}}}}
   recalled: {{kind: evaluate, from: cooldown, memorisation: {{probes: probes, prefix: 16, suffix: 8}}}}
   sharp: {{kind: probe, from: cooldown, sources: [corpus/notes]}}
 """
 REFUSED = [
     (
         "stages.recalled.memorisation.prefix=17",
-        "stages.recalled.memorisation: prefix 17 and suffix 8 are 25 tokens, but the probes of 'probes' "
-        "have 24. Fix: state a sum of 24 at most, or a larger repeats.length of the corpus.",
+        (
+            "stages.recalled.memorisation: prefix 17 and suffix 8 are 25 tokens, but the probes of 'probes' "
+            "have 24. Fix: state a sum of 24 at most, or a larger repeats.length of the corpus."
+        ),
     ),
-    ("stages.recalled.memorisation.prefix=100", "stages.recalled.memorisation: prefix 100 and suffix 8 are 108 tokens"),
+    (
+        "stages.recalled.memorisation.prefix=100",
+        "stages.recalled.memorisation: prefix 100 and suffix 8 are 108 tokens",
+    ),
     (
         "stages.recalled.gates=[{metric: memorisation/exact/8, max: 0}]",
         "'recalled' will not have a metric 'memorisation/exact/8'. Fix: did you mean 'memorisation/exact/",
     ),
     (
         "stages.evaluate.by_position={sequence_length: 100000}",
-        "evaluate.by_position.sequence_length: sequences of 100,000 tokens, and the model was trained on 32 at most; "
-        "the limit is 16 times that. Fix: state 512 or less.",
+        (
+            "evaluate.by_position.sequence_length: sequences of 100,000 tokens, and the model was trained on"
+            " 32 at most; the limit is 16 times that. Fix: state 512 or less."
+        ),
     ),
     ("stages.evaluate.sequence_length=513", "stages.evaluate.sequence_length: sequences of 513 tokens"),
     ("stages.sharp.sequence_length=513", "stages.sharp.sequence_length: sequences of 513 tokens"),
@@ -121,38 +123,72 @@ REFUSED = [
     ),
     (
         "stages.preferences.completions.n=1",
-        "stages.preferences.completions.n: no prompt has a pair with 1 sampled completion, even with offline ones. Fix: state 2 or more.",
+        (
+            "stages.preferences.completions.n: no prompt has a pair with 1 sampled completion, even with"
+            " offline ones. Fix: state 2 or more."
+        ),
     ),
     (
         "stages.preferences.offline=false stages.preferences.completions.temperature=0",
-        "stages.preferences.completions.temperature: no prompt has a pair: at temperature 0 all of its completions are the same",
+        (
+            "stages.preferences.completions.temperature: no prompt has a pair: at temperature 0 all of its"
+            " completions are the same"
+        ),
     ),
     (
         "stages.preferences.max_tokens=16",
-        "stages.preferences.max_tokens: max_new_tokens 16 leaves no room for a prompt in max_tokens 16. "
-        "Fix: state max_new_tokens below 16, or a larger max_tokens.",
+        (
+            "stages.preferences.max_tokens: max_new_tokens 16 leaves no room for a prompt in max_tokens 16. "
+            "Fix: state max_new_tokens below 16, or a larger max_tokens."
+        ),
     ),
     (
         "stages.preferences.completions.max_new_tokens=64",
-        "stages.preferences.completions.max_new_tokens: max_new_tokens 64 leaves no room for a prompt in max_tokens 64",
+        (
+            "stages.preferences.completions.max_new_tokens: max_new_tokens 64 leaves no room for a prompt in"
+            " max_tokens 64"
+        ),
     ),
     (
         "stages.evaluate-sft.generation.sampling.max_new_tokens=128",
-        "generation.sampling.max_new_tokens: max_new_tokens 128 leaves no room for a prompt in context length 128",
+        (
+            "generation.sampling.max_new_tokens: max_new_tokens 128 leaves no room for a prompt in context"
+            " length 128"
+        ),
     ),
-    ("stages.probes.sources.notes.repeats.buckets=[2, 2, -1]", "repeats.buckets[2]: -1: input should be greater than or equal to 0"),
-    ("stages.probes.sources.notes.repeats.buckets=[0, 2, 2]", "repeats.buckets: 2 is repeated; state it once"),
-    ("stages.pretrain.checkpoint.milestones=[-3]", "milestones[0]: -3: input should be greater than or equal to 1"),
-    ("stages.pretrain.checkpoint.milestones=[5, 0]", "milestones[1]: 0: input should be greater than or equal to 1"),
-    ("stages.pretrain.budget=100000001 steps", "stages.pretrain.budget: 100000001 steps are 100,000,001 steps; the limit is"),
+    (
+        "stages.probes.sources.notes.repeats.buckets=[2, 2, -1]",
+        "repeats.buckets[2]: -1: input should be greater than or equal to 0",
+    ),
+    (
+        "stages.probes.sources.notes.repeats.buckets=[0, 2, 2]",
+        "repeats.buckets: 2 is repeated; state it once",
+    ),
+    (
+        "stages.pretrain.checkpoint.milestones=[-3]",
+        "milestones[0]: -3: input should be greater than or equal to 1",
+    ),
+    (
+        "stages.pretrain.checkpoint.milestones=[5, 0]",
+        "milestones[1]: 0: input should be greater than or equal to 1",
+    ),
+    (
+        "stages.pretrain.budget=100000001 steps",
+        "stages.pretrain.budget: 100000001 steps are 100,000,001 steps; the limit is",
+    ),
     (
         "stages.sft.budget=10000000 steps stages.sft.checkpoint.interval=2",
-        "stages.sft.checkpoint.interval: 5,000,000 checkpoints in 10,000,000 steps; the limit is 1,000,000. Fix: state 10 or more.",
+        (
+            "stages.sft.checkpoint.interval: 5,000,000 checkpoints in 10,000,000 steps; the limit is"
+            " 1,000,000. Fix: state 10 or more."
+        ),
     ),
     (
         "stages.pretrain.sequence_length=1000000 stages.pretrain.budget=16 steps",
-        "(0 sequences of 1000000): with what was drawn before inf passes, 100 are allowed. "
-        "Fix: lower the budget or the source's weight, add data, or shorten the sequences.",
+        (
+            "(0 sequences of 1000000): with what was drawn before inf passes, 100 are allowed. "
+            "Fix: lower the budget or the source's weight, add data, or shorten the sequences."
+        ),
     ),
     ("launch.threads=99999", "launch.threads: 99999: input should be less than or equal to 4096"),
     ("launch.parallel.dp_shard=0", "launch.parallel.dp_shard: 0 processes hold no weights"),
@@ -160,14 +196,25 @@ REFUSED = [
     ("launch.threads=99999999999999999999", "'99999999999999999999' does not fit into 64 bits"),
     ("stages.pretrain.seed=9223372036854775808", "'9223372036854775808' does not fit into 64 bits"),
     ("retries.backoff=9999999d", "retries.backoff: '9999999d' is longer than 3650 days"),
-    ("stages.main.weights.corpus/notes=.nan", "stages.main.weights.corpus/notes: '.nan': input should be a valid number"),
-    ("stages.pretrain.budget=[/foo]", "stages.pretrain.budget: ['/foo'] is not an amount; write for example '15T tokens'"),
-    ("stages.pretrain.model.rope_scaling={high_freq_factor: 1}", "high_freq_factor 1 is not above low_freq_factor 1; raise it"),
+    (
+        "stages.main.weights.corpus/notes=.nan",
+        "stages.main.weights.corpus/notes: '.nan': input should be a valid number",
+    ),
+    (
+        "stages.pretrain.budget=[/foo]",
+        "stages.pretrain.budget: ['/foo'] is not an amount; write for example '15T tokens'",
+    ),
+    (
+        "stages.pretrain.model.rope_scaling={high_freq_factor: 1}",
+        "high_freq_factor 1 is not above low_freq_factor 1; raise it",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("override", "message"), REFUSED)
-def test_plan_refuses_mistakes_that_would_fail_later(tmp_path: Path, store: Store, override: str, message: str) -> None:
+def test_plan_refuses_mistakes_that_would_fail_later(
+    tmp_path: Path, store: Store, override: str, message: str
+) -> None:
     path = write_recipe(tmp_path, CHAT + EVALUATIONS)
     with pytest.raises(SpecError) as caught:
         make(load(path, re.split(r" (?=stages)", override)), store)
@@ -176,8 +223,15 @@ def test_plan_refuses_mistakes_that_would_fail_later(tmp_path: Path, store: Stor
 
 
 def test_the_largest_values_are_planned(tmp_path: Path, store: Store) -> None:
-    largest = ("prefix=16", "suffix=8"), "by_position={sequence_length: 512, buckets: 512}", "preferences.max_tokens=17"
-    overrides = [*(f"stages.recalled.memorisation.{field}" for field in largest[0]), f"stages.evaluate.{largest[1]}"]
+    largest = (
+        ("prefix=16", "suffix=8"),
+        "by_position={sequence_length: 512, buckets: 512}",
+        "preferences.max_tokens=17",
+    )
+    overrides = [
+        *(f"stages.recalled.memorisation.{field}" for field in largest[0]),
+        f"stages.evaluate.{largest[1]}",
+    ]
     make(load(write_recipe(tmp_path, CHAT + EVALUATIONS), [*overrides, f"stages.{largest[2]}"]), store)
 
 
@@ -194,51 +248,28 @@ def test_a_name_longer_than_a_file_may_have_is_refused(tmp_path: Path, store: St
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ("checkpoints: [sft, dpo], metric: val_loss/nothing", r"best.metric: 'val_loss/nothing' is the held-out loss of 'nothing'"),
-        ("checkpoints: [sft, merged]", r"best.checkpoints\[1\]: 'merged' was not trained, so it has no held-out loss"),
-        ("checkpoints: [sft, sft@step=3]", r"best.checkpoints\[1\]: 'sft@step=3' is step 3, but held-out loss is measured every 2 "),
-    ],
-)
-def test_a_choice_by_a_loss_that_is_not_measured_is_refused(tmp_path: Path, store: Store, choice: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        make(load(write_recipe(tmp_path, CHAT + f"  best: {{{{kind: select, {choice}}}}}\n")), store)
-
-
-def test_a_choice_by_a_metric_that_a_candidate_will_not_have_is_refused(tmp_path: Path, store: Store) -> None:
-    choice = "  best: {{kind: select, evaluations: [evaluate-sft, evaluate-qrpo], metric: reward/difference}}\n"
-    with pytest.raises(SpecError, match=r"best\.metric: 'evaluate-sft' will not have a metric 'reward/difference'"):
-        make(load(write_recipe(tmp_path, CHAT + choice)), store)
-
-
-def test_every_metric_of_an_evaluation_may_have_a_gate(chat: Planned) -> None:
-    # what evaluate-qrpo of the tiny recipe stores: held-out text, answers and rewards, all of them against evaluate-sft
-    measured = ["perplexity", "perplexity/corpus/notes", "forgetting", "forgetting/corpus/notes", "kl/against", "reward/prompts"]
-    measured += ["reward/finished", "reward/mean", "reward/against", "reward/difference", "reward/difference/low", "reward/difference/high"]
-    gates = ", ".join(f"{{metric: {name}, min: 0}}" for name in [*measured, "reward/wins"])
-    chat(f"stages.evaluate-qrpo.gates=[{gates}]")
-    chat(
-        "stages.evaluate.gates=[{metric: loss/position/12, max: 9}, {metric: task/anything/acc, min: 0}]",
-        "stages.evaluate.by_position={sequence_length: 50, buckets: 4}",
-        "stages.evaluate.harness={tasks: [anything]}",
-    )
-
-
-def test_unmeasured_best_metric_names_the_kept_steps(chat: Planned, store: Store) -> None:
-    best(chat, store, {4: {}, 8: {}})
-    with pytest.raises(SpecError, match=r"from: 'sft@best:val_loss': val_loss was measured at none of the steps that 'sft' kept, 4, 8"):
-        chat("stages.evaluate-sft.from=sft@best:val_loss")
-
-
-@pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stages.evaluate-sft.from=sft@best:val_loss/chat/question", "which 'sft' does not train on. Fix: did you mean 'chat/questions'"),
-        ("stages.chat-model.from=merged@best:val_loss", r"'merged' is a merge and has one result. Fix: write 'merged'"),
-        ("stages.chat.tokenizer=tokenizer@step=3", r"'tokenizer@step=3' names a step, but a tokenizer such as 'tokenizer' has no steps"),
-        ("stages.evaluate.sources=[corpus/notes@last, corpus/notes@step=2]", r"sources\[1\]: 'corpus/notes@step=2' names a step"),
-        ("stages.sft.from=longer/1@step=9", r"'longer/1@step=9' lies outside stage 'longer/1', which has 4 steps"),
+        (
+            "stages.evaluate-sft.from=sft@best:val_loss/chat/question",
+            "which 'sft' does not train on. Fix: did you mean 'chat/questions'",
+        ),
+        (
+            "stages.chat-model.from=merged@best:val_loss",
+            r"'merged' is a merge and has one result. Fix: write 'merged'",
+        ),
+        (
+            "stages.chat.tokenizer=tokenizer@step=3",
+            r"'tokenizer@step=3' names a step, but a tokenizer such as 'tokenizer' has no steps",
+        ),
+        (
+            "stages.evaluate.sources=[corpus/notes@last, corpus/notes@step=2]",
+            r"sources\[1\]: 'corpus/notes@step=2' names a step",
+        ),
+        (
+            "stages.sft.from=longer/1@step=9",
+            r"'longer/1@step=9' lies outside stage 'longer/1', which has 4 steps",
+        ),
     ],
 )
 def test_a_reference_that_names_nothing_is_refused(chat: Planned, override: str, message: str) -> None:
@@ -248,14 +279,18 @@ def test_a_reference_that_names_nothing_is_refused(chat: Planned, override: str,
 
 def test_a_merge_of_a_step_that_was_not_kept_names_the_entry_and_the_kept_steps(chat: Planned) -> None:
     finish(chat(), *(name for name in chat().graph.nodes if name not in ("merged",)))
-    with pytest.raises(SpecError, match=r"stages\.merged\.checkpoints\[1\]: step 2 of 'dpo' was not kept; kept are 4"):
+    with pytest.raises(
+        SpecError, match=r"stages\.merged\.checkpoints\[1\]: step 2 of 'dpo' was not kept; kept are 4"
+    ):
         chat("stages.merged.checkpoints=[qrpo, dpo@step=2]")
 
 
 def test_step_that_an_unfinished_parent_did_not_keep_is_refused(planned: Planned) -> None:
     finish(planned(), "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
     finish(planned(), "pretrain/2", until=11)
-    with pytest.raises(SpecError, match=r"stages\.cooldown\.from: step 10 of 'pretrain/2' was not kept; kept are 8, 11"):
+    with pytest.raises(
+        SpecError, match=r"stages\.cooldown\.from: step 10 of 'pretrain/2' was not kept; kept are 8, 11"
+    ):
         planned("stages.cooldown.from=pretrain@step=10")
     planned("stages.cooldown.from=pretrain@step=12")
 
@@ -266,23 +301,31 @@ def test_step_that_an_unfinished_parent_did_not_keep_is_refused(planned: Planned
 PROTECTED = "stages.pretrain.protect=true"
 
 
-def protect(plan: Plan) -> None:
-    """What a run notes when a part of a protected stage has finished."""
-    for node in plan.graph.of("pretrain"):
-        Records(plan.store, plan.pipeline.name).protect(node)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stages.pretrain.optimizer.eps=1e-6", r"'pretrain/1' is protected and would run again: optimizer\.eps: 1e-08 -> 1e-06"),
+        (
+            "stages.pretrain.optimizer.eps=1e-6",
+            r"'pretrain/1' is protected and would run again: optimizer\.eps: 1e-08 -> 1e-06",
+        ),
         ("stages.second.seed=7", r"'pretrain/2' is protected and would run again: second changed"),
-        ("stages.tokenizer.bytes_per_source=9", r"'pretrain/1' is protected and would run again: main changed .*tokenizer changed"),
-        ("stages.pretrain.budget=30 steps", r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 30"),
-        ("stages.pretrain.budget=14 steps", r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 14"),
+        (
+            "stages.tokenizer.bytes_per_source=9",
+            r"'pretrain/1' is protected and would run again: main changed .*tokenizer changed",
+        ),
+        (
+            "stages.pretrain.budget=30 steps",
+            r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 30",
+        ),
+        (
+            "stages.pretrain.budget=14 steps",
+            r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 14",
+        ),
     ],
 )
-def test_protected_stage_is_not_rerun_by_its_changes_or_its_inputs(planned: Planned, override: str, message: str) -> None:
+def test_protected_stage_is_not_rerun_by_its_changes_or_its_inputs(
+    planned: Planned, override: str, message: str
+) -> None:
     finish(planned())
     with pytest.raises(SpecError, match=message):
         planned(PROTECTED, override)
@@ -293,17 +336,3 @@ def test_an_interrupted_protected_stage_goes_on(planned: Planned) -> None:
     finish(planned(), "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
     finish(planned(), "pretrain/2", until=10)
     assert planned(PROTECTED).steps["pretrain/2"].action == "resume"
-
-
-@pytest.mark.parametrize("what", ["pretrain", "pretrain/2", "manifest"])
-def test_lost_result_of_a_protected_stage_is_reported(planned: Planned, store: Store, what: str) -> None:
-    plan = planned(PROTECTED)
-    finish(plan)
-    protect(plan)
-    node = plan.graph.nodes["pretrain/2"]
-    gone = {"pretrain": "pretrain", "pretrain/2": node.path, "manifest": f"{node.path}/manifest-00000012.json"}[what]
-    store.remove(gone)
-    part = "pretrain/1" if what == "pretrain" else "pretrain/2"
-    with pytest.raises(SpecError, match=rf"'{part}' is protected and had finished; pretrain/\w+ is not complete .* Fix: bring it back"):
-        planned(PROTECTED)
-    assert planned().steps[part].action != "reuse"

@@ -1,4 +1,5 @@
-"""The recipes of the studies: what their variants share is done once, and the published scales are those that are stated."""
+"""The recipes of the studies: what their variants share is done once, and the published scales are those
+that are stated."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from infra.store import Store
 from specs.dependencies import order
 from specs.pipeline import Pipeline
 from specs.recipe import load
-from specs.trajectory import Trajectory, resolve
+from specs.resolution import resolve
+from specs.trajectory import Trajectory
 
 RECIPES = Path(__file__).resolve().parents[3] / "specs/recipes"
 
@@ -23,7 +25,9 @@ def planned(name: str, store: Store) -> Plan:
 
 def kinds(plan: Plan) -> dict[str, int]:
     """Parts that would really run, by kind."""
-    return dict(Counter(node.kind for node in plan.graph.nodes.values() if plan.graph.duplicate_of(node) is None))
+    return dict(
+        Counter(node.kind for node in plan.graph.nodes.values() if plan.graph.duplicate_of(node) is None)
+    )
 
 
 def trajectories(pipeline: Pipeline) -> dict[str, Trajectory]:
@@ -39,11 +43,14 @@ def test_fine_tunings_of_a_schedule_share_its_pretraining(store: Store) -> None:
         read = plan.graph.nodes[f"base-wsd-{final}"].inputs["parent"]
         assert (read.name, read.step) == ("base-wso", 450)
         assert plan.graph.trajectories[f"base-wsd-{final}"].steps == 150
-    (probed,) = {tuple(read.hashed for role, read in plan.graph.nodes[f"probe-{name}"].inputs.items() if role != "checkpoint")
+    (probed,) = {tuple(read.hashed for role,
+    read in plan.graph.nodes[f"probe-{name}"].inputs.items() if role != "checkpoint")
                  for name in ("wso", "wsd-0", "linear-0", "cosine-0.1")}  # fmt: skip
     assert len(probed) == 2
     peaks = {
-        name: found.segments[-1].schedule.factor(found.tokens) for name, found in plan.graph.trajectories.items() if "base-" in name[:5]
+        name: found.segments[-1].schedule.factor(found.tokens)
+        for name, found in plan.graph.trajectories.items()
+        if "base-" in name[:5]
     }
     assert peaks == pytest.approx(
         {"base-wso": 1, "base-wsd-0.1": 0.1, "base-wsd-0": 0, "base-linear-0.1": 0.1, "base-linear-0": 0,
@@ -58,7 +65,11 @@ def test_sixteen_fine_tunings_come_from_two_pretrainings(store: Store) -> None:
     for name, found in plan.graph.trajectories.items():
         if name.startswith("sft-"):
             _, optimizer, _, base, rate = name.split("-", 4)
-            assert (found.optimizer.name, found.optimizer.lr, found.parent.phase) == (optimizer, float(rate), f"base-{base}")  # type: ignore[union-attr]
+            assert (found.optimizer.name, found.optimizer.lr, found.parent.phase) == (
+                optimizer,
+                float(rate),
+                f"base-{base}",
+            )  # type: ignore[union-attr]
             against = plan.graph.nodes[f"evaluate-{name.removeprefix('sft-')}"].inputs["against"]
             assert against.name == f"evaluate-base-{base}"
 
@@ -67,13 +78,23 @@ def test_pretrainings_with_and_without_goldfish_differ_in_the_loss_alone(store: 
     plan = planned("goldfish-mini", store)
     assert kinds(plan) == {"tokenizer": 1, "corpus": 2, "mixture": 1, "pretrain": 3, "evaluate": 3}
     found = [plan.graph.nodes[f"pretrain-{name}"] for name in ("standard", "goldfish", "goldfish-4")]
-    assert [part.identity.pop("goldfish", None) for part in found] == [None, {"k": 50, "h": 50}, {"k": 4, "h": 50}]
-    (same,) = {str({name: value for name, value in part.identity.items() if name != "goldfish"}) for part in found}
+    assert [part.identity.pop("goldfish", None) for part in found] == [
+        None,
+        {"k": 50, "h": 50},
+        {"k": 4, "h": 50},
+    ]
+    (same,) = {
+        str({name: value for name, value in part.identity.items() if name != "goldfish"}) for part in found
+    }
     assert len({part.inputs["mixture"].fingerprint for part in found}) == 1 and same
 
 
 PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number where it is ours
-    "wso": {"base-wso": (80_000, 335_544_320_000), "base-wsd-0.1": (20_000, 83_886_080_000), "mid-wso-flat": (36_000, 150_994_944_000)},
+    "wso": {
+        "base-wso": (80_000, 335_544_320_000),
+        "base-wsd-0.1": (20_000, 83_886_080_000),
+        "mid-wso-flat": (36_000, 150_994_944_000),
+    },
     "optimizer-consistency": {"base-muon": (19_000, 9_961_472_000)},
     "goldfish": {"pretrain-goldfish": (19_788, 82_996_887_552)},
 }

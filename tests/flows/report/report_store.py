@@ -1,4 +1,5 @@
-"""Artifacts as stages would store them, made in the test: rows of training, metrics, files, and stages of kinds that are not there yet."""
+"""Artifacts as stages would store them, made in the test: rows of training, metrics, files, and stages of
+kinds that are not there yet."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from specs.base import Spec, identity
 from specs.launch import Launch
 from specs.stages.base import Stage
 from specs.stages.training import Segment
-from tests.flows.conftest import job_of
+from tests.flows.conftest import finish, job_of
 from tests.infra.sealed import sealed
+
+TRAINED = ("pretrain/1", "pretrain/2", "pretrain/3")
 
 
 class AnyStage(Stage):
@@ -38,7 +41,13 @@ class CountedPart(AnyPart):
 
 
 def add(
-    plan: Plan, name: str, kind: str, reads: dict[str, tuple[str, int | None]], *, steps: int | None = None, part: Spec | None = None
+    plan: Plan,
+    name: str,
+    kind: str,
+    reads: dict[str, tuple[str, int | None]],
+    *,
+    steps: int | None = None,
+    part: Spec | None = None,
 ) -> None:
     """Adds a part, and its stage where it is new. `reads`: role -> (part, step)."""
     stage = name.split("/")[0]
@@ -48,8 +57,7 @@ def add(
         node = plan.graph.nodes[parent]
         inputs[role] = Input(node.kind, node.fingerprint, node.name, node.name, step)
     whole = part or AnyPart(name=name)
-    start = None if steps is None else 0
-    plan.graph.nodes[name] = Node(name, stage, kind, 1, whole, inputs, Launch(), start_step=start, end_step=steps)
+    plan.graph.nodes[name] = Node(name, stage, kind, 1, whole, inputs, Launch(), end_step=steps)
     plan.steps[name] = decide(plan.graph.nodes[name], plan)
 
 
@@ -88,5 +96,25 @@ def rows_of(plan: Plan, name: str, until: int | None = None, **columns: float) -
     segment = node.part
     assert isinstance(segment, Segment | CountedPart)
     steps = range((node.start_step or 0) + 1, (until or node.end_step or 0) + 1)
-    values = {"loss": 4.0, "lr": 0.01, "grad_norm": 1.0, "masked_share": 0.02, "tokens_per_second": 100.0} | columns
+    values = {
+        "loss": 4.0,
+        "lr": 0.01,
+        "grad_norm": 1.0,
+        "masked_share": 0.02,
+        "tokens_per_second": 100.0,
+    } | columns
     return [{"step": step, "tokens": segment.tokens_at(step), "time": 1.0} | values for step in steps]
+
+
+def trained(plan: Plan) -> Plan:
+    """Everything is finished; pretraining and cooldown have rows."""
+    for name in (*TRAINED, "cooldown"):
+        store(
+            plan,
+            name,
+            rows=rows_of(plan, name),
+            facts={"loss": 4.0, "tokens": 1, "epochs": {"corpus/notes": 0.5}, "passes": {}},
+        )
+    finish(plan, *(name for name in plan.graph.nodes if name not in (*TRAINED, "cooldown")))
+    plan.steps.update({name: decide(node, plan) for name, node in plan.graph.nodes.items()})
+    return plan

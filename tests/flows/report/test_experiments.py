@@ -1,4 +1,5 @@
-"""Selections while planning, and the figures that a recipe asks for: from stored numbers to what the page draws."""
+"""Selections while planning, and the figures that a recipe asks for: from stored numbers to what the page
+draws."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from flows.report.experiments import Point, Value, experiment, front
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
-from specs.profile import Profile
+from specs.profiles import Profile
 from specs.recipe import load
 from tests.flows.conftest import finish
+from tests.flows.report.page import Page
 from tests.flows.report.report_store import store as commit
-from tests.flows.report.test_report import Page
 from tests.recipes import RECIPE, write_recipe
 
 SWEEP = (
@@ -36,7 +37,8 @@ SWEEP = (
     validation: {{interval: 4, samples: 2}}
   chosen: {{kind: select, checkpoints: ["tuned-*"]}}
   after: {{kind: cooldown, from: chosen, mixture: second, budget: 3 steps, optimizer: {{lr: 1e-4}}}}
-  evaluate-tuned: {{kind: evaluate, matrix: [1e-3, 2e-3, 3e-3], from: "tuned-${{matrix}}", sources: [corpus/notes], samples: 4}}
+  evaluate-tuned: {{kind: evaluate, matrix: [1e-3, 2e-3, 3e-3], from: "tuned-${{matrix}}",
+    sources: [corpus/notes], samples: 4}}
   measured: {{kind: select, evaluations: [evaluate-tuned], metric: perplexity, best: highest}}
   exported: {{kind: export, from: measured}}
 figures:
@@ -65,14 +67,27 @@ def parent(plan: Plan, name: str) -> str:
 
 
 def test_a_name_with_a_star_stands_for_all_stages_that_it_fits(planned: Callable[..., Plan]) -> None:
-    assert [read.name for read in planned().graph.nodes["chosen"].inputs.values()] == ["tuned-1e-3", "tuned-2e-3", "tuned-3e-3"]
+    assert [read.name for read in planned().graph.nodes["chosen"].inputs.values()] == [
+        "tuned-1e-3",
+        "tuned-2e-3",
+        "tuned-3e-3",
+    ]
 
 
-def test_stages_after_a_selection_wait_and_then_read_the_chosen_checkpoint(planned: Callable[..., Plan]) -> None:
+def test_stages_after_a_selection_wait_and_then_read_the_chosen_checkpoint(
+    planned: Callable[..., Plan],
+) -> None:
     plan = planned()
     assert "chosen" in Session(Run(plan, None, Profile()), set(plan.pipeline.stages)).needs("after")  # type: ignore[arg-type]  # nobody watches
     assert any("'chosen' is chosen when its candidates have finished" in note for note in plan.graph.notes)
-    finish(plan, *(name for name in plan.graph.nodes if not name.startswith(("chosen", "after", "measured", "exported"))))
+    finish(
+        plan,
+        *(
+            name
+            for name in plan.graph.nodes
+            if not name.startswith(("chosen", "after", "measured", "exported"))
+        ),
+    )
     commit(plan, "chosen", metrics={"chosen": 1, "value": 2.0})
     plan = planned()
     assert parent(plan, "after") == "tuned-2e-3" and plan.graph.nodes["after"].inputs["parent"].step == 4
@@ -81,10 +96,22 @@ def test_stages_after_a_selection_wait_and_then_read_the_chosen_checkpoint(plann
     assert plan.steps["after"].action == "run"
 
 
-def test_a_selection_by_evaluations_means_the_checkpoint_that_was_evaluated(planned: Callable[..., Plan]) -> None:
+def test_a_selection_by_evaluations_means_the_checkpoint_that_was_evaluated(
+    planned: Callable[..., Plan],
+) -> None:
     plan = planned()
-    finish(plan, *(name for name in plan.graph.nodes if not name.startswith(("chosen", "after", "measured", "exported"))))
-    assert list(plan.graph.nodes["measured"].inputs) == [*(f"checkpoint:{i}" for i in range(3)), *(f"evaluation:{i}" for i in range(3))]
+    finish(
+        plan,
+        *(
+            name
+            for name in plan.graph.nodes
+            if not name.startswith(("chosen", "after", "measured", "exported"))
+        ),
+    )
+    assert list(plan.graph.nodes["measured"].inputs) == [
+        *(f"checkpoint:{i}" for i in range(3)),
+        *(f"evaluation:{i}" for i in range(3)),
+    ]
     commit(plan, "measured", metrics={"chosen": 2, "value": 9.0})
     assert parent(planned(), "exported") == "tuned-3e-3"
 
@@ -117,12 +144,22 @@ def test_a_mistake_is_explained(planned: Callable[..., Plan], override: str) -> 
 
 
 def figure(**changes: Any) -> FigureSpec:
-    return FigureSpec(**{"title": "t", "y": {"stage": "e-{variant}", "metric": "m"}, "series": {"s": "*"}, **changes})
+    return FigureSpec(
+        **{"title": "t", "y": {"stage": "e-{variant}", "metric": "m"}, "series": {"s": "*"}, **changes}
+    )
 
 
 def test_a_metric_with_a_star_is_a_line_over_the_numbers_times_the_passes() -> None:
     spec = figure(y={"stage": "e-{variant}", "metric": "r/*"}, times="passes")
-    metrics = {"r/0": 0.1, "r/8": 0.5, "r/8/low": 0.4, "r/8/high": 0.6, "r/16": 0.7, "r/x": 1.0, "passes": 2.0}
+    metrics = {
+        "r/0": 0.1,
+        "r/8": 0.5,
+        "r/8/low": 0.4,
+        "r/8/high": 0.6,
+        "r/16": 0.7,
+        "r/x": 1.0,
+        "passes": 2.0,
+    }
     points = experiment(spec, {"e-a": metrics, "other": {}}).points["s"]
     assert [(point.x, point.y) for point in points] == [
         (Value(0.0), Value(0.1)),
@@ -133,7 +170,14 @@ def test_a_metric_with_a_star_is_a_line_over_the_numbers_times_the_passes() -> N
 
 def test_a_variant_without_its_number_is_left_out_and_named() -> None:
     spec = figure(x={"stage": "p-{variant}", "metric": "loss"}, series={"s": {"a-*": "", "b": "said"}})
-    results = {"e-a-1": {"m": 1.0}, "p-a-1": {"loss": 3.0}, "e-a-2": {"m": 2.0}, "p-a-2": {}, "e-b": {"m": 4.0}, "p-b": {"loss": 5.0}}
+    results = {
+        "e-a-1": {"m": 1.0},
+        "p-a-1": {"loss": 3.0},
+        "e-a-2": {"m": 2.0},
+        "p-a-2": {},
+        "e-b": {"m": 4.0},
+        "p-b": {"loss": 5.0},
+    }
     found = experiment(spec, results)
     assert [(point.variant, point.text) for point in found.points["s"]] == [("a-1", "1"), ("b", "said")]
     assert found.missing == ["a-2"]
@@ -162,5 +206,13 @@ def test_page_draws_stored_numbers_and_escapes_recipe_text(planned: Callable[...
     page = Page(render(plan))
     assert "Nothing <script>alert(1)</script>" in page.text and "Rates <b>" in page.text
     assert len(page.scripts) == 3
-    (drawn,) = (found for found in page.figures.values() if found["layout"]["xaxis"].get("title", {}).get("text") == "loss &lt;i&gt;")
-    assert (drawn["data"][0]["x"], drawn["data"][0]["y"], drawn["data"][0]["text"]) == ([4.0, 4.0], [10.0, 11.0], ["1e-3", "2e-3"])
+    (drawn,) = (
+        found
+        for found in page.figures.values()
+        if found["layout"]["xaxis"].get("title", {}).get("text") == "loss &lt;i&gt;"
+    )
+    assert (drawn["data"][0]["x"], drawn["data"][0]["y"], drawn["data"][0]["text"]) == (
+        [4.0, 4.0],
+        [10.0, 11.0],
+        ["1e-3", "2e-3"],
+    )

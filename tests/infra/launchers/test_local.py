@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.launchers.local import Ended, Process, start_process
-from specs.job import Job
+from specs.job import Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.units import Duration
 
@@ -42,7 +42,7 @@ class Script(Process):
         super().__init__(job, Launch(processes=1, threads=3, **launch), distributed=False)
         self.program = program
         self.lines: list[str] = []
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[ProgressRow] = []
 
     def start(self, job_file: Path) -> subprocess.Popen[bytes]:
         return start_process([sys.executable, "-c", self.program, str(job_file)], self.environment())
@@ -66,7 +66,7 @@ sys.exit(7)
     ended = process.go()
     assert (ended.code, ended.stopped, ended.error) == (7, "", None)
     assert process.lines == ["threads 3"]
-    assert process.rows == [{"done": 1, "total": 2, "unit": "x", "metrics": {}}]
+    assert process.rows == [ProgressRow(done=1, total=2, unit="x")]
     assert (tmp_path / "log.txt").read_text() == "threads 3\n"
 
 
@@ -75,35 +75,42 @@ def test_an_error_that_the_stage_left_is_read(tmp_path: Path) -> None:
 import json, pathlib
 pathlib.Path("SCRATCH/error.json").write_text(json.dumps({"message": "no", "again": False}))
 """.replace("SCRATCH", str(tmp_path))
-    assert Script(tmp_path, program).go().error == {"message": "no", "again": False}
+    assert Script(tmp_path, program).go().error == Failure(message="no")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_stage_that_a_signal_ended_was_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
-    """Before it listened, that is; a stage that listens says so itself. What else ends a process is a crash."""
-    told = {"message": number.name, "again": False, "interrupted": True}
+    """Before it listened, that is; a stage that listens says so itself. What else ends a process is a
+    crash."""
+    told = Failure(message=number.name, interrupted=True)
     assert Script(tmp_path, f"import os; os.kill(os.getpid(), {int(number)})").go().error == told
     assert Script(tmp_path, f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})").go().error is None
 
 
 @pytest.mark.parametrize(
-    ("said", "interrupted"), [("SignalException: Process 12 got signal: 10", True), ("ChildFailedError: rank 0", False)]
+    ("said", "interrupted"),
+    [("SignalException: Process 12 got signal: 10", True), ("ChildFailedError: rank 0", False)],
 )
 def test_torchrun_says_that_it_was_told_to_stop(tmp_path: Path, said: str, interrupted: bool) -> None:
-    """In the form of `torch.distributed.elastic.multiprocessing.errors.ErrorHandler`; what a rank leaves then is a consequence."""
+    """In the form of `torch.distributed.elastic.multiprocessing.errors.ErrorHandler`; what a rank leaves
+    then is a consequence."""
     program = f"""
 import json, os, pathlib, sys
-pathlib.Path("{tmp_path}/error.json").write_text(json.dumps({{"message": "connection closed", "again": True}}))
-pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({{"message": {{"message": {said!r}, "extraInfo": {{}}}}}}))
+error = {{"message": "connection closed", "again": True}}
+pathlib.Path("{tmp_path}/error.json").write_text(json.dumps(error))
+error = {{"message": {{"message": {said!r}, "extraInfo": {{}}}}}}
+pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(error))
 sys.exit(1)
 """
     error = Script(tmp_path, program).go().error
-    assert error is not None and error.get("interrupted", False) == interrupted
+    assert error is not None and error.interrupted == interrupted
 
 
 def test_stopping_closes_the_pipe_and_waits_for_the_end(tmp_path: Path) -> None:
     process = Script(tmp_path, ENDS_WITH_STDIN)
-    threading.Thread(target=lambda: _when(lambda: "up" in process.lines, lambda: process.stop("enough"))).start()
+    threading.Thread(
+        target=lambda: _when(lambda: "up" in process.lines, lambda: process.stop("enough"))
+    ).start()
     ended = process.go()
     assert ended.stopped == "enough"
     assert process.lines == ["up", "told to stop"]
@@ -122,7 +129,8 @@ def test_the_time_limit_stops_a_stage(tmp_path: Path) -> None:
 
 
 def test_run_waits_for_grandchildren_that_hold_the_output(tmp_path: Path) -> None:
-    """A torchrun that is killed leaves ranks behind; they see the end of the pipe, and the launcher waits for them."""
+    """A torchrun that is killed leaves ranks behind; they see the end of the pipe, and the launcher waits
+    for them."""
     program = f"""
 import subprocess, sys, os
 subprocess.Popen([sys.executable, "-c", {ENDS_WITH_STDIN!r}])
@@ -148,7 +156,8 @@ open("{tmp_path}/noticed", "w").write(stop.reason)
 """
     launcher = f"""
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", {stage!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", {stage!r}], start_new_session=True, **pipes)
 print(child.stdout.readline().decode(), flush=True)
 time.sleep(60)
 """
@@ -171,7 +180,9 @@ with stop.cooperating():
     print("ended it", flush=True)
 """
     process = Script(tmp_path, program)
-    threading.Thread(target=_when, args=(lambda: "up" in process.lines, lambda: process.stop("enough"))).start()
+    threading.Thread(
+        target=_when, args=(lambda: "up" in process.lines, lambda: process.stop("enough"))
+    ).start()
     ended = process.go()
     assert (ended.code, process.lines) == (0, ["up", "ended it"])
 

@@ -20,7 +20,9 @@ from infra.launchers.local import ROOT
 from infra.launchers.warm import ForkedStage, ServerLost, StageServer
 from infra.liveness import STOP_SIGNALS
 
-pytestmark = pytest.mark.skipif(any(Path(device).exists() for device in warm.GPU_DEVICES), reason="there is a GPU, so nothing is forked")
+pytestmark = pytest.mark.skipif(
+    any(Path(device).exists() for device in warm.GPU_DEVICES), reason="there is a GPU, so nothing is forked"
+)
 Fork = Callable[..., ForkedStage]
 STATES = """
 import json, os, sys
@@ -28,7 +30,11 @@ print(json.dumps({
     "arguments": arguments,
     "environment": sorted(os.environ),
     "leads": os.getsid(0) == os.getpgrp() == os.getpid(),
-    "sockets": [fd for fd in range(64) if os.path.exists(f"/proc/self/fd/{fd}") and "socket" in os.readlink(f"/proc/self/fd/{fd}")],
+    "sockets": [
+        fd
+        for fd in range(64)
+        if os.path.exists(f"/proc/self/fd/{fd}") and "socket" in os.readlink(f"/proc/self/fd/{fd}")
+    ],
     "title": open("/proc/self/cmdline").read().strip(chr(0)),
     "input": sys.stdin.read(),
 }))
@@ -45,7 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[StageServer]:
-    server = StageServer(os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, str(folder)]), "PYTHONUNBUFFERED": "1"})
+    server = StageServer(
+        os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, str(folder)]), "PYTHONUNBUFFERED": "1"}
+    )
     yield server
     server.process.kill()
     server.process.wait()
@@ -146,7 +154,9 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_that_tells_a_run_to_end_ends_stages_and_not_their_server(server: StageServer, fork: Fork, number: signal.Signals) -> None:
+def test_a_signal_that_tells_a_run_to_end_ends_stages_and_not_their_server(
+    server: StageServer, fork: Fork, number: signal.Signals
+) -> None:
     os.kill(server.process.pid, number)  # it may still be starting
     stage = fork(WAITS)
     assert stage.stdout.readline() == b"up\n"
@@ -164,7 +174,9 @@ def test_a_server_ends_when_its_launcher_closes_it(server: StageServer, fork: Fo
     assert stage.stdout.read() == b"up\nover\n"
 
 
-def test_one_server_serves_all_stages_with_the_same_environment_for_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_server_serves_all_stages_with_the_same_environment_for_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started: list[str] = []
 
     class Server:

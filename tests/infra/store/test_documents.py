@@ -113,11 +113,15 @@ def write_one_of_each(store: Store, folder: Path) -> None:
     lease.release()
 
 
-def test_every_document_is_stored_as_the_same_bytes_as_ever(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_document_is_stored_as_the_same_bytes_as_ever(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempt, "_now", lambda: "2026-01-01T00:00:00+00:00")
     monkeypatch.setattr(attempt, "_versions", lambda: {"python": "3.12.0", "numpy": "2.4.0"})
     write_one_of_each(store, tmp_path)
-    documents = [path for path in sorted(Path(store.root).rglob("*")) if path.suffix in (".json", ".jsonl", ".beat")]
+    documents = [
+        path for path in sorted(Path(store.root).rglob("*")) if path.suffix in (".json", ".jsonl", ".beat")
+    ]
     found = "".join(f"{path.relative_to(store.root)}\n{path.read_text()}" for path in documents)
     stamp = runs.stamps(store, "mini")[0]
     assert found.replace(stamp, "TIME") == EXPECTED.read_text()
@@ -167,7 +171,9 @@ MARKER: dict[str, Any] = {
         ({"seconds": None}, "seconds is None"),
     ],
 )
-def test_a_document_with_another_content_is_damaged_and_the_field_is_named(change: dict[str, Any], said: str) -> None:
+def test_a_document_with_another_content_is_damaged_and_the_field_is_named(
+    change: dict[str, Any], said: str
+) -> None:
     assert check(CheckpointMarker, MARKER, "'m'").step == 10
     with pytest.raises(DamagedError, match=rf"^'m' is damaged: .*{said}"):
         check(CheckpointMarker, MARKER | change, "'m'")
@@ -182,7 +188,9 @@ def test_a_row_of_metrics_may_have_more_fields_than_are_known(row: dict[str, Any
     assert decode(encode([row]), "rows.parquet") == [row]
 
 
-@pytest.mark.parametrize("row", [{"loss": 1.0}, {"step": "1"}, {"step": 1, "loss": "low"}, {"step": 1, "validation": {"web": "x"}}])
+@pytest.mark.parametrize(
+    "row", [{"loss": 1.0}, {"step": "1"}, {"step": 1, "loss": "low"}, {"step": 1, "validation": {"web": "x"}}]
+)
 def test_a_row_of_metrics_of_other_types_is_neither_written_nor_read(row: dict[str, Any]) -> None:
     with pytest.raises(ForeignError):
         encode([row])

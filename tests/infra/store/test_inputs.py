@@ -38,7 +38,9 @@ def tree(root: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("protocol", ["file", "memory"])
-def test_globs(tmp_path: Path, protocol: str, include: list[str], exclude: list[str], expected: list[str]) -> None:
+def test_globs(
+    tmp_path: Path, protocol: str, include: list[str], exclude: list[str], expected: list[str]
+) -> None:
     tree(tmp_path)
     url = str(tmp_path)
     if protocol == "memory":
@@ -46,7 +48,9 @@ def test_globs(tmp_path: Path, protocol: str, include: list[str], exclude: list[
 
         url = f"memory://{tmp_path.name}"
         fsspec.filesystem("memory").put(str(tmp_path), f"/{tmp_path.name}", recursive=True)
-    assert [file.path for file in list_source(source(url, include=include, exclude=exclude)).files] == expected
+    assert [
+        file.path for file in list_source(source(url, include=include, exclude=exclude)).files
+    ] == expected
 
 
 def test_the_digest_depends_on_content_and_not_on_place_or_time(tmp_path: Path) -> None:
@@ -82,7 +86,9 @@ def test_a_source_without_files_is_an_error_that_names_it(url: str, fields: dict
         list_source(source(url, **fields))
 
 
-@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "Input/output error")])
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "Input/output error")]
+)
 def test_a_subfolder_that_cannot_be_listed_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
@@ -110,14 +116,21 @@ def test_installed_packages_are_found_without_importing_them() -> None:
         source("installed:not_there")
 
 
-def test_a_dataset_of_the_hub_is_listed_like_any_folder_and_locked_by_its_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_the_hub_is_listed_like_any_folder_and_locked_by_its_blobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from huggingface_hub import HfApi, HfFileSystem
     from huggingface_hub.hf_api import RepoFile
 
     blobs = {"data/train-0.parquet": "a" * 40, "data/train-1.parquet": "b" * 40, "data/README.md": "c" * 40}
 
     def tree(self: HfApi, repo_id: str, path_in_repo: str | None = None, **options: object) -> list[RepoFile]:
-        assert (repo_id, path_in_repo, options["revision"], options["repo_type"]) == ("owner/name", "data", "1f2e3d", "dataset")
+        assert (repo_id, path_in_repo, options["revision"], options["repo_type"]) == (
+            "owner/name",
+            "data",
+            "1f2e3d",
+            "dataset",
+        )
         return [RepoFile(path=path, size=10, oid=blob) for path, blob in blobs.items()]
 
     monkeypatch.setattr(HfApi, "repo_info", lambda *args, **options: None)
@@ -142,6 +155,8 @@ def test_a_pipe_among_the_files_of_a_source_is_named_and_not_waited_for(tmp_path
     (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
     assert "link.py" in [file.path for file in list_source(source(tmp_path, include=["*.py"])).files]
     os.mkfifo(tmp_path / "pipe.py")
-    with pytest.raises(SourceError, match=r"cannot read '.*/pipe\.py' of .*: it is a named pipe, not a regular file"):
+    with pytest.raises(
+        SourceError, match=r"cannot read '.*/pipe\.py' of .*: it is a named pipe, not a regular file"
+    ):
         list_source(source(tmp_path, include=["*.py"]))
     assert len(list_source(source(tmp_path, include=["*.txt"])).files) == 1

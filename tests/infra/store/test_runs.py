@@ -18,7 +18,12 @@ def test_a_later_record_sorts_behind_an_earlier_one_of_a_clock_that_is_ahead() -
         store.write_once(f"runs/one/{stamp}.json", b'{"parts": {}}')
         assert runs.last(store, "one").stamp == stamp
         times.append(stamp.split("-")[0])
-    assert times == ["20260101T120000.000000Z", "20260101T120000.000001Z", "20260101T120000.000002Z", "20260101T130000.000000Z"]
+    assert times == [
+        "20260101T120000.000000Z",
+        "20260101T120000.000001Z",
+        "20260101T120000.000002Z",
+        "20260101T130000.000000Z",
+    ]
 
 
 def test_a_record_of_another_name_does_not_hinder_a_new_one() -> None:

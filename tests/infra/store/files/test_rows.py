@@ -12,7 +12,12 @@ from infra.store.files.rows import decode, encode
 ROWS = [
     {"step": 1, "loss": 2.5, "lr": 1e-4},
     {"step": 1, "validation": {"web": 2.25, "code": 1.5}},
-    {"step": 2, "loss": math.inf, "checkpoint": {"bytes": 10, "stall_seconds": 0.5}, "anomaly": {"policy": "skip"}},
+    {
+        "step": 2,
+        "loss": math.inf,
+        "checkpoint": {"bytes": 10, "stall_seconds": 0.5},
+        "anomaly": {"policy": "skip"},
+    },
     {"step": 3, "validation": {"web": 2.0}},
 ]
 

@@ -24,7 +24,9 @@ DAY = 86_400.0
 
 @pytest.fixture(params=["file", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    opened = Store.open(str(tmp_path / "store") if request.param == "file" else f"memory://{uuid.uuid4().hex}")
+    opened = Store.open(
+        str(tmp_path / "store") if request.param == "file" else f"memory://{uuid.uuid4().hex}"
+    )
     opened.initialise()
     return opened
 
@@ -70,10 +72,15 @@ def test_the_last_record_is_the_run_and_a_forgotten_run_keeps_nothing(store: Sto
 def test_what_is_younger_than_the_grace_period_stays_with_its_inputs(store: Store, maker: Maker) -> None:
     maker.data("export", "b", (maker.data("corpus", "a"), None))
     assert survey(store, grace=DAY).items == []
-    assert gone(survey(store, grace=0.0, now=time.time() + 1).items) == {"a": "no run reaches it", "b": "no run reaches it"}
+    assert gone(survey(store, grace=0.0, now=time.time() + 1).items) == {
+        "a": "no run reaches it",
+        "b": "no run reaches it",
+    }
 
 
-def test_an_earlier_record_counts_while_it_is_younger_than_the_grace_period(store: Store, maker: Maker) -> None:
+def test_an_earlier_record_counts_while_it_is_younger_than_the_grace_period(
+    store: Store, maker: Maker
+) -> None:
     old, new = maker.data("corpus", "a"), maker.data("corpus", "b")
     now = time.time() + 2 * DAY
     stamp = time.strftime("%Y%m%dT%H%M%S.000000Z", time.gmtime(now - DAY / 2))
@@ -88,13 +95,19 @@ def test_a_lease_that_is_not_released_keeps_what_its_stage_reads(store: Store, m
     child = maker.attempt("pretrain", "b", (parent, 10)).job.path
     lease = f"{child}/leases/00000001.json"
     store.write_once(lease, to_json({"holder": "x"}))
-    soon = time.time() + 1800  # the lease is half an hour old, and nothing else is younger than the grace period
+    # the lease is half an hour old, and nothing else is younger than the grace period
+    soon = time.time() + 1800
     assert survey(store, grace=60.0, now=soon).items == []
     store.write_once(f"{child}/leases/00000001-first.beat", to_json({"count": 7, "released": True}))
-    assert gone(survey(store, grace=60.0, now=soon).items) == {"a": "no run reaches it", "b": "no run reaches it"}
+    assert gone(survey(store, grace=60.0, now=soon).items) == {
+        "a": "no run reaches it",
+        "b": "no run reaches it",
+    }
 
 
-def test_of_a_trajectory_goes_what_lies_behind_the_furthest_step_that_is_reached(store: Store, maker: Maker) -> None:
+def test_of_a_trajectory_goes_what_lies_behind_the_furthest_step_that_is_reached(
+    store: Store, maker: Maker
+) -> None:
     path = maker.training("a", [10, 20, 30], [20, 30])
     maker.run("short", trained=(path, 20))
     maker.run("long", trained=(path, 30))
@@ -116,7 +129,9 @@ def test_of_a_trajectory_goes_what_lies_behind_the_furthest_step_that_is_reached
     assert later(store) == []
 
 
-def test_in_an_artifact_that_stays_goes_what_no_marker_names(store: Store, maker: Maker, tmp_path: Path) -> None:
+def test_in_an_artifact_that_stays_goes_what_no_marker_names(
+    store: Store, maker: Maker, tmp_path: Path
+) -> None:
     local = tmp_path / "unit"
     local.write_bytes(b"work" * 10)
     attempt = maker.attempt("corpus", "a")
@@ -160,7 +175,9 @@ def test_what_cannot_be_read_is_kept_and_said(store: Store, maker: Maker) -> Non
 
 
 @pytest.mark.parametrize("identity", [b"[]", b"{", b"{}", b'{"inputs": {"corpus": "a"}}', None])
-def test_where_it_is_not_known_what_a_run_was_made_from_every_artifact_is_kept(store: Store, maker: Maker, identity: bytes | None) -> None:
+def test_where_it_is_not_known_what_a_run_was_made_from_every_artifact_is_kept(
+    store: Store, maker: Maker, identity: bytes | None
+) -> None:
     trained = maker.training("b", [10], [10], (maker.data("corpus", "a", inputs=WEB), None))
     store.write_once("inputs/k1.json", to_json({"digest": "d1"}))
     maker.run("one", trained=(trained, 10))
@@ -171,24 +188,37 @@ def test_where_it_is_not_known_what_a_run_was_made_from_every_artifact_is_kept(s
         store.write_once(f"{trained}/identity.json", identity)
     found = in_two_days(store)
     assert found.items == []
-    assert f"'{trained}/identity.json' does not say what it was made from, so every artifact is kept" in found.notes
+    assert (
+        f"'{trained}/identity.json' does not say what it was made from, so every artifact is kept"
+        in found.notes
+    )
 
 
-def test_a_run_that_was_recorded_after_the_survey_is_seen_before_anything_is_removed(store: Store, maker: Maker) -> None:
+def test_a_run_that_was_recorded_after_the_survey_is_seen_before_anything_is_removed(
+    store: Store, maker: Maker
+) -> None:
     path = maker.data("corpus", "a")
     found = in_two_days(store)
     maker.run("late", corpus=(path, None))
-    with pytest.raises(StoreError, match="run 'late' was recorded since the store was surveyed; nothing was removed"):
+    with pytest.raises(
+        StoreError, match="run 'late' was recorded since the store was surveyed; nothing was removed"
+    ):
         remove(store, found)
     assert Artifact(store, path).complete and later(store) == []
 
 
 def folders_of(store: Store) -> set[str]:
-    return {parent for name in list_files(store) for parent in [name.rsplit("/", count)[0] for count in range(1, name.count("/") + 1)]}
+    return {
+        parent
+        for name in list_files(store)
+        for parent in [name.rsplit("/", count)[0] for count in range(1, name.count("/") + 1)]
+    }
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_folder_that_cannot_be_listed_is_listed_again_or_ends_the_survey(tmp_path: Path, lasting: bool) -> None:
+def test_a_folder_that_cannot_be_listed_is_listed_again_or_ends_the_survey(
+    tmp_path: Path, lasting: bool
+) -> None:
     plain = Store.open(str(tmp_path / "store"))
     plain.initialise()
     maker = Maker(plain, tmp_path / "scratch")
@@ -215,7 +245,9 @@ def test_records_of_documents_that_nothing_was_made_from_go(store: Store, maker:
         store.write_once(f"inputs/{key}.json", to_json({"digest": digest, "url": "u"}))
         store.write_once(f"inputs/{digest}.files.jsonl", b"")
     found = in_two_days(store)
-    assert [(item.why, sorted(item.files)) for item in found.items] == [("inputs of no run", ["inputs/d2.files.jsonl", "inputs/k2.json"])]
+    assert [(item.why, sorted(item.files)) for item in found.items] == [
+        ("inputs of no run", ["inputs/d2.files.jsonl", "inputs/k2.json"])
+    ]
     remove(store, found)
     assert store.names("inputs") == ["d1.files.jsonl", "k1.json"]
 
@@ -266,7 +298,9 @@ def test_removing_that_stops_anywhere_leaves_no_marker_without_its_files(
     assert store.names("export") == [] and Artifact(store, kept).manifest_steps() == [10]
 
 
-def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(store: Store, maker: Maker) -> None:
+def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(
+    store: Store, maker: Maker
+) -> None:
     parent = maker.training("a", [10, 20], [20])
     children = [maker.data("export", letter, (parent, 10)) for letter in "bc"]
     marks = [f"{parent}/references/00000010-{child.split('/')[1]}.json" for child in children]
@@ -278,7 +312,10 @@ def test_references_of_what_goes_go_with_it_and_those_of_what_stays_are_copied(s
     assert target.exists(marks[0]) and not target.exists(marks[1])
     found = in_two_days(store)
     items = found.items
-    assert [(item.path, item.why) for item in items] == [(children[1], "no run reaches it"), (parent, "references of what goes")]
+    assert [(item.path, item.why) for item in items] == [
+        (children[1], "no run reaches it"),
+        (parent, "references of what goes"),
+    ]
     remove(store, found)
     assert store.exists(marks[0]) and not store.exists(marks[1])
 
@@ -290,7 +327,9 @@ def test_digests_of_the_pieces_of_a_long_file_belong_to_it(store: Store, maker: 
     store.write_once(beside, digests)
     document = store.read_json(f"{path}/manifest.json")
     document["files"]["data.bin"] |= {"piece_bytes": 4, "pieces": hashlib.sha256(digests).hexdigest()}
-    document["history"] = [{"path": "first/rows.jsonl", "size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}]
+    document["history"] = [
+        {"path": "first/rows.jsonl", "size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    ]
     store.write_once(f"{path}/attempts/first/rows.jsonl", b"{}")
     store.fs.pipe_file(store.full(f"{path}/manifest.json"), to_json(document))
     maker.run("one", part=(path, None))

@@ -38,7 +38,10 @@ def fill(store: Store, scratch: Path) -> str:
 
 @pytest.mark.parametrize("way", ["memory", "s3", "back"])
 def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, bucket: str, way: str) -> None:
-    local, remote = str(tmp_path / "store"), f"memory://{uuid.uuid4().hex}" if way == "memory" else f"{bucket}/{uuid.uuid4().hex}"
+    local, remote = (
+        str(tmp_path / "store"),
+        f"memory://{uuid.uuid4().hex}" if way == "memory" else f"{bucket}/{uuid.uuid4().hex}",
+    )
     source, target = (Store.open(url) for url in ((remote, local) if way == "back" else (local, remote)))
     source.initialise()
     export = fill(source, tmp_path / "scratch")
@@ -59,17 +62,28 @@ def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, bucket: s
     assert (again.files, again.present_files) == (0, amount.files)
 
 
-def test_a_copy_that_was_cut_off_is_sound_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_was_cut_off_is_sound_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = Store.open(str(tmp_path / "store"))
     source.initialise()
     export = fill(source, tmp_path / "scratch")
-    whole = copy_artifacts(source, Store.open(f"memory://{uuid.uuid4().hex}"), closure(source, [(export, None)]))
+    whole = copy_artifacts(
+        source, Store.open(f"memory://{uuid.uuid4().hex}"), closure(source, [(export, None)])
+    )
     for calls in range(8):
         target = Store.open(str(tmp_path / f"target-{calls}"))
         left = [calls]
         original = copying._copy_file
 
-        def one_file(source: Store, target: Store, name: str, record: Any, left: list[int] = left, original: Any = original) -> Any:
+        def one_file(
+            source: Store,
+            target: Store,
+            name: str,
+            record: Any,
+            left: list[int] = left,
+            original: Any = original,
+        ) -> Any:
             if not left[0]:
                 target.write_bytes(name, b"half")
                 raise Stopped
@@ -86,7 +100,8 @@ def test_a_copy_that_was_cut_off_is_sound_and_goes_on(tmp_path: Path, monkeypatc
         rest = copy_artifacts(source, target, closure(source, [(export, None)]))
         sound(target)
         assert rest.files + rest.present_files == whole.files
-        assert rest.present_files >= min(calls, whole.files) - 2  # chunks of the history have no digest, and are copied again
+        # chunks of the history have no digest, and are copied again
+        assert rest.present_files >= min(calls, whole.files) - 2
         assert Artifact(target, export).complete
 
 

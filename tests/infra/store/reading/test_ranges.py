@@ -44,7 +44,8 @@ def artifact(url: str, folder: Path) -> Artifact:
     store = Store(opened.fs, opened.root, piece_bytes=PIECE)
     store.initialise()
     job = Job(
-        node="c", kind="corpus", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={}, store=url, path="corpus/f",
+        node="c", kind="corpus", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
+        store=url, path="corpus/f",
         attempt="first", scratch=str(folder / "scratch"), progress=str(folder / "progress"),
     )  # fmt: skip
     attempt = Attempt(job, store)
@@ -59,7 +60,9 @@ def stored(tmp_path: Path) -> Artifact:
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 100])
-def test_any_part_is_that_of_the_file_whatever_the_cache_holds(stored: Artifact, tmp_path: Path, pieces: int) -> None:
+def test_any_part_is_that_of_the_file_whatever_the_cache_holds(
+    stored: Artifact, tmp_path: Path, pieces: int
+) -> None:
     cache = BlockCache(tmp_path / "pieces", block_bytes=PIECE, capacity_bytes=PIECE * pieces)
     file = StoredFile(stored, "a.bin", cache)
     random = Random(1)
@@ -70,7 +73,9 @@ def test_any_part_is_that_of_the_file_whatever_the_cache_holds(stored: Artifact,
     assert os.fstat(cache._file.fileno()).st_size <= PIECE * pieces
 
 
-def test_opening_asks_for_nothing_and_a_piece_is_fetched_once(stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_asks_for_nothing_and_a_piece_is_fetched_once(
+    stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert stored.manifest.files["a.bin"].piece_bytes == PIECE
     requests = Requests(monkeypatch, stored.store)
     file = StoredFile(stored, "a.bin", BlockCache(tmp_path, block_bytes=PIECE, capacity_bytes=1000))
@@ -84,7 +89,9 @@ def test_opening_asks_for_nothing_and_a_piece_is_fetched_once(stored: Artifact, 
     assert requests.ranges[2:] == [(960, 1000)]
 
 
-def test_the_least_recently_used_piece_goes_first(stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_piece_goes_first(
+    stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = Requests(monkeypatch, stored.store)
     file = StoredFile(stored, "a.bin", BlockCache(tmp_path, block_bytes=PIECE, capacity_bytes=2 * PIECE))
     for start in (0, 64, 0, 128, 0, 64):
@@ -97,7 +104,9 @@ def test_the_cache_leaves_nothing_in_its_folder(stored: Artifact, tmp_path: Path
     assert list((tmp_path / "blocks").iterdir()) == []
 
 
-def test_a_full_disk_makes_the_cache_smaller_and_nothing_else(stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_makes_the_cache_smaller_and_nothing_else(
+    stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pwrite = os.pwrite
 
     def full(number: int, data: bytes, offset: int) -> int:
@@ -113,7 +122,9 @@ def test_a_full_disk_makes_the_cache_smaller_and_nothing_else(stored: Artifact, 
     assert len(cache) == 2
 
 
-def test_a_piece_that_cannot_be_replaced_costs_its_room_and_no_other_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_that_cannot_be_replaced_costs_its_room_and_no_other_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, pwrite = BlockCache(tmp_path, block_bytes=4, capacity_bytes=8), os.pwrite
 
     def broken(number: int, data: bytes, offset: int) -> int:
@@ -145,13 +156,17 @@ def test_only_the_damaged_piece_of_a_file_is_refused(tmp_path: Path, place: str)
 def test_digests_of_pieces_that_were_changed_are_refused(stored: Artifact, tmp_path: Path) -> None:
     sidecar = sidecar_path(stored.stored_name("a.bin"))
     digests = stored.store.read_bytes(sidecar)
-    assert digests == b"".join(hashlib.sha256(DATA[start : start + PIECE]).digest() for start in range(0, 1000, PIECE))
+    assert digests == b"".join(
+        hashlib.sha256(DATA[start : start + PIECE]).digest() for start in range(0, 1000, PIECE)
+    )
     stored.store.fs.pipe_file(stored.store.full(sidecar), digests[:-1] + b"?")
     with pytest.raises(StoreError, match=r"\.a\.bin\.pieces' is damaged"):
         StoredFile(stored, "a.bin", BlockCache(tmp_path, block_bytes=PIECE)).read(0, 10)
 
 
-def test_a_piece_on_local_disk_is_read_and_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_on_local_disk_is_read_and_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = artifact(str(tmp_path / "store"), tmp_path)
     requests = Requests(monkeypatch, stored.store)
     for file in (StoredFile(stored, "a.bin", None), StoredFile(stored, "a.bin", None)):
@@ -174,33 +189,47 @@ def test_a_file_that_is_gone_is_named(stored: Artifact, tmp_path: Path) -> None:
         file.read(500, 510)
 
 
-def test_an_answer_of_the_wrong_length_is_asked_for_again(stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_the_wrong_length_is_asked_for_again(
+    stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, cat_file, answers = stored.store, stored.store.fs.cat_file, [DATA[64:127], DATA[64:129]]
     store.retry = Retry(sleep=lambda seconds: None)
     file = StoredFile(stored, "a.bin", BlockCache(tmp_path, block_bytes=PIECE))
     file.read(0, 10)
     monkeypatch.setattr(
-        store.fs, "cat_file", lambda path, start, end: answers.pop() if answers and start == 64 else cat_file(path, start=start, end=end)
+        store.fs,
+        "cat_file",
+        lambda path, start, end: (
+            answers.pop() if answers and start == 64 else cat_file(path, start=start, end=end)
+        ),
     )
     assert file.read(70, 80) == DATA[70:80]
     assert not answers
     monkeypatch.setattr(store.fs, "cat_file", lambda path, start, end: DATA[start : end - 1])
-    with pytest.raises(StorageError, match=r"failed 7 times: reading .*a\.bin.* gave 63 bytes of .*a\.bin' for 128 to 192"):
+    with pytest.raises(
+        StorageError, match=r"failed 7 times: reading .*a\.bin.* gave 63 bytes of .*a\.bin' for 128 to 192"
+    ):
         file.read(150, 160)
 
 
-def test_a_bit_that_was_flipped_on_the_way_is_no_damage(stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bit_that_was_flipped_on_the_way_is_no_damage(
+    stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cat_file, answers = stored.store.fs.cat_file, [b"x" * PIECE]
     file = StoredFile(stored, "a.bin", BlockCache(tmp_path, block_bytes=PIECE))
     file.read(0, 10)
     monkeypatch.setattr(
-        stored.store.fs, "cat_file", lambda path, start, end: answers.pop() if answers else cat_file(path, start=start, end=end)
+        stored.store.fs,
+        "cat_file",
+        lambda path, start, end: answers.pop() if answers else cat_file(path, start=start, end=end),
     )
     assert file.read(70, 80) == DATA[70:80]
 
 
 @pytest.mark.parametrize("place", ["file", "memory"])
-def test_a_file_that_is_read_whole_is_checked_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_file_that_is_read_whole_is_checked_by_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
     whole = artifact(str(tmp_path / "store") if place == "file" else f"memory://{tmp_path.name}", tmp_path)
     assert StoredFile(whole, "a.bin", None).read(10, 20) == DATA[10:20]

@@ -47,7 +47,9 @@ def test_inputs_come_before_what_was_made_from_them_with_all_the_steps_at_which_
 
 @given(st.dictionaries(st.integers(1, 30), st.sets(st.integers(0, 29), max_size=4), max_size=30))
 def test_whatever_is_reached_comes_after_its_inputs(graph: dict[int, set[int]]) -> None:
-    made_from = {str(node): [(str(read), None) for read in reads if read < node] for node, reads in graph.items()}
+    made_from = {
+        str(node): [(str(read), None) for read in reads if read < node] for node, reads in graph.items()
+    }
     found = list(reach(lambda path: made_from.get(path, ()), [(path, None) for path in made_from]))
     assert {*made_from} <= {*found} and len(found) == len({*found})
     place = {path: number for number, path in enumerate(found)}
@@ -87,7 +89,9 @@ def test_markers_say_which_files_are_whose(store: Store, maker: Maker) -> None:
     ["manifest.json", "identity.json", "units/task.json", "checkpoints/00000010.json", "references/1-a.json"],
 )
 @pytest.mark.parametrize("how", ["folder", "folder with a file", "text", "list"])
-def test_what_stands_in_the_place_of_a_document_is_damaged_for_everybody(store: Store, maker: Maker, name: str, how: str) -> None:
+def test_what_stands_in_the_place_of_a_document_is_damaged_for_everybody(
+    store: Store, maker: Maker, name: str, how: str
+) -> None:
     path = maker.data("corpus", "a")
     place = Path(store.full(f"{path}/{name}"))
     place.unlink(missing_ok=True)
@@ -114,7 +118,9 @@ def test_a_marker_whose_name_has_no_step_is_damaged(store: Store, maker: Maker, 
     "name",
     ["checkpoints/.tmp-claim-0-00000010.json", "units/.tmp-1.json", "attempts/a/manifest.json", "notes.json"],
 )
-def test_a_file_that_is_being_written_and_one_of_an_attempt_are_no_documents(store: Store, maker: Maker, name: str) -> None:
+def test_a_file_that_is_being_written_and_one_of_an_attempt_are_no_documents(
+    store: Store, maker: Maker, name: str
+) -> None:
     path = maker.data("corpus", "a")
     Path(store.full(f"{path}/{name}")).parent.mkdir(parents=True, exist_ok=True)
     Path(store.full(f"{path}/{name}")).write_text("half a file")

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.store import Artifact, StorageError, Store
 from infra.store.storage import local
+from tests.infra.integrity import quick
 from tests.infra.maker import Maker
 from tests.infra.store.racing import winners
 
@@ -124,3 +126,26 @@ def test_a_filesystem_that_does_not_sync_folders_is_taken_as_it_is(
         assert local.write_once(tmp_path / "marker.json", b"1")
         local.replace(tmp_path / "marker.json", b"2")
         assert (tmp_path / "marker.json").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_sync_that_fails_is_no_second_time_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Of a file's content, then of its name: the second time it succeeds, whatever became of the data."""
+    store, syncs = Store(LocalFileSystem(), str(tmp_path), retry=quick()), []
+
+    def fails_once(number: int) -> None:
+        syncs.append(number)
+        if len(syncs) == at:
+            raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    with pytest.raises(StorageError, match="was written and could not be made durable"):
+        store.write_bytes("a/b", b"weights")
+    assert len(syncs) == at
+    assert os.listdir(tmp_path / "a") == []
+    syncs.clear()
+    with pytest.raises(StorageError, match="was written and could not be made durable"):
+        store.write_once("a/c.json", b"{}")
+    assert len(syncs) == at

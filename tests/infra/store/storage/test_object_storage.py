@@ -1,6 +1,7 @@
 """Stores on S3 servers: what is the same on every kind of storage, and what one server shows best.
 
-moto's server has conditional writes that are atomic; Swift keeps what it holds when it is killed, and is quick.
+moto's server has conditional writes that are atomic; Swift keeps what it holds when it is killed, and is
+quick.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ MEGABYTE = 2**20
 
 def attempt(store: Store, scratch: Path, name: str = "first", **fields: object) -> Attempt:
     job = Job(
-        node="n", kind="pretrain", version=1, fingerprint="f" * 32, spec={}, identity={"seed": 1}, inputs={}, launch={}, store=store.url,
-        path="pretrain/" + "f" * 32, attempt=name, scratch=str(scratch / name), progress=str(scratch / "progress"), **fields,
+        node="n", kind="pretrain", version=1, fingerprint="f" * 32, spec={}, identity={"seed": 1}, inputs={},
+        launch={}, store=store.url,
+        path="pretrain/" + "f" * 32, attempt=name, scratch=str(scratch / name),
+        progress=str(scratch / "progress"), **fields,
     )  # fmt: skip
     return Attempt(job, store)
 
@@ -61,7 +64,9 @@ def on_moto(moto: Moto) -> Iterator[Store]:
         yield store
 
 
-def test_what_is_written_is_read_back_on_any_storage(any_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_read_back_on_any_storage(
+    any_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
     writing = attempt(any_store, tmp_path)
     writing.begin()
@@ -92,7 +97,8 @@ def test_of_sixteen_writers_one_wins(on_moto: Store) -> None:
 
 
 def winners(store: Store, path: str) -> list[int]:
-    """Which of 16 threads that write a marker at the same time are told that it is theirs; its content is that of one of them."""
+    """Which of 16 threads that write a marker at the same time are told that it is theirs; its content is
+    that of one of them."""
     wins: list[int] = []
     barrier = threading.Barrier(16)
 
@@ -110,8 +116,11 @@ def winners(store: Store, path: str) -> list[int]:
     return wins
 
 
-def test_a_marker_that_is_there_is_not_written_again_where_conditions_are_checked_late(on_swift: Store) -> None:
-    """Swift refuses the second of two writers by an error that s3fs does not know, and only if the first one has ended."""
+def test_a_marker_that_is_there_is_not_written_again_where_conditions_are_checked_late(
+    on_swift: Store,
+) -> None:
+    """Swift refuses the second of two writers by an error that s3fs does not know, and only if the first
+    one has ended."""
     assert on_swift.write_once("marker.json", b"1")
     with pytest.raises(OSError, match="precondition"):
         on_swift.fs.pipe_file(on_swift.full("marker.json"), b"2", mode="create")
@@ -132,8 +141,10 @@ def test_what_is_committed_outlives_the_server(on_swift: Store, swift: Swift, tm
         artifact.checkpoint(step).check()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_the_middle_of_an_upload(on_swift: Store, swift: Swift) -> None:
-    """The parts of a multipart upload that are in are no file: it ends whole, or as an error, and can be made again."""
+    """The parts of a multipart upload that are in are no file: it ends whole, or as an error, and can be
+    made again."""
     data = [Random(number).randbytes(MEGABYTE) for number in range(40)]
     fresh = uncached(on_swift)
 
@@ -156,8 +167,12 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload(on_swift: Store, swi
     assert hashlib.sha256(fresh.read_bytes("big.bin")).digest() == hashlib.sha256(b"".join(data)).digest()
 
 
-def test_a_server_that_is_killed_in_the_middle_of_a_download(on_swift: Store, swift: Swift, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.store.files.reader.FETCH_BYTES", MEGABYTE)  # of a request; four of 24 are under way
+@pytest.mark.slow
+def test_a_server_that_is_killed_in_the_middle_of_a_download(
+    on_swift: Store, swift: Swift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of a request; four of 24 are under way
+    monkeypatch.setattr("infra.store.files.reader.FETCH_BYTES", MEGABYTE)
     data = Random(3).randbytes(24 * MEGABYTE)
     record = on_swift.write_bytes("big.bin", data)
     blocks = uncached(on_swift).reader("big.bin", record).blocks()
@@ -172,8 +187,11 @@ def uncached(store: Store) -> Store:
     return Store(s3fs.S3FileSystem(skip_instance_cache=True, default_block_size=5 * MEGABYTE), store.root)
 
 
-def test_what_a_checkpoint_costs_does_not_grow_with_the_steps_that_are_kept(on_moto: Store, tmp_path: Path) -> None:
-    """Requests as the server sees them: of the commit, of finding the last checkpoint, and of the plan's question what there is."""
+def test_what_a_checkpoint_costs_does_not_grow_with_the_steps_that_are_kept(
+    on_moto: Store, tmp_path: Path
+) -> None:
+    """Requests as the server sees them: of the commit, of finding the last checkpoint, and of the plan's
+    question what there is."""
     writing = attempt(on_moto, tmp_path)
     costs = []
     for step in (1, 2, 100):

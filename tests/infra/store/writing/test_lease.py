@@ -23,8 +23,8 @@ from infra.store.documents import to_json
 from infra.store.writing.lease import Holder, Lease, LeaseLost, Leases, Timing, holder_of
 from infra.store.writing.retention import prune
 from tests.infra.sealed import sealed
-from tests.infra.store.test_store import attempt as attempt_of
-from tests.infra.store.test_store import save
+from tests.infra.store.attempts import attempt as attempt_of
+from tests.infra.store.attempts import save
 
 PART = f"corpus/{'f' * 32}"
 FIRST = f"{PART}/leases/00000001.json"
@@ -47,7 +47,9 @@ class Clock:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         endpoint = request.getfixturevalue("moto").endpoint
-        fs = s3fs.S3FileSystem(key="testing", secret="testing", endpoint_url=endpoint, use_listings_cache=False)
+        fs = s3fs.S3FileSystem(
+            key="testing", secret="testing", endpoint_url=endpoint, use_listings_cache=False
+        )
         bucket = f"bucket-{uuid.uuid4().hex}"
         fs.makedirs(bucket, exist_ok=True)
         return Store(fs, f"{bucket}/store")
@@ -77,7 +79,9 @@ def held(store: Store, name: str = "first") -> Lease:
 
 def elsewhere(store: Store, name: str = "far", generation: int = 1, **facts: Any) -> Lease:
     """A lease that a process of another machine has claimed."""
-    holder = Holder.here(name, 60.0).model_copy(update={"boot": "another-boot", "host": "far.example", "pid": 1} | facts)
+    holder = Holder.here(name, 60.0).model_copy(
+        update={"boot": "another-boot", "host": "far.example", "pid": 1} | facts
+    )
     store.write_once(f"{PART}/leases/{generation:08d}.json", to_json(holder.model_dump()))
     return Lease(store, PART, generation, holder, timing())
 
@@ -118,7 +122,8 @@ def test_of_sixteen_claimers_at_once_one_wins(store: Store) -> None:
 
 
 class Overwriting(Store):
-    """On storage without exclusive writes, at the worst moment: every writer is told that it was the first, and the last one's stays."""
+    """On storage without exclusive writes, at the worst moment: every writer is told that it was the
+    first, and the last one's stays."""
 
     def write_once(self, path: str, data: bytes) -> bool:
         self.fs.pipe_file(self.full(path), data)
@@ -170,11 +175,14 @@ def test_a_holder_that_beats_is_alive_however_far_the_clocks_are_apart(local: St
         clock.sleep(5.0)
 
 
-def test_a_holder_of_another_machine_is_taken_over_when_its_counter_stood_still_for_its_lease(store: Store) -> None:
+def test_a_holder_of_another_machine_is_taken_over_when_its_counter_stood_still_for_its_lease(
+    store: Store,
+) -> None:
     clock = Clock(1e6)
     lost = elsewhere(store)
     lost.beat()
-    observer = Leases(store, PART, timing(clock, seconds=7.0))  # the holder's own seconds count, not the observer's
+    # the holder's own seconds count, not the observer's
+    observer = Leases(store, PART, timing(clock, seconds=7.0))
     waited = 0.0
     while not (seen := observer.look()).free:
         clock.sleep(3.0)
@@ -242,13 +250,16 @@ def test_a_process_that_has_the_number_of_a_dead_one_is_another_process(local: S
     holder = Holder.here("first", 60.0)
     assert not holder.gone
     assert holder.model_copy(update={"started": (holder.started or 0) - 1}).gone
-    assert not holder.model_copy(update={"started": 0, "namespace": "pid:[1]"}).gone  # of another container nothing is known
+    # of another container nothing is known
+    assert not holder.model_copy(update={"started": 0, "namespace": "pid:[1]"}).gone
 
 
 def test_the_stage_of_a_killed_launcher_may_write_its_last_checkpoint_first(local: Store) -> None:
     stage = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     assert stage.stdin is not None
-    dead = elsewhere(local, **{name: getattr(Holder.here("x", 1.0), name) for name in ("boot", "namespace")}, pid=2**22 + 1)
+    dead = elsewhere(
+        local, **{name: getattr(Holder.here("x", 1.0), name) for name in ("boot", "namespace")}, pid=2**22 + 1
+    )
     dead.stage_started(os.fstat(stage.stdin.fileno()).st_ino)
     dead.beat()
     seen = Leases(local, PART).look()
@@ -308,7 +319,9 @@ def test_an_attempt_whose_lease_is_only_released_may_commit_its_last(store: Stor
     assert Artifact(store, PART).complete
 
 
-def test_storage_that_fails_in_the_middle_of_a_claim_leaves_it_free(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_fails_in_the_middle_of_a_claim_leaves_it_free(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leases = Leases(local, PART, timing())
     seen = leases.look()
     with monkeypatch.context() as patch:
@@ -356,7 +369,11 @@ def test_calls_of_storage_are_few_and_do_not_grow(local: Store, monkeypatch: pyt
     calls: list[str] = []
     for name in ("names", "read_if_there", "write_once", "remove", "exists"):
         original = getattr(Store, name)
-        monkeypatch.setattr(Store, name, lambda self, *a, original=original, name=name: calls.append(name) or original(self, *a))
+        monkeypatch.setattr(
+            Store,
+            name,
+            lambda self, *a, original=original, name=name: calls.append(name) or original(self, *a),
+        )
 
     def made() -> list[str]:
         try:
@@ -369,7 +386,12 @@ def test_calls_of_storage_are_few_and_do_not_grow(local: Store, monkeypatch: pyt
         seen = leases.look()
         made()
         lease = leases.claim(f"attempt-{generation}", seen)
-        assert made() == ["write_once", "names", "read_if_there", *(["remove", "remove"] if generation > 1 else [])]
+        assert made() == [
+            "write_once",
+            "names",
+            "read_if_there",
+            *(["remove", "remove"] if generation > 1 else []),
+        ]
         assert lease is not None
         lease.beat()
         assert made() == ["names"]  # and the write of the beat

@@ -20,10 +20,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return store
 
 
-def attempt(store: Store, folder: Path, path: str = PATH, inputs: dict[str, InputRef] | None = None) -> Attempt:
+def attempt(
+    store: Store, folder: Path, path: str = PATH, inputs: dict[str, InputRef] | None = None
+) -> Attempt:
     kind, fingerprint = path.split("/")
     job = Job(
-        node=kind, kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={}, inputs=inputs or {}, launch={}, store=store.url,
+        node=kind, kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={}, inputs=inputs or {},
+        launch={}, store=store.url,
         path=path, attempt="first", scratch=str(folder / fingerprint), progress="",
     )  # fmt: skip
     return Attempt(job, store)
@@ -55,7 +58,12 @@ def test_the_last_the_milestones_every_nth_and_the_ends_of_segments_stay(trained
 
 def test_what_another_artifact_or_run_starts_from_stays(trained: Artifact, tmp_path: Path) -> None:
     store = trained.store
-    child = attempt(store, tmp_path, "sft/child", {"parent": InputRef(kind="pretrain", fingerprint="f", path=PATH, step=30)})
+    child = attempt(
+        store,
+        tmp_path,
+        "sft/child",
+        {"parent": InputRef(kind="pretrain", fingerprint="f", path=PATH, step=30)},
+    )
     child.begin()
     child.begin()  # each attempt does
     refer(store, PATH, 40, "cooldown/planned")
@@ -72,7 +80,8 @@ def test_whoever_lost_the_right_to_prune_removes_nothing(trained: Artifact) -> N
     with pytest.raises(RuntimeError, match="taken over"):
         prune(trained, keep=1, kept=lambda step: False, before=lost)
     assert trained.checkpoint_steps() == [10, 20, 30, 40, 50]
-    assert prune(trained, keep=5, kept=lambda step: False, before=lost) == []  # nothing to remove, nothing asked
+    # nothing to remove, nothing asked
+    assert prune(trained, keep=5, kept=lambda step: False, before=lost) == []
 
 
 def test_the_right_to_prune_is_asked_for_before_each_removal(trained: Artifact) -> None:
@@ -88,7 +97,9 @@ def test_the_right_to_prune_is_asked_for_before_each_removal(trained: Artifact) 
     assert (asked, trained.checkpoint_steps()) == ([5, 4], [20, 30, 40, 50])
 
 
-def test_what_is_referred_to_while_others_are_removed_stays_or_whoever_refers_is_told(trained: Artifact) -> None:
+def test_what_is_referred_to_while_others_are_removed_stays_or_whoever_refers_is_told(
+    trained: Artifact,
+) -> None:
     store = trained.store
     asked: list[None] = []
 
@@ -96,7 +107,9 @@ def test_what_is_referred_to_while_others_are_removed_stays_or_whoever_refers_is
         asked.append(None)
         if len(asked) == 2:  # 10 is gone, and it is the turn of 30
             hold(store, PATH, 30, "cooldown/a")
-            with pytest.raises(StoreError, match=f"checkpoint 10 of {PATH} is not in the store .* any more: it was pruned"):
+            with pytest.raises(
+                StoreError, match=f"checkpoint 10 of {PATH} is not in the store .* any more: it was pruned"
+            ):
                 hold(store, PATH, 10, "cooldown/a")
 
     assert prune(trained, keep=1, kept=lambda step: False, before=refer_meanwhile) == [10, 40]

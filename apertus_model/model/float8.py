@@ -1,0 +1,70 @@
+"""Linear layers that multiply in float8, by torchao.
+
+    y = (x s_x as float8) (W s_w as float8) / (s_x s_w)        s = 448 / largest |value|
+
+and so the two products of the backward pass, with the gradient of y in place of x or W. `float8` has one
+scale for a tensor, and gradients in e5m2 (57,344 in place of 448); `float8-rowwise` one for each row (or
+column) that is summed over, a power of two, and e4m3 throughout. Scales are taken from the values when they
+are multiplied.
+
+Invariants: weights, their names, gradients and everything stored stay in their own precision. Operands of
+float8 give other bits in other micro-batches, since a tensor's scale depends on all of its values.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torchtitan.models.common import Linear
+from torchtitan.tools.utils import has_cuda_capability, has_rocm_capability
+
+from apertus_model.device import has_gpu
+
+logger = logging.getLogger(__name__)
+
+RECIPES = {"float8": "tensorwise", "float8-rowwise": "rowwise"}  # torchao's names
+
+
+class Float8Error(ValueError):
+    """Float8 cannot run in this process; the message says why, and what can."""
+
+
+def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Linear.Config]:
+    """What makes the config of a linear layer.
+
+    Args:
+        precision: `Precision.linear` of a recipe.
+        compiled: whether the layers are compiled.
+
+    Raises:
+        Float8Error: float8 cannot run here.
+    """
+    if precision == "param":
+        return Linear.Config
+    if importlib.util.find_spec("torchao") is None:
+        raise Float8Error("precision.linear needs the package torchao (pip install apertus[float8])")
+    emulated = not has_gpu()
+    if emulated and compiled:
+        raise Float8Error(
+            f"precision.linear: {precision} is emulated without a GPU, and torchao cannot compile that; leave"
+            " out compile"
+        )
+    if not emulated and not (has_cuda_capability(8, 9) or has_rocm_capability(9, 4)):
+        raise Float8Error(
+            f"precision.linear: {precision} needs a GPU with float8, of compute capability 8.9 or above"
+            f" (H100, B200, MI300X), and this one is {torch.cuda.get_device_name()}; state linear: param"
+        )
+    from torchao.float8 import Float8LinearConfig
+    from torchtitan.components.quantization.float8 import Float8Linear
+
+    if precision == "float8-rowwise":  # what torchtitan's converter does: pytorch/pytorch issue 150859
+        torch._inductor.config.emulate_precision_casts = True
+    # torchtitan's converter drops the recipe where it emulates
+    recipe = replace(Float8LinearConfig.from_recipe_name(RECIPES[precision]), emulate=emulated)
+    logger.info("linear layers multiply in %s%s", precision, ", emulated" if emulated else "")
+    return partial(Float8Linear.Config, _torchao_config=recipe)

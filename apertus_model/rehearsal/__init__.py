@@ -1,0 +1,20 @@
+"""A training step of one rank of any layout, without GPUs, peers or memory.
+
+The step is the project's own: `trainer_config`, `ApertusTrainer`, its layout, pipeline schedule, loss,
+clipping and optimizer. Tensors on the GPU are torch's FakeTensors, which have a shape and no values; the
+process group is torch's fake one, whose collectives do nothing. What is on the CPU is real, so that meshes,
+batches and counters have their values.
+
+    __main__      the process of one rank: a task as JSON in, a report as JSON out
+    records       both documents
+    fake_cuda     a CUDA without a GPU, for a CPU build of torch; loaded before torch
+    patches       every name of torch and Triton that is replaced, in one table
+    step          builds the trainer and runs the step
+    observer      sees every operator: which tensors live, what is computed, what is sent
+    allocations   memory at the peak, from the tensors that live
+    rates         data sheets and efficiencies, for the predicted time
+    rows          samples of the shape that each kind of training reads
+
+Invariant: only `flows` knows this folder: it starts `__main__` as a process, and reads `records` and `rates`,
+which load neither torch nor numpy.
+"""

@@ -1,0 +1,66 @@
+"""`python -m apertus_model.rehearsal TASK REPORT`: both files of JSON, see `records`.
+
+The report states a failure too; the exit code is 0 when there is one. Without a fake CUDA it is `NO_CUDA`,
+and the message is on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from apertus_model.rehearsal import fake_cuda
+from apertus_model.rehearsal.records import NO_CUDA, Failure, RankReport, Task
+
+
+def main(task_file: str, report_file: str) -> int:
+    """Rehearses, and writes the report."""
+    task = Task.model_validate_json(Path(task_file).read_text())
+    os.environ |= {
+        "RANK": str(task.rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(task.world_size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+    }  # fmt: skip
+    try:
+        if task.device == "cuda":
+            fake_cuda.load()
+    except fake_cuda.NoFakeCuda as error:
+        print(error, file=sys.stderr)
+        return NO_CUDA
+    from apertus_model.rehearsal import patches
+    from apertus_model.rehearsal.rates import Rates
+
+    try:
+        kept = None
+        if task.device == "cuda":
+            import torch
+
+            stream = torch.Stream(device="cuda:0")
+            patches.apply(patches.cuda(Rates(task.gpu, task.gpus_per_node), stream))
+            kept = patches.fused_operators()
+        patches.check(patches.USED)
+        from apertus_model.rehearsal.step import rehearse
+
+        report = RankReport(rank=task.rank, rehearsed=rehearse(task))
+        del kept
+    except Exception as error:
+        if os.environ.get("APERTUS_DEBUG"):
+            traceback.print_exc()
+        report = RankReport(rank=task.rank, failure=_failure(error))
+    Path(report_file).write_text(report.model_dump_json())
+    return 0
+
+
+def _failure(error: Exception) -> Failure:
+    places = [
+        f"{frame.filename[frame.filename.rindex(part) + 1 :]}:{frame.lineno}"
+        for part in ("/apertus_model/", "/torchtitan/")
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if part in frame.filename and "/rehearsal/" not in frame.filename
+    ]
+    return Failure(error=f"{type(error).__name__}: {error}", place=places[0] if places else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

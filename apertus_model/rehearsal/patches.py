@@ -1,0 +1,224 @@
+"""What is replaced in torch and Triton for a rehearsal: one table, with the reason of each line.
+
+Invariant: every name is looked up before anything is replaced, so that a new torch that lacks one is told by
+its name, and not by what happens later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from apertus_model.rehearsal.rates import Rates
+
+
+class MissingTarget(RuntimeError):
+    """A name that a rehearsal replaces does not exist in this torch, or in this Triton."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A name, and what takes its place: a function of the original."""
+
+    target: str
+    replacement: Callable[[Any], Any]
+
+
+def always(value: Any) -> Callable[[Any], Any]:
+    """In place of a function, one that returns `value`."""
+    return lambda original: lambda *args, **kwargs: value
+
+
+def instead(value: Any) -> Callable[[Any], Any]:
+    return lambda original: value
+
+
+def apply(patches: Iterable[Patch]) -> None:
+    """Replaces everything, or nothing.
+
+    Raises:
+        MissingTarget: some names do not exist; the message has them all.
+    """
+    patches = list(patches)
+    check(patch.target for patch in patches)
+    for patch in patches:
+        owner, name = resolve(patch.target)
+        setattr(owner, name, patch.replacement(getattr(owner, name)))
+
+
+def check(targets: Iterable[str]) -> None:
+    """MissingTarget, with all names that do not exist."""
+    import torch
+
+    missing = [target for target in targets if not _exists(target)]
+    if missing:
+        raise MissingTarget(
+            f"torch {torch.__version__} has no {', '.join(missing)}, which a rehearsal needs. Fix: install"
+            " the release that constraints.txt names, or say in apertus_model/rehearsal what takes its place"
+        )
+
+
+def _exists(target: str) -> bool:
+    try:
+        resolve(target)
+    except LookupError:
+        return False
+    return True
+
+
+def resolve(target: str) -> tuple[Any, str]:
+    """What holds the name, and its last part.
+
+    Raises:
+        LookupError: it does not exist.
+    """
+    path, name = target.rsplit(".", 1)
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            owner: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            owner = getattr(owner, part, None)
+        if hasattr(owner, name):
+            return owner, name
+        break
+    raise LookupError(target)
+
+
+# Operators with a kernel of their own on a GPU, which a CPU build composes of others. With a kernel
+# registered, autograd keeps for the backward pass what it keeps on a GPU.
+FUSED = ("_fused_rms_norm", "_fused_rms_norm_backward")
+# Functions of FSDP that sum gradients before they are reduced.
+SUMS = ("to_accumulated_grad_if_needed", "accumulate_unsharded_grad_if_needed")
+# Inner names of torch that are used and not replaced.
+USED = (
+    *(f"torch._C.{name}" for name in ("_current_graph_task_id", "_dispatch_has_kernel_for_dispatch_key",
+      "_get_dispatch_mode", "_set_only_lift_cpu_tensors",
+      "_TorchDispatchModeKey.FAKE")),
+    *(f"torch.distributed.pipelining._utils.{name}" for name in ("_StageBackwardMeta", "_StageForwardMeta",
+      "InferenceMode.DYNAMIC", "extract_tensor_meta")),
+    *(f"torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.{name}" for name in SUMS),
+    *(f"torch.ops.aten.{name}" for name in FUSED),
+    "torch.testing._internal.distributed.fake_pg.FakeStore",
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "torch.utils.flop_counter.flop_registry",
+)  # fmt: skip
+
+
+def cuda(rates: Rates, stream: Any) -> list[Patch]:
+    """`torch.cuda` of a machine with one GPU of this kind per process, which has one stream. Applied before
+    torchtitan is imported, which looks for a GPU then."""
+    import torch
+
+    major, minor = rates.capability
+    facts = SimpleNamespace(
+        name=rates.name, major=major, minor=minor, total_memory=int(rates.memory), multi_processor_count=132
+    )
+    values = {
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+        "set_device": None, "empty_cache": None, "_lazy_init": None,
+        "get_device_name": rates.name, "get_device_capability": rates.capability,
+        "get_device_properties": facts, "memory_stats": {}, "reset_peak_memory_stats": None,
+        "current_stream": stream, "stream": contextlib.nullcontext(),
+        "get_rng_state": torch.empty(0), "set_rng_state": None, "manual_seed_all": None,
+    }  # fmt: skip
+    return [
+        *(Patch(f"torch.cuda.{name}", always(value)) for name, value in values.items()),
+        # as every build for CUDA
+        Patch("torch.backends.cuda.is_flash_attention_available", always(True)),
+        Patch("torch.Tensor.pin_memory", instead(lambda tensor: tensor)),
+        Patch("torch.cuda.Stream", instead(torch.Stream)),
+        Patch("torch.cuda.Event", instead(torch.Event)),
+        # FakeTensors of a device that is there are made on it
+        Patch("torch._subclasses.fake_tensor.init_gpu_context", always(None)),
+        Patch("torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init",
+              instead(property(lambda mode: True))),
+    ]  # fmt: skip
+
+
+def world(peers: Any) -> list[Patch]:
+    """The other ranks. `peers`: `rehearsal.peers.Peers`."""
+    pipelining = "torch.distributed.pipelining"
+    return [
+        # groups of gloo wait for the others
+        Patch("torch.distributed.new_group", lambda new: lambda *args, **kw: new(*args, **kw | FAKE_BACKEND)),
+        # stages of a pipeline tell each other the shapes that they exchange
+        Patch(f"{pipelining}.schedules._PipelineSchedule._warmup_p2p", _method(peers.agree)),
+        Patch(f"{pipelining}.stage.PipelineStage._send_meta", _method(peers.send)),
+        Patch(f"{pipelining}.stage.PipelineStage._recv_meta", _method(peers.receive)),
+    ]
+
+
+FAKE_BACKEND = {"backend": "fake"}
+
+
+def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A bound method in place of one of another class, whose object becomes its first argument."""
+    return lambda original: lambda *args, **kwargs: function(*args, **kwargs)
+
+
+def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractContextManager[Any]],
+           resized: Callable[[Any], None], launched: Callable[..., None]) -> list[Patch]:  # fmt: skip
+    """What needs values, or is seen by no dispatch mode.
+
+    Args:
+        read: a tensor without values as nested lists.
+        unseen: surrounds what is not part of the step.
+        resized: called with a storage whose size has changed.
+        launched: called with a Triton kernel and its arguments.
+    """
+
+    def resize(original: Any) -> Any:
+        def call(storage: Any, size: int) -> Any:
+            result = original(storage, size)
+            resized(storage)
+            return result
+
+        return call
+
+    def hidden(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with unseen():
+                return original(*args, **kwargs)
+
+        return call
+
+    return [
+        Patch("torch._subclasses.fake_tensor.FakeTensor.tolist", _method(read)),
+        # FSDP frees and makes gathered weights so
+        Patch("torch.UntypedStorage.resize_", resize),
+        Patch("triton.runtime.jit.JITFunction.run", lambda original: lambda kernel, *args, **kwargs:
+              launched(kernel, *args)),
+        # kernels are not compiled: FlexAttention is its operator, and its mask costs nothing
+        Patch("torch.compile", instead(_not_compiled)),
+        Patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", instead(True)),
+        Patch("torch.distributed.tensor.experimental._context_parallel._attention.create_block_mask", hidden),
+        Patch("torchtitan.models.common.attention._compiled_create_block_mask", hidden),
+        # the first step of a pipeline runs its layers once more, to learn shapes
+        Patch("torch.distributed.pipelining.schedules._PipelineSchedule._initialize_pp_stages", hidden),
+    ]  # fmt: skip
+
+
+def _not_compiled(model: Any = None, **options: Any) -> Any:
+    return model if model is not None else (lambda function: function)
+
+
+def fused_operators() -> Any:
+    """Registers them; the result keeps them registered."""
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    for name in FUSED:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            library.impl(name, _has_no_values, "CUDA")
+    return library
+
+
+def _has_no_values(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("tensors of a rehearsal have no values")

@@ -1,0 +1,127 @@
+"""Rates of GPUs and links, for the predicted time of a step. All constants that it has stand here.
+
+The peak in bfloat16 and the memory of a GPU are those of `specs.cluster.GPUS`. No constant was fitted to a
+measured run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specs.cluster import GPUS
+
+
+class Sheet(NamedTuple):
+    """A GPU, as its data sheet states it, beside `specs.cluster.Gpu`, and what products reach of it."""
+
+    bandwidth: float  # of its memory, bytes per second
+    float32_flops: float  # without tensor cores, per second
+    link: float  # to the other GPUs of its node, bytes per second in one direction
+    network: float  # of its network card, bytes per second in one direction
+    capability: tuple[int, int]
+    matrix: float  # fraction of the peak that large products of random numbers reach
+    source: str
+    power: float = 1.0  # fraction of its design power that it may draw
+
+
+# Large products of normally distributed bfloat16, by the GPU's generation. Sources: H. He, Strangely, Matrix
+# Multiplications on GPUs Run Faster When Given "Predictable" Data (A100); SemiAnalysis, MI300X vs H100 vs
+# H200 Benchmark Part 1: Training, December 2024 (Hopper, and the MI300X with the public software of then).
+AMPERE, HOPPER, CDNA3 = 257 / 312, 720 / 989.5, 620 / 1307
+BLACKWELL = HOPPER  # no source
+
+SHEETS: dict[str, Sheet] = {
+    "A100-40GB": Sheet(1.555e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE,
+        "A100: 1,555 GB/s, FP32 19.5 TFLOP/s, NVLink 600 GB/s both ways; DGX A100: 200 Gb/s a GPU"),
+    "A100": Sheet(2.039e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE,
+        "A100: 2,039 GB/s, FP32 19.5 TFLOP/s, NVLink 600 GB/s both ways; DGX A100: 200 Gb/s a GPU"),
+    "H100": Sheet(3.35e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
+        "H100 SXM: 3.35 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; DGX H100: 400 Gb/s a GPU"),
+    "H100-HBM2e": Sheet(2.4e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
+        "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: 96 GB at 2.4 TB/s, limited to 500 W,"
+        " 400 Gb/s a GPU; otherwise an H100 SXM", power=500 / 700),
+    "H200": Sheet(4.8e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
+        "H200 SXM: 4.8 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; DGX H200: 400 Gb/s a GPU"),
+    "GH200": Sheet(4.0e12, 67e12, 450e9, 25e9, (9, 0), HOPPER,
+        "GH200: HBM3 4 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; Slingshot: 200 Gb/s a GPU; 560 W as"
+        " the Apertus report measured, since CPU and GPU share the power of the module", power=560 / 700),
+    "B200": Sheet(8.0e12, 75e12, 900e9, 50e9, (10, 0), BLACKWELL,
+        "DGX B200, for 8: 64 TB/s, FP32 600 TFLOP/s, NVLink 14.4 TB/s both ways; 400 Gb/s a GPU"),
+    "MI300X": Sheet(5.3e12, 163.4e12, 448e9, 50e9, (9, 4), CDNA3,
+        "MI300X: 5.3 TB/s, FP32 163.4 TFLOP/s, 7 links of 128 GB/s both ways; network as of an H100"),
+}  # fmt: skip
+assert set(SHEETS) == set(GPUS)
+
+# Of the peak, for the scores that kernels compute: FlashAttention-2 with head dimension 128, causal, 8k
+# tokens on an H100: 333 TFLOP/s forward. arXiv 2407.08608, figure 5, which counts half of the scores.
+ATTENTION = 333 / 989.5
+# Of the bandwidth of memory: copies on an H100 SXM, 2,903 of 3,350 GB/s (Voltage Park and AI @ Georgia Tech,
+# vpbenchmarking). BabelStream's triad on a GH200: 3,315 of 4,000 (its issue 194).
+MEMORY = 2903 / 3350
+# Of the bandwidth of NVLink in one direction: 380 of 450 GB/s between two H100 SXM (NVIDIA/nccl issue 1264).
+LINK = 380 / 450
+
+# Seconds: of any collective, and of each of its steps inside a node and over the network.
+START = 8.4e-6
+HOP = {"node": 3.4e-6, "network": 9.6e-6}
+LATENCY_SOURCE = "NCCL, src/graph/tuning.cc: baseLat and hwLat of a ring with the protocol Simple"
+
+RINGS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # a rank has its own part already
+
+
+def unmasked(queries: int, keys: int) -> float:
+    """The fraction of scores that fused kernels compute under the causal mask; queries of a rank that shares
+    its sequences are the last ones."""
+    return 1 - queries / (2 * keys)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of one GPU in its cluster."""
+
+    name: str
+    gpus_per_node: int
+
+    @property
+    def memory(self) -> float:
+        return GPUS[self.name].memory
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return SHEETS[self.name].capability
+
+    def speed(self, kind: str, width: int) -> float:
+        """Operations per second of a class of operators: `matrix` or `attention`. With less power than it is
+        designed for, a GPU is taken to be slower in proportion. `width`: bytes per element of what is
+        multiplied."""
+        sheet = SHEETS[self.name]
+        peak = GPUS[self.name].bf16_flops if width <= 2 else sheet.float32_flops
+        return peak * sheet.power * (sheet.matrix if kind == "matrix" else ATTENTION)
+
+    def compute(self, operations: float, moved: float, kind: str, width: int) -> float:
+        """Seconds of an operator: the larger of computing and moving bytes. `width`: as for `speed`."""
+        return max(
+            operations / self.speed(kind, width) if operations else 0.0,
+            moved / (SHEETS[self.name].bandwidth * MEMORY),
+        )
+
+    def collective(self, kind: str, size: float, ranks: list[int]) -> float:
+        """Seconds of a collective of these ranks over `size` bytes, the whole tensor."""
+        nodes = len({rank // self.gpus_per_node for rank in ranks})
+        return self.between(kind, size, len(ranks), nodes)
+
+    def between(self, kind: str, size: float, number: int, nodes: int) -> float:
+        """Seconds of a collective of `number` ranks on `nodes` nodes: alpha-beta. Bytes go around a ring;
+        over the network through the cards of all its GPUs in a node. Its steps are as many as a tree's."""
+        if number < 2:
+            return 0.0
+        sheet, level = SHEETS[self.name], "node" if nodes == 1 else "network"
+        bandwidth = sheet.link * LINK
+        if nodes > 1:
+            bandwidth = min(bandwidth, sheet.network * number / nodes)
+        passes, hops = 1.0, (number - 1).bit_length()
+        if kind == "all-reduce":
+            passes, hops = 2.0, 2 * hops
+        share = (number - 1) / number if kind in RINGS else 1.0
+        return START + hops * HOP[level] + passes * share * size / bandwidth

@@ -1,0 +1,124 @@
+"""The task of a rehearsal and its report, as JSON between two processes. Neither torch nor numpy is loaded
+here.
+
+Bytes are whole numbers; seconds are predicted ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+KINDS = ("weights", "gradients", "optimizer_states", "activations", "communication", "other")
+PAIRS = 4  # of a row of preference data: about as many as the published recipes have
+CLASSES = ("matrix", "attention", "memory")  # of operators
+HIDDEN = ("fsdp", "dp_replicate")  # meshes whose collectives run beside computation
+NO_CUDA = 3  # exit code of a process that cannot make a fake CUDA
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Task(Record):
+    """One rank of one part."""
+
+    kind: str  # of the stage
+    segment: dict[str, Any]
+    world_size: int
+    rank: int
+    gpu: str
+    gpus_per_node: int
+    # cuda: FakeTensors on a fake CUDA. cpu: real tensors on the CPU, for tiny shapes
+    device: Literal["cuda", "cpu"] = "cuda"
+
+
+class Tensors(Record):
+    """Alike tensors that live at the peak."""
+
+    operator: str  # that made them
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str  # of `KINDS`
+    number: int
+    bytes: int  # of all of them
+
+
+class Moment(Record):
+    """Bytes that live at a time of the step."""
+
+    seconds: float  # of computation since its begin
+    kinds: tuple[int, ...]  # in the order of `KINDS`
+
+
+class Memory(Record):
+    """Bytes at the peak of the step."""
+
+    total: int
+    kinds: dict[str, int]  # by `KINDS`
+    largest: list[Tensors]
+    moments: list[Moment]  # of the whole step: the fullest of each piece of its time
+
+
+class Collectives(Record):
+    """Alike collectives of a step."""
+
+    kind: str  # all-gather, reduce-scatter, all-reduce, send, receive, ...
+    mesh: str  # dimension of the mesh: fsdp, tp, cp, pp, ...
+    ranks: int  # of the group
+    calls: int
+    bytes: int  # of the whole tensors, summed over calls
+    asynchronous: int  # calls that do not wait
+    seconds: float
+
+
+class Synchronisation(Record):
+    """A place that waits for the GPU."""
+
+    place: str  # file:line of this project, or of torchtitan
+    what: str  # item, tolist, nonzero, copy
+    calls: int
+
+
+class Operators(Record):
+    """Time of a class of operators."""
+
+    kind: str  # matrix, attention, memory
+    operator: str
+    calls: int
+    flops: int
+    bytes: int  # read and written
+    seconds: float
+
+
+class Rehearsed(Record):
+    """What a rank's step takes."""
+
+    attention: str  # the backend, and why
+    layers: list[str]  # of this rank
+    micro_batches: int
+    memory: Memory
+    collectives: list[Collectives]
+    flops: dict[str, int]  # matrix, attention
+    synchronisations: list[Synchronisation]
+    operators: list[Operators]  # longest first
+    classes: dict[str, float]  # seconds of all operators: matrix, attention, memory
+    compute_seconds: float  # their sum
+    waited_seconds: float  # collectives that no computation hides
+    seconds: float  # of the step, without the bubble of a pipeline
+
+
+class Failure(Record):
+    """Why a rank does not build, or cannot make its step."""
+
+    error: str  # type: message
+    place: str  # innermost line of this project, or of torchtitan
+
+
+class RankReport(Record):
+    """The answer to a task."""
+
+    rank: int
+    rehearsed: Rehearsed | None = None
+    failure: Failure | None = None

@@ -1,0 +1,47 @@
+"""Samples of the shape that each kind of training reads: whole rows, every label trained, which is the most
+that a step can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from apertus_model.rehearsal.records import PAIRS
+from specs.stages.training import Segment
+
+
+class Rows:
+    """`rows[i]` is the same for every i: one document that fills the row, and for preference data pairs of
+    equal lengths."""
+
+    def __init__(self, segment: Segment) -> None:
+        length = segment.sequence_length
+        sequences = 2 * PAIRS
+        part = -(-length // sequences)
+        one = np.ones(sequences, dtype=np.float32)
+        preference = segment.objective in ("qrpo", "dpo")
+        self._row = SimpleNamespace(
+            input=np.zeros(length, dtype=np.int64),
+            labels=np.zeros(length, dtype=np.int64),
+            positions=np.arange(length) % part if preference else np.arange(length),
+            weights=np.ones(length, dtype=np.float32),
+            segments=np.arange(length) // part,
+            rewards=one / 2,
+            reference=-one,
+            present=one > 0,
+        )
+
+    def __getitem__(self, index: int) -> Any:
+        return self._row
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a rehearsed segment trains on; nothing is held out."""
+
+    samples: Rows
+    heldout: Mapping[str, Sequence[Any]] = field(default_factory=dict)

@@ -1,0 +1,184 @@
+"""Builds the trainer of a rank and runs one step of it, as a stage's process would."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import apertus_model.trainer  # before anything of torchtitan  # noqa: F401
+from apertus_model.rehearsal import patches
+from apertus_model.rehearsal.observer import Observer
+from apertus_model.rehearsal.peers import Peers
+from apertus_model.rehearsal.rates import Rates
+from apertus_model.rehearsal.records import (
+    CLASSES,
+    HIDDEN,
+    KINDS,
+    Collectives,
+    Memory,
+    Moment,
+    Operators,
+    Rehearsed,
+    Synchronisation,
+    Task,
+    Tensors,
+)
+from apertus_model.rehearsal.rows import Data, Rows
+from apertus_model.stages.train import SEGMENTS
+from apertus_model.trainer.config import attention_of, trainer_config
+from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.trainer import Lifecycle
+from specs.stages.training import Segment
+
+LARGEST = 12  # lines of tensors
+LONGEST = 20  # lines of operators
+DIMENSIONS = ("fsdp", "dp_replicate", "tp", "cp", "pp", "batch", "loss")
+PIECES = 400  # of the time of a step, each with its memory
+
+
+class Nowhere:
+    """Checkpoints are not saved, and nothing is recorded."""
+
+    def timed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def rehearse(task: Task) -> Rehearsed:
+    """Builds the rank and runs its first step."""
+    segment = SEGMENTS.get(task.kind, Segment).model_validate(task.segment)
+    rates = Rates(task.gpu, task.gpus_per_node)
+    observer, peers = Observer(rates, task.device, fuses=segment.compile), Peers()
+    patches.apply([
+        *patches.world(peers),
+        *patches.values(observer.read, observer.unseen, observer.allocations.resized, observer.launched),
+    ])  # fmt: skip
+    torch.autograd.set_multithreading_enabled(False)
+    with engine_process(threads=1) as world_size, tempfile.TemporaryDirectory() as scratch:
+        dist.init_process_group("fake", rank=task.rank, world_size=world_size, store=FakeStore())
+        lifecycle = Lifecycle(
+            begin_step=segment.start_step,
+            source=None,
+            storage=Nowhere(),
+            stop_requested=lambda: False,
+            scratch=scratch,
+        )
+        config = trainer_config(segment, Data(Rows(segment)), Nowhere(), lifecycle, world_size=world_size)
+        with observer:
+            trainer = config.build()
+            batches = trainer.begin()
+            _name_tensors(observer, trainer)
+            if trainer.parallel_dims.pp_enabled:
+                peers.describe(trainer)
+            trainer.step += 1
+            observer.begin()
+            trainer.train_step(batches)
+            observer.end_fusion()
+        found = _report(observer, trainer, str(attention_of(segment)))
+        trainer.close()
+    return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _name_tensors(observer: Observer, trainer: Any) -> None:
+    states = [state for optimizer in trainer.optimizers.optimizers for state in optimizer.state.values()]
+    values = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    observer.allocations.name(map(_local, _parameters(trainer)), "weights")
+    observer.allocations.name(map(_local, values), "optimizer_states")
+    buffers = [buffer for part in trainer.model_parts for buffer in part.buffers()]
+    observer.allocations.name(map(_local, buffers), "other")
+
+
+def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
+    for part in trainer.model_parts:
+        yield from part.parameters()
+
+
+def _report(observer: Observer, trainer: Any, attention: str) -> Rehearsed:
+    gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
+    observer.allocations.name(map(_local, gradients), "gradients")
+    layers = [name for part in trainer.model_parts for name in part.layers]
+    operators = [
+        Operators(kind=kind, operator=name, calls=observer.calls[kind, name], flops=observer.work[kind, name],
+                  bytes=observer.moved[kind, name], seconds=seconds)
+        for (kind, name), seconds in sorted(observer.seconds.items(), key=lambda item: -item[1])
+    ]  # fmt: skip
+    collectives = _collectives(observer, trainer)
+    compute = sum(line.seconds for line in operators)
+    beside = sum(line.seconds for line in collectives if line.mesh in HIDDEN)
+    waited = sum(line.seconds for line in collectives) - beside + max(0.0, beside - compute)
+    flops, classes = Counter[str](), dict.fromkeys(CLASSES, 0.0)
+    for line in operators:
+        flops[line.kind] += line.flops
+        classes[line.kind] += line.seconds
+    return Rehearsed(
+        attention=attention,
+        layers=layers,
+        micro_batches=trainer.gradient_accumulation_steps * trainer.num_pipeline_parallel_microbatches,
+        memory=_memory(observer),
+        collectives=collectives,
+        flops={kind: flops[kind] for kind in ("matrix", "attention")},
+        synchronisations=[
+            Synchronisation(place=at, what=what, calls=calls)
+            for (at, what), calls in observer.waits.most_common()
+        ],
+        operators=operators[:LONGEST],
+        classes=classes,
+        compute_seconds=compute,
+        waited_seconds=waited,
+        seconds=compute + waited,
+    )
+
+
+def _memory(observer: Observer) -> Memory:
+    live = observer.allocations.peak()
+    kinds, sizes, numbers = dict.fromkeys(KINDS, 0), Counter[Any](), Counter[Any]()
+    for storage in live:
+        kinds[storage.kind] += storage.bytes
+        key = storage.made.operator, storage.made.shape, storage.made.dtype, storage.kind
+        sizes[key] += storage.bytes
+        numbers[key] += 1
+    return Memory(
+        total=sum(kinds.values()),
+        kinds=kinds,
+        largest=[
+            Tensors(operator=key[0], shape=key[1], dtype=key[2], kind=key[3], number=numbers[key], bytes=size)
+            for key, size in sizes.most_common(LARGEST)
+        ],
+        moments=[
+            Moment(seconds=time, kinds=tuple(now[kind] for kind in KINDS))
+            for time, now in observer.allocations.moments(PIECES)
+        ],
+    )
+
+
+def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
+    dims = trainer.parallel_dims
+    names: dict[str, str] = {}
+    for dimension in DIMENSIONS:
+        mesh = dims.get_optional_mesh(dimension)
+        if mesh is not None and mesh.size() > 1:
+            names.setdefault(mesh.get_group().group_name, dimension)
+    found: dict[tuple[str, str, int], list[Any]] = {}
+    for (kind, group), (ranks, *numbers) in observer.sent.items():
+        key = kind, names.get(group, "world" if len(ranks) == dist.get_world_size() else "other"), len(ranks)
+        found[key] = [a + b for a, b in zip(found.get(key, [0, 0, 0, 0.0]), numbers, strict=True)]
+    lines = [
+        Collectives(kind=kind, mesh=mesh, ranks=size, calls=calls, bytes=count, asynchronous=ahead,
+                    seconds=seconds)
+        for (kind, mesh, size), (calls, count, ahead, seconds) in found.items()
+    ]  # fmt: skip
+    return sorted(lines, key=lambda line: -line.seconds)

@@ -1,0 +1,201 @@
+"""`apertus rehearse`: a training step of single ranks at the real number of processes, without GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from apertus_model.rehearsal.records import RankReport
+from flows.cli.app import (
+    JsonOption,
+    SetOption,
+    SpecArgument,
+    StoreOption,
+    app,
+    console,
+    errors,
+    make_plan,
+    print_json,
+)
+from flows.cli.tables.layouts import show_search
+from flows.cli.tables.rehearsal import show_part
+from flows.execution import layout_search, rehearsal
+from flows.planning.estimate import PartEstimate
+from flows.planning.layouts import Layout
+from flows.planning.plan import Plan
+from specs.cluster import GPUS
+from specs.errors import SpecError, StageError
+from specs.trajectory import phases
+
+DEFAULT_GPU, DEFAULT_PER_NODE = "H100", 8  # of a recipe without a cluster
+
+
+@app.command()
+def rehearse(
+    spec: SpecArgument,
+    stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="every one by default")] = None,
+    part: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="of the stage, from 0; all by default, with --search the longest"),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            metavar="R",
+            help="one process; by default the first of a pipeline's first, second and last stage",
+        ),
+    ] = None,
+    all_kinds: Annotated[
+        bool, typer.Option("--all-kinds-of-ranks", help="every position in the layout whose work differs")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="GPU", help="as in `cluster.gpu`, which is the default; else H100")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="find the fastest layouts of STAGE whose memory fits the GPU")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="with --search; as many as STAGE has by default")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="write the report of the run with this rehearsal in it"),
+    ] = None,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build ranks of the training at their real number of processes and run a step of each, without GPUs:
+    memory, collectives, FLOPs and waits, and a predicted time."""
+    if rank is not None and all_kinds:
+        raise StageError("--rank and --all-kinds-of-ranks exclude each other. Fix: leave one out")
+    if search and (stage is None or rank is not None or all_kinds):
+        raise StageError(
+            "--search compares layouts of one stage, and chooses the ranks itself. Fix: name a STAGE, and"
+            " leave out --rank and --all-kinds-of-ranks"
+        )
+    if search and report is not None:
+        raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
+    if nodes is not None and not search:
+        raise StageError("--nodes is of a search. Fix: add --search, or change launch.processes by --set")
+    made = make_plan(spec, store, overrides, ask_network=False)
+    cluster = made.pipeline.cluster
+    chosen = gpu or (cluster.gpu if cluster else DEFAULT_GPU)
+    per_node = cluster.gpus_per_node if cluster else DEFAULT_PER_NODE
+    parts = list(rehearsal.parts_to_rehearse(made.estimates.parts, stage, part))
+    if search:
+        longest = max(parts, key=lambda estimate: estimate.flops)
+        _search(
+            longest, made, chosen, per_node, nodes, as_json, Replanned(spec, store, overrides or [], made)
+        )
+        return
+    ranks: rehearsal.Ranks | int = "first, middle and last"
+    if rank is not None or all_kinds:
+        ranks = rank if rank is not None else "all kinds"
+    found, known = [], dict[str, RankReport]()
+    for estimate in parts:
+
+        def begins(number: int, name: str = estimate.node.name, gpus: int = estimate.gpus) -> None:
+            errors.print(f"rehearsing {escape(name)}, rank {number} of {gpus}", soft_wrap=True)
+
+        found.append(rehearsal.rehearse(estimate, chosen, per_node, ranks, begins, known))
+        if not as_json:
+            show_part(console, found[-1])
+    if report is not None:
+        _write_report(report, made, found)
+    result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=found)
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    if not result.builds:
+        raise typer.Exit(1)
+
+
+def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -> None:
+    from flows.report import RehearsedPart, render  # loads plotly
+
+    parts = [
+        RehearsedPart(
+            name=part.part,
+            gpus=part.gpus,
+            gpu=part.gpu,
+            limit=GPUS[part.gpu].memory,
+            bubble=part.bubble,
+            tokens_per_second_per_gpu=part.tokens_per_second_per_gpu,
+            ranks={
+                rank.rank: rank.report.rehearsed for rank in part.ranks if rank.report.rehearsed is not None
+            },
+        )
+        for part in found
+    ]
+    target.write_text(render(made, parts), encoding="utf-8")
+    errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+
+
+class Replanned:
+    """Plans the recipe again with a part in another layout."""
+
+    def __init__(self, spec: str, store: str | None, overrides: list[str], made: Plan) -> None:
+        self._spec, self._store, self._overrides, self._pipeline = spec, store, overrides, made.pipeline
+
+    def path(self, part: PartEstimate) -> tuple[str | int, ...]:
+        """Of the part's phase in the recipe."""
+        found = phases(self._pipeline, part.node.stage)
+        return next(phase.path for phase in found if phase.name == part.node.phase)
+
+    def part(self, part: PartEstimate, layout: Layout) -> PartEstimate | str:
+        """The part in a layout, or why the recipe's checks refuse it."""
+        changes = [*self._overrides, *layout.overrides(self.path(part))]
+        try:
+            plan = make_plan(self._spec, self._store, changes, ask_network=False)
+        except SpecError as error:
+            return str(error.problems[0])
+        return next(one for one in plan.estimates.parts if one.node.name == part.node.name)
+
+
+def _search(
+    part: PartEstimate,
+    made: Plan,
+    gpu: str,
+    per_node: int,
+    nodes: int | None,
+    as_json: bool,
+    again: Replanned,
+) -> None:
+    with _progress(part.node.name) as begins:
+        found = layout_search.search(
+            made.pipeline.name,
+            part,
+            again.path(part),
+            gpu,
+            per_node,
+            nodes,
+            lambda layout: again.part(part, layout),
+            begins,
+        )
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        show_search(console, found)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, str], None]]:
+    """A bar in a terminal, else a line for each layout."""
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    with Progress(
+        *columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal
+    ) as progress:
+        bar = progress.add_task("", total=layout_search.BEST)
+
+        def begins(found: int, text: str) -> None:
+            progress.update(bar, completed=found, description=f"rehearsing {name}: {text}")
+            if not errors.is_terminal:
+                errors.print(f"rehearsing {escape(name)}: {escape(text)}", soft_wrap=True)
+
+        yield begins

@@ -1,0 +1,86 @@
+"""The output of `apertus diff`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from flows.format import is_number
+from flows.provenance.diff import Difference, Side, named
+from flows.terminal import empty_table
+from specs.differences import Change
+
+
+def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
+    """Tables: all parts with what became of them, then what differs; parts that differ in the same way
+    share a table."""
+    console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
+    if len(found) > 1:
+        same = [one.name for one in found if one.verdict == "same"]
+        if same:
+            console.print(f"[green]same[/] {len(same)} of {len(found)} parts: {escape(', '.join(same))}")
+        for verdict in ("only in A", "only in B"):
+            if names := [one.name for one in found if one.verdict == verdict]:
+                console.print(f"[yellow]{verdict}[/] {escape(', '.join(names))}")
+    changed = [
+        one
+        for one in found
+        if one.a is not None and one.b is not None and (one.verdict != "same" or len(found) == 1)
+    ]
+    if not changed and not any(one.a is None or one.b is None for one in found):
+        console.print("nothing differs")
+    alike: dict[str, list[Difference]] = {}
+    for one in changed:
+        alike.setdefault(
+            repr((one.verdict, one.identity, one.execution, one.inputs, one.metrics, one.losses)), []
+        ).append(one)
+    for parts in alike.values():
+        _show_parts(console, parts)
+
+
+def _show_parts(console: Console, parts: list[Difference]) -> None:
+    one = parts[0]
+    assert one.a is not None and one.b is not None
+    told = {
+        "same": "[green]same fingerprint[/], run in the same way",
+        "execution": "[green]same fingerprint[/]: the same result, run in another way",
+        "differs": "[red]differs[/]",
+    }[one.verdict]
+    if len(parts) > 1:
+        console.print(
+            f"\n[bold]{len(parts)} parts[/] {told}: {escape(', '.join(part.name for part in parts))}"
+        )
+    else:
+        fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
+        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
+    headings = ("", "", "A", "B", "B - A")
+    table = empty_table("", headings, numbers=("B - A",), folded=headings)
+    rows: list[tuple[str, list[Change[Any]]]] = [
+        ("[bold]identity[/]", one.identity),
+        ("[dim]execution[/]", one.execution),
+        ("[bold]input[/]", [named(read) for read in one.inputs]),
+        ("[cyan]metric[/]", one.metrics),
+    ]
+    for role, found in rows:
+        for change in found:
+            table.add_row(
+                role, escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b)
+            )
+    for tokens, name, left, right in one.losses:
+        table.add_row(
+            "[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right)
+        )
+    if table.row_count:
+        console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "[dim]-[/]"
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
+
+
+def _gap(a: Any, b: Any) -> str:
+    return f"{b - a:+.4g}" if is_number(a) and is_number(b) and a != b else ""

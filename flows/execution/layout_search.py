@@ -1,0 +1,226 @@
+"""Searches the layouts of a part: ranks all of them by formulas, and rehearses the fastest for their memory.
+
+Invariant: every layout that is found passes the checks of the recipe, and its rehearsed peak fits the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+from typing import Any
+
+from apertus_model.rehearsal.rates import Rates
+from apertus_model.rehearsal.records import Record
+from flows.execution.rehearsal import PartResult, check_gpu, rehearse
+from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.memory import memory_of_rank
+from flows.planning.estimate.step_time import of_rank
+from flows.planning.layouts import Layout, layouts
+from specs.cluster import GPUS
+from specs.errors import FieldPath, StageError
+
+BEST = 5
+MOST_TRIED = 4 * BEST  # layouts that are rehearsed
+
+Accept = Callable[[Layout], PartEstimate | str]
+"""The part in a layout, or why the checks of its recipe refuse it."""
+
+
+class Found(Record):
+    """A layout with what is expected of it, and what a rehearsal says."""
+
+    launch: dict[str, Any]
+    settings: dict[str, Any]
+    yaml: str  # both, to paste
+    expected: float  # tokens per second and GPU, by formulas
+    planned_memory: int  # bytes, by formulas
+    tokens_per_second_per_gpu: float | None = None
+    memory: int | None = None  # rehearsed peak
+    dropped: str = ""  # why
+
+
+class Search(Record):
+    """What `apertus rehearse --search --json` prints."""
+
+    pipeline: str
+    stage: str
+    part: str
+    gpu: str
+    gpus: int
+    memory_limit: int  # bytes
+    layouts: int  # that were compared
+    own: Found  # of the recipe
+    own_gpus: int
+    best: list[Found]  # by rehearsed speed
+    dropped: list[Found]
+    agreement: float | None  # Spearman's coefficient of both orders, in percents, of all that were rehearsed
+
+
+def search(
+    pipeline: str,
+    part: PartEstimate,
+    path: FieldPath,
+    gpu: str,
+    gpus_per_node: int,
+    nodes: int | None,
+    accept: Accept,
+    begins: Callable[[int, str], None] = lambda found, text: None,
+    number: int = BEST,
+    run: Callable[..., PartResult] = rehearse,
+) -> Search:
+    """Searches the layouts of a part.
+
+    Args:
+        pipeline: name of the recipe.
+        part: a segment with its launch.
+        path: of its phase in the recipe.
+        gpu: one of `specs.cluster.GPUS`.
+        gpus_per_node: of the cluster.
+        nodes: for the part; as many as it has by default.
+        accept: plans the part in a layout.
+        begins: called with how many layouts are found, and what is rehearsed next.
+        number: of layouts to find, each of another kind.
+        run: rehearses ranks of a part.
+
+    Raises:
+        StageError: no layout fits, or no rehearsal is possible; the message says why.
+    """
+    check_gpu(gpu)
+    rates = Rates(gpu, gpus_per_node)
+    processes = part.gpus if nodes is None else nodes * gpus_per_node
+    limit = GPUS[gpu].memory
+    segment = part.segment
+    own_layout = Layout(segment, part.gpus, rates)
+    known = layouts(segment, processes, rates)
+    if not any(layout.memory <= limit for layout in known):
+        raise StageError(_nothing(part, processes, limit, known, []))
+    begins(0, f"the recipe's own layout, beside {len(known):,} others")
+    own = _rehearsed(own_layout, path, part, run)
+    best, dropped, done = list[Found](), list[Found](), set[Any]()
+    for layout in known:
+        if len(best) == number or len(best) + len(dropped) == MOST_TRIED:
+            break
+        if layout.kind in done or layout.memory > limit:
+            continue
+        planned = accept(layout)
+        if isinstance(planned, str):
+            done.add(layout.kind)
+            continue
+        begins(len(best), described(layout.launch, layout.settings))
+        found = _rehearsed(layout, path, planned, run)
+        if found.dropped:
+            done.add(layout.kind)
+        elif (found.memory or 0) > limit:
+            found = found.model_copy(update={"dropped": "its peak is more than the GPU has"})
+        else:
+            done.add(layout.kind)
+            best.append(found)
+            continue
+        dropped.append(found)
+    if not best:
+        raise StageError(_nothing(part, processes, limit, known, dropped))
+    everything = [one for one in (own, *best, *dropped) if one.tokens_per_second_per_gpu is not None]
+    return Search(
+        pipeline=pipeline,
+        stage=part.node.stage,
+        part=part.node.name,
+        gpu=gpu,
+        gpus=processes,
+        memory_limit=round(limit),
+        layouts=len(known),
+        own=own,
+        own_gpus=part.gpus,
+        best=sorted(best, key=lambda found: -(found.tokens_per_second_per_gpu or 0.0)),
+        dropped=dropped,
+        agreement=spearman(
+            [_percents(one.expected) for one in everything],
+            [_percents(one.tokens_per_second_per_gpu) for one in everything],
+        ),
+    )
+
+
+def described(launch: dict[str, Any], settings: dict[str, Any]) -> str:
+    """A layout in a line: degrees above 1, micro-batch and recomputation."""
+    degrees = launch["parallel"]
+    parts = [
+        f"{name} {degrees[name]}"
+        for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+        if degrees[name] > 1
+    ]
+    if degrees["tp"] > 1 and degrees["sequence_parallel"]:
+        parts.append("sequence parallel")
+    if degrees["pp"] > 1:
+        parts.append(degrees["pp_schedule"])
+    again = settings["activation_checkpointing"]
+    size = settings["micro_batch_size"]
+    parts.append(f"micro-batch {'whole' if size is None else size}")
+    return ", ".join(parts) + (f", recomputation {again}" if again != "none" else "")
+
+
+def _rehearsed(layout: Layout, path: FieldPath, part: PartEstimate, run: Callable[..., PartResult]) -> Found:
+    result = run(part, layout.rates.name, layout.rates.gpus_per_node, busiest_ranks(layout))
+    peaks = [rank.report.rehearsed.memory.total for rank in result.ranks if rank.report.rehearsed is not None]
+    return Found(
+        launch=layout.launch,
+        settings=layout.settings,
+        yaml=layout.to_yaml(path),
+        expected=layout.tokens_per_second_per_gpu,
+        planned_memory=round(layout.memory),
+        tokens_per_second_per_gpu=result.tokens_per_second_per_gpu,
+        memory=max(peaks, default=None),
+        dropped=result.failures[0][1].error if result.failures else "",
+    )
+
+
+def busiest_ranks(layout: Layout) -> list[int]:
+    """The ranks of a pipeline that need the most memory, and the most time, by formulas."""
+    segment, world = layout.segment, layout.processes
+    stages = range(segment.parallel.pp)
+    fullest = max(stages, key=lambda stage: memory_of_rank(segment, world, stage).total)
+    slowest = max(stages, key=lambda stage: of_rank(segment, world, stage, layout.rates).total)
+    return sorted({stage * (world // segment.parallel.pp) for stage in (fullest, slowest)})
+
+
+def _nothing(
+    part: PartEstimate, processes: int, limit: float, known: Sequence[Layout], dropped: Sequence[Found]
+) -> str:
+    """Why no layout was found."""
+    on = f"{part.node.name} on {processes:,} GPUs"
+    if not known:
+        return (
+            f"there is no layout of {on}: its batch of {part.segment.global_batch_size:,} sequences, its"
+            " model or its sequences cannot be divided among them. Fix: another --nodes"
+        )
+    if dropped:
+        return f"no layout of {on} can run; of the fastest: {dropped[0].dropped}"
+    least = min(layout.memory for layout in known)
+    if least > limit:
+        return (
+            f"no layout of {on} fits: the smallest needs {least / 1e9:.1f} GB of a GPU that has"
+            f" {limit / 1e9:.0f} GB. Fix: more --nodes, or another --gpu"
+        )
+    return f"the recipe accepts no layout of {on}. Fix: another --nodes"
+
+
+def _percents(speed: float | None) -> int:
+    """Equal for speeds that differ by less than a percent or so."""
+    return round(100 * log(speed)) if speed else 0
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; None of fewer than three, or where all are equal. Equal values share their
+    mean rank."""
+    if len(first) < 3:
+        return None
+    one, other = _ranks(first), _ranks(second)
+    mean = (len(one) - 1) / 2
+    covariance = sum((a - mean) * (b - mean) for a, b in zip(one, other, strict=True))
+    spread = sum((a - mean) ** 2 for a in one) * sum((b - mean) ** 2 for b in other)
+    return covariance / spread**0.5 if spread else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) - 1) / 2
+        for value in values
+    ]

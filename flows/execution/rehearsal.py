@@ -1,0 +1,259 @@
+"""Rehearses the parts of a plan that train: a process for each rank, and what it counted beside what the plan
+expects.
+
+Invariant: nothing is stored, and neither torch nor Prefect is loaded in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from apertus_model.rehearsal.records import NO_CUDA, Failure, RankReport, Record, Task
+from flows.planning.estimate import PartEstimate, flops
+from flows.planning.estimate.memory import layers_of_rank, memory_of_rank, micro_batches_of
+from flows.planning.estimate.step_time import bubble
+from specs.cluster import GPUS
+from specs.errors import StageError
+from specs.layout import micro_batches_in_flight
+from specs.stages.training import Segment
+
+Ranks = Literal["first, middle and last", "all kinds"]
+# fields of a segment that say where it begins and ends, what it reads and what it saves, and not what a step
+# does; labels that Goldfish leaves out are trained in a rehearsal, too
+UNRELATED = (
+    "start_step", "start_tokens", "end_step", "sample_offset", "excluded", "seed", "carry", "schedule",
+    "source_names", "goldfish", "checkpoint", "validation",
+)  # fmt: skip
+
+
+class RankResult(Record):
+    """A rank, beside the plan."""
+
+    rank: int
+    pipeline_rank: int
+    planned_memory: dict[str, Any]  # bytes, by the parts of a plan's estimate
+    memory_difference: float | None  # (planned - rehearsed) / rehearsed; None where the rank does not build
+    planned_flops: float  # of a step, with recomputation
+    flops_ratio: float | None  # counted / planned
+    report: RankReport
+
+
+class PartResult(Record):
+    """A part of a stage, by the ranks that were rehearsed."""
+
+    stage: str
+    part: str
+    gpus: int
+    gpu: str
+    ranks: list[RankResult]
+    # predicted, from the slowest of these ranks; None where one does not build
+    bubble: float  # idle time of a pipeline, as a fraction of the time of its busiest rank
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+
+    @property
+    def failures(self) -> list[tuple[int, Failure]]:
+        return [(rank.rank, rank.report.failure) for rank in self.ranks if rank.report.failure is not None]
+
+
+class Rehearsal(Record):
+    """What `apertus rehearse --json` prints."""
+
+    pipeline: str
+    parts: list[PartResult]
+
+    @property
+    def builds(self) -> bool:
+        return not any(part.failures for part in self.parts)
+
+
+def rehearse(
+    part: PartEstimate,
+    gpu: str,
+    gpus_per_node: int,
+    ranks: Ranks | int | list[int],
+    begins: Callable[[int], None] = lambda rank: None,
+    known: dict[str, RankReport] | None = None,
+) -> PartResult:
+    """Rehearses ranks of a part, one after the other.
+
+    Args:
+        part: a segment with its launch.
+        gpu: one of `specs.cluster.GPUS`.
+        gpus_per_node: of the cluster.
+        ranks: which ones, or their numbers.
+        begins: called with the number of each rank before it.
+        known: reports of tasks that were done, by their work; those of this part are added. Segments of a
+            stage often differ in their borders alone.
+
+    Raises:
+        StageError: there is no such GPU or rank, or no rehearsal is possible here; the message says why.
+    """
+    segment, world = part.segment, part.gpus
+    check_gpu(gpu)
+    found, known = [], {} if known is None else known
+    for rank in ranks_of(segment, world, ranks):
+        task = Task(
+            kind=part.node.kind,
+            segment=segment.model_dump(mode="json"),
+            world_size=world,
+            rank=rank,
+            gpu=gpu,
+            gpus_per_node=gpus_per_node,
+        )
+        work = work_of(task)
+        if work not in known:
+            begins(rank)
+            known[work] = run_rank(task)
+        found.append(_beside_plan(segment, world, known[work]))
+    seconds = [one.report.rehearsed.seconds for one in found if one.report.rehearsed is not None]
+    idle = max(
+        (
+            bubble(segment.parallel, one.report.rehearsed.micro_batches)
+            for one in found
+            if one.report.rehearsed
+        ),
+        default=0.0,
+    )
+    step = max(seconds) * (1 + idle) if seconds and len(seconds) == len(found) else None
+    return PartResult(
+        stage=part.node.stage,
+        part=part.node.name,
+        gpus=world,
+        gpu=gpu,
+        ranks=found,
+        bubble=idle,
+        step_seconds=step,
+        tokens_per_second_per_gpu=segment.tokens_per_step / step / world if step else None,
+    )
+
+
+def work_of(task: Task) -> str:
+    """Equal for tasks whose steps do the same, whatever their learning rate."""
+    segment = {name: value for name, value in task.segment.items() if name not in UNRELATED}
+    optimizer = {name: value for name, value in segment["optimizer"].items() if name != "lr"}
+    return task.model_copy(update={"segment": segment | {"optimizer": optimizer}}).model_dump_json()
+
+
+def check_gpu(gpu: str) -> None:
+    """StageError for a GPU without a data sheet."""
+    if gpu not in GPUS:
+        raise StageError(f"there is no data sheet of a GPU {gpu!r}. Fix: one of {', '.join(GPUS)}")
+
+
+def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> list[int]:
+    """The ranks to rehearse.
+
+    `first, middle and last` of a pipeline; of the middle the one that waits for most micro-batches. `all
+    kinds`: also those with other layers or other micro-batches in flight, and where FSDP cuts a tensor into
+    unequal parts, the last of a group.
+
+    Raises:
+        StageError: there is no such rank.
+    """
+    parallel = segment.parallel
+    if isinstance(ranks, list):
+        return ranks
+    if isinstance(ranks, int):
+        if not 0 <= ranks < world:
+            raise StageError(
+                f"there is no rank {ranks}: the part has {world} processes, from 0 to {world - 1}"
+            )
+        return [ranks]
+    pp, each = parallel.pp, world // parallel.pp
+    stages = sorted({0, min(1, pp - 1), pp - 1})
+    if ranks == "all kinds":
+        kinds = {_kind(segment, world, stage): stage for stage in reversed(range(pp))}
+        stages = sorted(kinds.values())
+    found = [stage * each for stage in stages]
+    shards = each // parallel.tp // parallel.dp_replicate
+    if ranks == "all kinds" and any(size % shards for size in _sharded_rows(segment)):
+        found += [rank + (shards - 1) * parallel.tp for rank in found]
+    return sorted(set(found))
+
+
+def _kind(segment: Segment, world: int, stage: int) -> tuple[Any, ...]:
+    """Equal for stages of a pipeline whose ranks do the same work."""
+    parallel = segment.parallel
+    layers = layers_of_rank(segment.model.n_layers, parallel.stages, parallel.pp, stage)
+    _, micro_batches = micro_batches_of(segment, world)
+    waiting = micro_batches_in_flight(parallel, stage, micro_batches)
+    return stage == 0, stage == parallel.pp - 1, *layers, *waiting
+
+
+def _sharded_rows(segment: Segment) -> list[int]:
+    """Lengths of the first axis of the parameters of a tensor-parallel rank, along which FSDP cuts them."""
+    model, tp = segment.model, segment.parallel.tp
+    split = (model.query_dim, model.key_dim, model.ffn_dim, model.vocab_size)
+    return [*(size // tp for size in split), model.dim, model.head_dim, 1]
+
+
+def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult:
+    stage = report.rank // (world // segment.parallel.pp)
+    planned = memory_of_rank(segment, world, stage).to_json()
+    operations = flops.of_rank(segment, world, stage)
+    found = report.rehearsed
+    return RankResult(
+        rank=report.rank,
+        pipeline_rank=stage,
+        planned_memory=planned,
+        memory_difference=planned["total"] / found.memory.total - 1 if found is not None else None,
+        planned_flops=operations,
+        flops_ratio=sum(found.flops.values()) / operations if found is not None else None,
+        report=report,
+    )
+
+
+def run_rank(task: Task) -> RankReport:
+    """Rehearses one rank in a process of its own.
+
+    Raises:
+        StageError: no rehearsal is possible on this machine.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        question, answer = Path(folder) / "task.json", Path(folder) / "report.json"
+        question.write_text(task.model_dump_json())
+        done = subprocess.run(
+            [sys.executable, "-m", "apertus_model.rehearsal", str(question), str(answer)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},  # a real GPU would be found beside the fake one
+        )
+        if done.returncode == NO_CUDA:
+            raise StageError(done.stderr.strip())
+        if answer.exists():
+            return RankReport.model_validate_json(answer.read_text())
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    error = f"its process ended with code {done.returncode}: {last}"
+    return RankReport(rank=task.rank, failure=Failure(error=error, place=""))
+
+
+def parts_to_rehearse(
+    parts: list[PartEstimate], stage: str | None, number: int | None
+) -> Iterator[PartEstimate]:
+    """The parts of a stage that trains, or of all; with `number` the one of that place, from 0.
+
+    Raises:
+        StageError: there is no such stage or part.
+    """
+    names = list(dict.fromkeys(part.node.stage for part in parts))
+    if stage is not None and stage not in names:
+        raise StageError(
+            f"no stage {stage!r} trains in this recipe. Fix: one of {', '.join(names) or 'none'}"
+        )
+    if number is not None and stage is None:
+        raise StageError(f"--part {number} says which part of a stage. Fix: name the stage before it")
+    chosen = [part for part in parts if stage in (None, part.node.stage)]
+    if number is not None:
+        if not 0 <= number < len(chosen):
+            raise StageError(f"stage {stage!r} has no part {number}. Fix: 0 to {len(chosen) - 1}")
+        chosen = [chosen[number]]
+    yield from chosen

@@ -1,0 +1,267 @@
+"""Seconds of a training step, from the shapes alone: the sums of a rehearsal without its operators, so that
+thousands of layouts can be compared.
+
+A step takes the matrix products, attention and memory-bound operators of a rank, one after the other, the
+collectives that are waited for, and the bubble of the pipeline. FSDP's collectives run beside computation;
+what tensor, context and pipeline parallelism send is waited for. Rates and their sources are those of a
+rehearsal (`apertus_model.rehearsal.rates`).
+
+Invariants: a pure function of shapes, layout and rates. `PASSES` and `COMPILED` follow from the operators of
+the model: whoever fuses some of them changes both. `tests/flows/execution/test_rehearsal.py` compares the sum
+with that of a rehearsal. Time of the host is not part of it.
+
+Shapes: as in `memory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple
+
+from apertus_model.rehearsal.rates import Rates, unmasked
+from apertus_model.rehearsal.records import PAIRS
+from flows.planning.estimate.memory import (
+    CHUNK_TOKENS,
+    STATES,
+    WIDTH,
+    Parameters,
+    layers_of_rank,
+    micro_batches_of,
+    parameters,
+)
+from specs.launch import Parallel
+from specs.stages.sft import SftSegment
+from specs.stages.training import Segment
+
+
+class Passes(NamedTuple):
+    """How often memory-bound operators read or write a tensor, in elements of the parameters' precision."""
+
+    forward: float
+    backward: float
+
+
+# By the width of what they pass over, per layer and token.
+PASSES = {
+    "residual": Passes(10, 12),  # norms and sums; shared by ranks with sequence parallelism
+    "whole": Passes(0, 6),  # gradients that several matrices give their input
+    "heads": Passes(4, 5),  # norm and RoPE of queries and keys, a kernel each
+    "xielu": Passes(2, 3),  # a kernel
+    "swiglu": Passes(5, 12),
+    "gather": Passes(4, 4),  # sequence parallelism: pieces are copied together before and after an exchange
+}
+# The same of compiled layers, whose operators between two products are one kernel.
+COMPILED = {
+    "residual": Passes(9, 10),
+    "whole": Passes(0, 7),
+    "heads": PASSES["heads"],
+    "xielu": PASSES["xielu"],
+    "swiglu": Passes(5, 7),
+    "gather": PASSES["gather"],
+}
+LOGITS = 10.0  # float32 elements that the loss reads or writes, per logit
+# bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
+GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Predicted seconds of the busiest rank."""
+
+    compute: float
+    waited: float  # collectives that no computation hides
+    bubble: float  # idle time of a pipeline, as a fraction of the others
+
+    @property
+    def total(self) -> float:
+        return (self.compute + self.waited) * (1 + self.bubble)
+
+
+def bubble(parallel: Parallel, micro_batches: int) -> float:
+    """Idle time of a pipeline beside its work (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+    return (parallel.pp - 1) / (micro_batches * (parallel.stages // parallel.pp))
+
+
+def of_step(segment: Segment, processes: int, rates: Rates) -> StepTime:
+    """The time of a step on `processes` GPUs; the layout must fit."""
+    work = _Work(segment, processes, rates)
+    ranks = [work.rank(rank) for rank in range(segment.parallel.pp)]
+    return max(ranks, key=lambda time: time.total)
+
+
+def of_rank(segment: Segment, processes: int, rank: int, rates: Rates) -> StepTime:
+    """The same of the GPUs with index `rank` in their pipeline."""
+    return _Work(segment, processes, rates).rank(rank)
+
+
+class _Work:
+    """The work of a layout."""
+
+    def __init__(self, segment: Segment, processes: int, rates: Rates) -> None:
+        self.segment, self.processes, self.rates = segment, processes, rates
+        self.model, self.parallel = segment.model, segment.parallel
+        parallel = self.parallel
+        self.rows, self.micro_batches = micro_batches_of(segment, processes)
+        self.tokens = self.rows * segment.sequence_length / parallel.cp
+        self.b = WIDTH[segment.precision.param]
+        self.spread = parallel.tp if parallel.sequence_parallel else 1
+        self.split = parallel.sequence_parallel and parallel.tp > 1
+        self.again = segment.activation_checkpointing
+        self.count: Parameters = parameters(self.model, parallel.tp)
+        self.trains = not (isinstance(segment, SftSegment) and segment.lora is not None)
+        each = processes // parallel.pp // parallel.tp // parallel.cp
+        self.shards = each // parallel.dp_replicate * parallel.cp
+        # tokens that attend to each other: a rehearsal's rows are one document, or so many completions
+        pairs = 2 * PAIRS if segment.objective in ("qrpo", "dpo") else 1
+        self.length = -(-segment.sequence_length // pairs)
+
+    # Exchanges. Ranks are numbered with tp innermost, then cp, dp_shard, dp_replicate and pp.
+
+    def _sent(self, kind: str, size: float, number: int, stride: int) -> float:
+        return self.rates.between(kind, size, number, _nodes(number, stride, self.rates.gpus_per_node))
+
+    def over_tp(self, kind: str, width: float) -> float:
+        """Of whole tensors with `width` bytes per token."""
+        return self._sent(kind, self.tokens * width, self.parallel.tp, 1)
+
+    def over_cp(self, kind: str, size: float) -> float:
+        return self._sent(kind, size, self.parallel.cp, self.parallel.tp)
+
+    def over_fsdp(self, gathered: float, reduced: float) -> float:
+        """Gathers of `gathered` parameters and reductions of `reduced` ones, of both of which a rank would
+        have so many without FSDP."""
+        tp, replicas = self.parallel.tp, self.parallel.dp_replicate
+        seconds = self._sent("all-gather", self.b * gathered, self.shards, tp)
+        seconds += self._sent("reduce-scatter", 4 * reduced, self.shards, tp)
+        return seconds + self._sent("all-reduce", 4 * reduced / self.shards, replicas, tp * self.shards)
+
+    # Operators.
+
+    def product(self, tokens: float, inputs: float, outputs: float, result: float | None = None) -> float:
+        """Of a matrix with `inputs` and `outputs` of this rank. `result`: bytes of what it adds to."""
+        b = self.b
+        moved = b * (tokens * inputs + inputs * outputs + tokens * outputs) + (result or 0.0)
+        return self.rates.compute(2 * tokens * inputs * outputs, moved, "matrix", b)
+
+    def moved(self, size: float) -> float:
+        return self.rates.compute(0, size, "memory", self.b)
+
+    @cached_property
+    def matrices(self) -> tuple[float, float]:
+        """Products of a layer, forward, and those of them that selective recomputation repeats."""
+        model, tp = self.model, self.parallel.tp
+        queries, keys, ffn = model.query_dim / tp, model.key_dim / tp, model.ffn_dim / tp
+        sides = [(model.dim, queries), (model.dim, keys), (model.dim, keys), (queries, model.dim)]
+        sides += [(model.dim, ffn)] * (model.ffn_matrices - 1) + [(ffn, model.dim)]
+        each = [self.product(self.tokens, *side) for side in sides]
+        return sum(each), sum(each[1::2])
+
+    @cached_property
+    def attention(self) -> float:
+        """Scores of a layer, forward."""
+        model, tp, cp = self.model, self.parallel.tp, self.parallel.cp
+        flops = 4 * self.tokens * self.length * model.query_dim / tp * unmasked(1, cp)
+        moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp) / tp
+        return self.rates.compute(flops, moved, "attention", self.b)
+
+    def passes(self) -> Passes:
+        """Memory-bound operators of a layer, in seconds."""
+        model, tp = self.model, self.parallel.tp
+        widths = {
+            "residual": model.dim / self.spread,
+            "whole": model.dim,
+            "heads": (model.query_dim + model.key_dim) / tp,
+            model.activation: model.ffn_dim / tp,
+            "gather": 2 * model.dim * self.split,
+        }
+        scale, passes = self.b * self.tokens, COMPILED if self.segment.compile else PASSES
+        return Passes(
+            self.moved(scale * sum(passes[name].forward * width for name, width in widths.items())),
+            self.moved(scale * sum(passes[name].backward * width for name, width in widths.items())),
+        )
+
+    def layer(self) -> tuple[float, float]:
+        """Computation and waiting of a layer and a micro-batch."""
+        products, repeated = self.matrices
+        passes, scores = self.passes(), self.attention
+        compute = products * (3 if self.trains else 2) + scores * (1 + 5 / 2) + sum(passes)
+        compute += {
+            "none": 0.0, "selective": repeated + passes.forward, "full": products + scores + passes.forward,
+        }[self.again]  # fmt: skip
+        return compute, self.layer_exchanges()
+
+    def layer_exchanges(self) -> float:
+        model, repeats = self.model, self.again != "none"
+        seconds = 0.0
+        if self.parallel.tp > 1:
+            whole = self.b * model.dim
+            if self.split:
+                gather, scatter = self.over_tp("all-gather", whole), self.over_tp("reduce-scatter", whole)
+                seconds += (
+                    4 * (gather + scatter) + 2 * repeats * gather + 2 * (self.again == "full") * scatter
+                )
+            else:
+                seconds += (4 + 2 * repeats) * self.over_tp("all-reduce", whole)
+            small = 2 if self.split else 4  # gradients of norms, and of xIELU's scalars
+            seconds += small * self._sent("all-reduce", 0, self.parallel.tp, 1)
+        if self.parallel.cp > 1:
+            keys = self.b * self.rows * self.segment.sequence_length * model.key_dim / self.parallel.tp
+            seconds += 2 * (1 + repeats) * self.over_cp("all-gather", keys)
+            seconds += 2 * self.over_cp("reduce-scatter", keys)
+        return seconds
+
+    def output(self) -> tuple[float, float]:
+        """Computation and waiting of output layer and loss, of a micro-batch."""
+        model, tp = self.model, self.parallel.tp
+        words, chunks = model.vocab_size / tp, -(-self.tokens // CHUNK_TOKENS)
+        chunk = self.tokens / chunks
+        products = 2 * self.product(chunk, model.dim, words)
+        products += self.product(chunk, model.dim, words, 8 * model.dim * words)  # adds in float32
+        if self.segment.objective in ("qrpo", "dpo"):
+            products += self.product(chunk, model.dim, words)
+        compute = chunks * (products + self.moved(LOGITS * 4 * chunk * words))
+        compute += self.moved(6 * self.b * self.tokens * model.dim)
+        waited = 0.0
+        if tp > 1:
+            waited = 2 * chunks * self._sent("all-reduce", 4 * chunk, tp, 1)
+            waited += self.over_tp("reduce-scatter" if self.split else "all-reduce", self.b * model.dim)
+        return compute, waited
+
+    def rank(self, rank: int) -> StepTime:
+        """A step of the ranks with this index in their pipeline."""
+        model, parallel, count = self.model, self.parallel, self.count
+        pp, many = parallel.pp, self.micro_batches
+        layers = sum(layers_of_rank(model.n_layers, parallel.stages, pp, rank))
+        first, last = rank == 0, rank == pp - 1
+        compute, waited = (many * layers * seconds for seconds in self.layer())
+        if last:
+            more, longer = self.output()
+            compute, waited = compute + many * more, waited + many * longer
+        if first:
+            compute += many * self.moved(4 * self.b * self.tokens * model.dim)
+            if parallel.tp > 1:
+                kind = "reduce-scatter" if self.split else "all-reduce"
+                waited += many * self.over_tp(kind, self.b * model.dim)
+        own = layers * count.layer + count.embedding * first + count.head * last
+        hidden, times = 0.0, 1 if pp > 1 else many
+        if self.shards > 1 or parallel.dp_replicate > 1:
+            twice = own + (layers * count.layer if pp == 1 else 0.0)  # forward and backward
+            reduced = own if self.trains else 0.0
+            hidden = times * self.over_fsdp(twice, reduced)
+            compute += times * self.moved(GATHERED * twice + REDUCED * reduced)
+        if pp > 1:
+            compute += many * self.moved(SUMMED * own)
+            stages = parallel.stages // pp
+            ends = 4 * stages - 2 * first - 2 * last  # sends and receives of a micro-batch, both ways
+            size = self.b * self.tokens * model.dim / self.spread
+            waited += many * ends * self._sent("send", size, 2, self.processes // pp)
+        states = max(STATES[self.segment.optimizer.name or ""]) if self.trains else 0
+        compute += self.moved((12 + 8 * (2 + states)) * own / self.shards)
+        return StepTime(compute, waited + max(0.0, hidden - compute), bubble(parallel, many))
+
+
+@cache
+def _nodes(number: int, stride: int, gpus_per_node: int) -> int:
+    """Nodes of a group of ranks that lie `stride` apart."""
+    return len({index * stride // gpus_per_node for index in range(number)})

@@ -1,0 +1,173 @@
+"""The layouts in which a part of a training stage could run on a number of GPUs, by predicted speed.
+
+Layouts are enumerated and pruned by the rules of a recipe's checks (`specs.layout`), and by two of its own:
+tensor parallelism stays inside a node, and each rank has at least `LEAST_TOKENS` of a sequence. What is left
+is ranked by `flows.planning.estimate.step_time`.
+
+Invariant: a layout changes the speed of a part and its memory, never its batch or its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, Literal
+
+from apertus_model.rehearsal.rates import Rates
+from flows.planning.estimate import step_time
+from flows.planning.estimate.memory import memory_of_step
+from specs.errors import FieldPath
+from specs.launch import Launch, Parallel
+from specs.layout import micro_batch_size, misfits
+from specs.optimizer import refused_layout
+from specs.stages.training import Segment
+
+LEAST_TOKENS = 2048  # of a sequence, for each rank that shares it
+LARGEST_MICRO_BATCH = 16  # sequences
+# gpipe idles as long as 1f1b and keeps more
+SCHEDULES: tuple[Literal["1f1b", "interleaved-1f1b"], ...] = ("1f1b", "interleaved-1f1b")
+RECOMPUTATION = ("none", "selective", "full")
+BLOCK = 128  # tokens: FlexAttention's mask has whole blocks on every rank
+WITHOUT_SHARING = ("varlen", "flash")  # attention backends that no ranks of a sequence can share
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A segment in a layout, on a number of GPUs."""
+
+    segment: Segment
+    processes: int
+    rates: Rates
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.segment.parallel
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Equal for layouts that differ in copies of weights, micro-batch and recomputation only."""
+        parallel = self.parallel
+        return parallel.tp, parallel.sequence_parallel, parallel.cp, parallel.pp, parallel.pp_schedule
+
+    @cached_property
+    def seconds(self) -> float:
+        return step_time.of_step(self.segment, self.processes, self.rates).total
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.segment.tokens_per_step / self.seconds / self.processes
+
+    @cached_property
+    def memory(self) -> float:
+        """Bytes of a GPU, by the plan."""
+        return memory_of_step(self.segment, self.processes).total
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """`launch:` of the stage, every field of `parallel` stated."""
+        parallel = self.parallel.to_json() | {"dp_shard": self.dp_shard}
+        return {"processes": self.processes, "parallel": parallel}
+
+    @property
+    def dp_shard(self) -> int:
+        parallel = self.parallel
+        fixed = parallel.tp * parallel.cp * parallel.pp * parallel.dp_replicate
+        return self.processes // fixed
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields beside `launch`."""
+        return {
+            "micro_batch_size": self.segment.micro_batch_size,
+            "activation_checkpointing": self.segment.activation_checkpointing,
+        }
+
+    def overrides(self, path: FieldPath) -> list[str]:
+        """As `--set` takes them. `path`: of the phase, see `specs.stages.training.Phase`."""
+        stage, phase = ".".join(map(str, path[:2])), ".".join(map(str, path))
+        stated = [f"{stage}.launch.{name}={flow(value)}" for name, value in self.launch.items()]
+        return stated + [f"{phase}.{name}={flow(value)}" for name, value in self.settings.items()]
+
+    def to_yaml(self, path: FieldPath) -> str:
+        """The same to paste under a recipe. Settings of one step of several cannot be stated apart from the
+        step, and are comments."""
+        stage, step = str(path[1]), path[2:]
+        settings = [f"{name}: {value}" for name, value in self.settings.items()]
+        if step:
+            settings = [f"# {'.'.join(map(str, step))}.{line}" for line in settings]
+        lines = [*settings, f"launch: {flow(self.launch)}"]
+        return "\n".join(["stages:", f"  {stage}:", *(f"    {line}" for line in lines)]) + "\n"
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {flow(one)}" for name, one in value.items()) + "}"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def layouts(segment: Segment, processes: int, rates: Rates) -> list[Layout]:
+    """All layouts, the fastest first; none where the batch cannot be divided."""
+    found = [
+        Layout(
+            segment.model_copy(
+                update={"parallel": parallel, "micro_batch_size": size, "activation_checkpointing": again}
+            ),
+            processes,
+            rates,
+        )
+        for parallel in _degrees(segment, processes, rates.gpus_per_node)
+        for size in _micro_batches(segment, parallel, processes)
+        for again in _recomputation(segment, parallel)
+    ]
+    return sorted(found, key=lambda layout: layout.seconds)
+
+
+def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[Parallel]:
+    """Degrees that model, sequence, batch, optimizer and attention allow."""
+    assert segment.optimizer.name is not None, "the planner resolves the optimizer"
+    stages = _divisors(processes, segment.model.n_layers) if segment.objective == "cross-entropy" else [1]
+    for tp, cp, pp in product(_divisors(processes, gpus_per_node), _cp(segment, processes), stages):
+        ranks, left = divmod(processes, tp * cp * pp)
+        if left or not ranks or gpus_per_node % tp or segment.global_batch_size % ranks:
+            continue
+        for split, schedule in product((False, True)[:tp], SCHEDULES[:pp]):
+            layout = Parallel(tp=tp, cp=cp, pp=pp, pp_schedule=schedule, sequence_parallel=split)
+            launch = Launch(processes=processes, parallel=layout)
+            if any(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size)):
+                continue
+            for copies in _divisors(ranks, ranks):
+                found = layout.model_copy(update={"dp_replicate": copies})
+                if refused_layout(segment.optimizer.name, found, processes) is None:
+                    yield found
+
+
+def _cp(segment: Segment, processes: int) -> list[int]:
+    if segment.attention in WITHOUT_SHARING:
+        return [1]
+    length = segment.sequence_length
+    return [
+        cp
+        for cp in _divisors(processes, max(1, length // LEAST_TOKENS))
+        if cp == 1 or length % (BLOCK * cp) == 0
+    ]
+
+
+def _micro_batches(segment: Segment, parallel: Parallel, processes: int) -> list[int]:
+    ranks = processes // (parallel.tp * parallel.cp * parallel.pp)
+    share = segment.global_batch_size // ranks
+    sizes = (micro_batch_size(parallel, share, size) for size in _divisors(share, LARGEST_MICRO_BATCH))
+    return sorted({size for size in sizes if size is not None})
+
+
+def _recomputation(segment: Segment, parallel: Parallel) -> tuple[str, ...]:
+    """Layers with recomputation cannot be compiled under tensor parallelism (`specs.checks`)."""
+    return RECOMPUTATION[:1] if segment.compile and parallel.tp > 1 else RECOMPUTATION
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [one for one in range(1, min(number, most) + 1) if number % one == 0]

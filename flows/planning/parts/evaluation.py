@@ -1,0 +1,287 @@
+"""Parts of the kinds that measure, choose or export models: `evaluate`, `probe`, `select`, `export`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flows.planning.graph import Input, Node
+from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.preferences import add_completions, add_model, add_prompts, add_rewards, check_room
+from specs.errors import FieldPath, did_you_mean
+from specs.stages.corpus import CorpusStage, Repeats
+from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart, Memorisation
+from specs.stages.export import ExportPart, ExportStage
+from specs.stages.preference_data import PromptsPart
+from specs.stages.probe import ProbePart, ProbeStage
+from specs.stages.select import SelectPart, SelectStage
+from specs.stages.training import Segment
+from specs.trajectory import Trajectory, candidates
+
+EXTRAPOLATION = 16
+"""Largest ratio of held-out sequences to the model's context: that of Apertus grows from 4,096 to 65,536
+tokens, and the earlier model is measured at the length of the later one."""
+
+
+def add_evaluate(builder: Builder, name: str) -> None:
+    """The evaluation is the last part, after those that generate answers or run tasks."""
+    stage = cast(EvaluateStage, builder.pipeline.stages[name])
+    at: FieldPath = ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    tokenizer = builder.tokenizer_of(checkpoint)
+    sources = [builder.part(source) for source in stage.sources]
+    for index, source in enumerate(sources):
+        builder.same_tokenizer((*at, "sources", index), source.name, builder.tokenizer_of(source), tokenizer)
+    inputs = {"checkpoint": checkpoint, "tokenizer": tokenizer}
+    inputs |= {f"source:{index}": source for index, source in enumerate(sources)}
+    memorisation = stage.memorisation
+    if memorisation:
+        inputs["probes"] = builder.part(memorisation.probes)
+        _check_probes(builder, memorisation, (*at, "memorisation"))
+    if stage.by_position:
+        _check_length(
+            builder, stage.by_position.sequence_length, trajectory, (*at, "by_position", "sequence_length")
+        )
+    _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
+    if stage.generation:
+        inputs |= _generation(builder, name, stage, checkpoint, trajectory)
+    if stage.harness:
+        inputs["harness"] = _harness(builder, name, stage, checkpoint, trajectory)
+    against_trajectory = _compare(builder, name, stage, inputs) if stage.against else None
+    part = EvaluatePart(
+        model=trajectory.model,
+        sequence_length=_length(builder, stage, trajectory),
+        samples=stage.samples,
+        by_position=stage.by_position,
+        prefix=memorisation.prefix if memorisation else 0,
+        suffix=memorisation.suffix if memorisation else 0,
+        shown=stage.generation.shown if stage.generation else 0,
+        against_model=against_trajectory.model if against_trajectory else None,
+        source_names=[source.name for source in sources],
+        name=checkpoint.name,
+        against_name=inputs["against_checkpoint"].name if stage.against else "",
+    )
+    node = builder.node(name, name, part, inputs)
+    for index, gate in enumerate(stage.gates):
+        _check_metric(builder, node, gate.metric, (*at, "gates", index, "metric"))
+
+
+def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
+    """A metric that the evaluation will not have is a problem. Metrics of the harness are unknown until it
+    has run."""
+    stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
+    known = _metrics(builder, stage, evaluation)
+    if metric not in known and not (stage.harness and metric.startswith("task/")):
+        builder.problem(
+            path, f"'{evaluation.name}' will not have a metric '{metric}'", did_you_mean(metric, known)
+        )
+
+
+def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
+    """The metrics of an evaluation, without those of the harness."""
+    part = cast(EvaluatePart, evaluation.part)
+    buckets = _repeats(builder, stage.memorisation).buckets if stage.memorisation else []
+    against = (
+        cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names
+        if stage.against
+        else []
+    )
+    return part.metrics(evaluation.inputs, buckets, against)
+
+
+def _repeats(builder: Builder, memorisation: Memorisation) -> Repeats:
+    """How the corpus puts the probes into its training split."""
+    probes = memorisation.probes
+    sources = cast(CorpusStage, builder.pipeline.stages[probes.stage]).sources
+    repeats = sources[probes.part or next(iter(sources))].repeats
+    assert repeats is not None, "checked with the references"
+    return repeats
+
+
+def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath) -> None:
+    """A probe shorter than prefix and suffix together measures nothing."""
+    prefix, suffix, length = memorisation.prefix, memorisation.suffix, _repeats(builder, memorisation).length
+    if prefix + suffix > length:
+        total = f"prefix {prefix} and suffix {suffix} are {prefix + suffix} tokens"
+        message = f"{total}, but the probes of '{memorisation.probes}' have {length}"
+        fix = f"state a sum of {length} at most, or a larger repeats.length of the corpus."
+        builder.problem(path, message, fix)
+
+
+def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, path: FieldPath) -> None:
+    """Sequences far beyond the model's context measure nothing, and need memory with the square of their
+    length."""
+    context, limit = trajectory.context_length, EXTRAPOLATION * trajectory.context_length
+    if length is not None and length > limit:
+        trained = f"the model was trained on {context:,} at most"
+        message = f"sequences of {length:,} tokens, and {trained}; the limit is {EXTRAPOLATION} times that"
+        builder.problem(path, message, f"state {limit} or less.")
+
+
+def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
+    """Length of the held-out sequences: the stage's, else that of the evaluation in `against`, else the
+    model's."""
+    if stage.sequence_length is not None or stage.against is None:
+        return stage.sequence_length or trajectory.sequence_length
+    return cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).sequence_length
+
+
+def _generation(
+    builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory
+) -> dict[str, Input]:
+    generation = stage.generation
+    assert generation is not None
+    at: FieldPath = ("stages", name, "generation")
+    room = (*at, "sampling", "max_new_tokens")
+    check_room(builder, room, generation.sampling, trajectory.context_length, "context length")
+    part = PromptsPart(
+        split="validation",
+        limit=generation.limit,
+        offline=True,
+        max_tokens=trajectory.context_length,
+        max_new_tokens=generation.sampling.max_new_tokens,
+        sampled=generation.sampling.n,
+        min_branches=1,
+    )
+    prompts = add_prompts(builder, name, [generation.prompts], (*at, "prompts"), checkpoint, part)
+    completions = add_completions(builder, name, generation.sampling, checkpoint, trajectory, prompts)
+    inputs = {"prompts": reads(prompts), "completions": reads(completions)}
+    if generation.reward:
+        rewards = add_rewards(builder, name, generation.reward, (*at, "reward"), prompts, completions)
+        inputs["rewards"] = reads(rewards)
+    return inputs
+
+
+def _harness(
+    builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory
+) -> Input:
+    assert stage.harness is not None
+    inputs = {"model": reads(add_model(builder, name, checkpoint, trajectory))}
+    if stage.harness.include is not None:
+        path: FieldPath = ("stages", name, "harness", "include")
+        files = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
+        inputs["tasks"] = builder.folder(
+            f"{name}.tasks", stage.harness.include, files, path, "name a folder with task files."
+        )
+    return reads(
+        builder.node(f"{name}/harness", name, HarnessPart(harness=stage.harness), inputs, kind="harness")
+    )
+
+
+def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input]) -> Trajectory:
+    """Adds what the stage is compared with to `inputs`. Answers can be compared when prompts and sampling
+    are the same."""
+    assert stage.against is not None
+    path: FieldPath = ("stages", name, "against")
+    other = builder.graph.nodes[stage.against.stage]
+    other_stage = cast(EvaluateStage, builder.pipeline.stages[stage.against.stage])
+    against, trajectory = builder.checkpoint(other_stage.from_, ("stages", stage.against.stage, "from"))
+    builder.same_tokenizer(path, against.name, builder.tokenizer_of(against), inputs["tokenizer"])
+    inputs |= {"against": reads(other), "against_checkpoint": against}
+    theirs = cast(EvaluatePart, other.part)
+    if stage.sources and theirs.source_names:
+        for field, own_value, value in (
+            ("samples", stage.samples, theirs.samples),
+            ("sequence_length", stage.sequence_length or theirs.sequence_length, theirs.sequence_length),
+        ):
+            if own_value != value:
+                differ = f"'{stage.against}' has {field} {value}, this stage {own_value}"
+                message = f"{differ}; forgetting needs the same held-out text"
+                builder.problem(("stages", name, field), message, f"state {field}: {value}.")
+    if "completions" in inputs and "completions" in other.inputs:
+        answers = (inputs["completions"], other.inputs["completions"])
+        sampled = [builder.graph.nodes[read.node or ""].part.identity_fields() for read in answers]
+        alike = inputs["prompts"].fingerprint == other.inputs["prompts"].fingerprint
+        if not alike or sampled[0] != sampled[1]:
+            message = f"'{stage.against}' and this stage differ in prompts or sampling"
+            builder.problem(path, message, "state the same generation: in both.")
+        if "rewards" in inputs and "rewards" in other.inputs:
+            inputs["against_rewards"] = other.inputs["rewards"]
+            inputs["against_completions"] = other.inputs["completions"]
+    return trajectory
+
+
+def add_probe(builder: Builder, name: str) -> None:
+    """One part."""
+    stage = cast(ProbeStage, builder.pipeline.stages[name])
+    at: FieldPath = ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
+    inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
+    for index, source in enumerate(builder.part(source) for source in stage.sources):
+        builder.same_tokenizer(
+            (*at, "sources", index), source.name, builder.tokenizer_of(source), inputs["tokenizer"]
+        )
+        inputs[f"source:{index}"] = source
+    part = ProbePart(
+        model=trajectory.model,
+        sequence_length=stage.sequence_length or trajectory.sequence_length,
+        samples=stage.samples,
+        sharpness=stage.sharpness,
+    )
+    builder.node(name, name, part, inputs)
+
+
+def add_select(builder: Builder, name: str) -> None:
+    """One part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
+    stage = cast(SelectStage, builder.pipeline.stages[name])
+    read = [builder.checkpoint(ref, path)[0] for path, ref in candidates(builder.pipeline, name)]
+    if len({checkpoint.hashed for checkpoint in read}) < len(read):
+        builder.problem(("stages", name), "two of the candidates are the same checkpoint", "name each once.")
+    names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
+    inputs = {f"checkpoint:{index}": checkpoint for index, checkpoint in enumerate(read)}
+    inputs |= {
+        f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)
+    }
+    if stage.checkpoints:
+        _check_losses(builder, name, stage, read)
+    for evaluation in stage.evaluations:
+        _check_metric(
+            builder,
+            builder.graph.nodes[builder.part(evaluation).name],
+            stage.metric,
+            ("stages", name, "metric"),
+        )
+    builder.node(name, name, SelectPart(metric=stage.metric, best=stage.best, names=names), inputs)
+
+
+def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[Input]) -> None:
+    """The held-out loss by which checkpoints are compared must be measured at the step of each."""
+    wanted = stage.metric.removeprefix("val_loss").removeprefix("/")
+    for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, read, strict=True)):
+        node = builder.graph.nodes[checkpoint.name]
+        path: FieldPath = ("stages", name, "checkpoints", index)
+        if isinstance(node.part, SelectPart):
+            continue  # a selection that has not chosen yet
+        if not isinstance(node.part, Segment):
+            message = f"'{ref}' was not trained, so it has no held-out loss"
+            builder.problem(path, message, "name evaluations in place of checkpoints.")
+            continue
+        interval, step = node.part.validation.interval, checkpoint.step or 0
+        if wanted and wanted not in node.part.source_names:
+            message = f"'{stage.metric}' is the held-out loss of '{wanted}', which '{ref}' does not train on"
+            builder.problem(("stages", name, "metric"), message, did_you_mean(wanted, node.part.source_names))
+        elif interval and step % interval and step != node.end_step and ref.best is None:
+            measured = f"held-out loss is measured every {interval} steps and at step {node.end_step}"
+            message = f"'{ref}' is step {step}, but {measured}"
+            builder.problem(path, message, "name such a step, or state another validation.interval.")
+
+
+def add_export(builder: Builder, name: str) -> None:
+    """One part."""
+    stage = cast(ExportStage, builder.pipeline.stages[name])
+    path: FieldPath = ("stages", name, "from")
+    checkpoint, trajectory = builder.checkpoint(stage.from_, path)
+    builder.exportable(path, trajectory)
+    part = ExportPart(
+        model=trajectory.model,
+        sequence_length=trajectory.context_length,
+        max_shard_size=int(stage.max_shard_size),
+        dtype=stage.dtype,
+        tolerance=stage.tolerance,
+        chat=trajectory.chat,
+    )
+    inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
+    inputs |= {
+        f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)
+    }
+    builder.node(name, name, part, inputs)

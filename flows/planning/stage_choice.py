@@ -1,0 +1,74 @@
+"""The stages of a run: all, `--until` one, or `--only` one."""
+
+from __future__ import annotations
+
+from flows.planning.plan import Plan
+from specs.dependencies import needs
+from specs.errors import Problem, SpecError, did_you_mean
+
+
+def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:
+    """Names of the chosen stages; `option` states `until`. SpecError for a missing stage, for `--only` with
+    unfinished inputs, and for stages that read unavailable inputs."""
+    if until is not None and only is not None:
+        message = f"--until {until} also runs the inputs of '{until}', --only {only} runs no other stage"
+        raise SpecError.of((), message, "give one of the two.", "--only")
+    chosen = _chosen(plan, until, only, option)
+    _refuse_unavailable(plan, chosen)
+    return chosen
+
+
+def _chosen(plan: Plan, until: str | None, only: str | None, until_option: str) -> set[str]:
+    stages = plan.pipeline.stages
+    for option, name in ((until_option, until), ("--only", only)):
+        if name is not None and name not in stages:
+            raise SpecError.of((), f"there is no stage '{name}'", did_you_mean(name, stages), option)
+    if only is not None:
+        parents = {parent for node in plan.graph.of(only) for parent in plan.graph.parents(node)}
+        missing = sorted(
+            p for p in parents if plan.graph.nodes[p].stage != only and plan.steps[p].action != "reuse"
+        )
+        if missing:
+            message = (
+                f"'{only}' reads {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not"
+                " finished"
+            )
+            raise SpecError.of((), message, f"run --until {only}.", "--only")
+        return {only}
+    if until is None:
+        return set(stages)
+    chosen: set[str] = set()
+    queue = [until]
+    while queue:
+        name = queue.pop()
+        if name not in chosen:
+            chosen.add(name)
+            queue += needs(name, stages[name])
+            queue += [
+                plan.graph.nodes[parent].stage
+                for node in plan.graph.of(name)
+                for parent in plan.graph.parents(node)
+            ]
+    return chosen
+
+
+def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
+    """SpecError, naming each source and its url, when unfinished parts of these stages read unavailable
+    inputs."""
+    wanted: dict[str, list[str]] = {}
+    for step in plan.steps.values():
+        if step.node.stage in stages and step.action != "reuse":
+            for name in step.unavailable:
+                wanted.setdefault(name, []).append(step.node.stage)
+    problems = []
+    for name, readers in wanted.items():
+        unavailable = plan.graph.unavailable[name]
+        first, *others = dict.fromkeys(readers)
+        message = (
+            f"'{name}' is declared and unavailable ({unavailable.reason}); '{first}'"
+            f"{' and the stages after it' if others else ''} cannot run"
+        )
+        fix = f"put the data at {unavailable.url}, or correct the url."
+        problems.append(Problem(unavailable.path, message, fix))
+    if problems:
+        raise plan.pipeline.located(SpecError(problems))

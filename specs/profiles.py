@@ -1,0 +1,207 @@
+"""Facts about a cluster, in a separate file, so that recipes run anywhere unchanged.
+
+`apertus run SPEC --profile FILE`, or `APERTUS_PROFILE`. Without one, stages are processes of this machine.
+Nothing enters a fingerprint.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import StringConstraints, ValidationError, field_validator, model_validator
+
+from specs.base import Spec, execution
+from specs.document import Document, read
+from specs.errors import Problem, SpecError, did_you_mean
+from specs.redaction import is_secret
+from specs.units import Duration
+
+OUR_SBATCH_OPTIONS = frozenset(
+    [
+        "array",
+        "chdir",
+        "cpus-per-task",
+        "error",
+        "exclude",
+        "export",
+        "job-name",
+        "mem",
+        "nodes",
+        "no-requeue",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "parsable",
+        "partition",
+        "requeue",
+        "signal",
+        "time",
+        "wait",
+        "wrap",
+    ]
+)
+Quantity = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*(\.\d+)?([KMGT]i?)?$")]
+
+
+class SlurmProfile(Spec):
+    """How jobs are submitted to Slurm. Fields that are left out use the cluster's defaults."""
+
+    partition: str | None = execution(None)
+    time_limit: Duration | None = execution(
+        None,
+        description=(
+            "of one job, rounded up to minutes; a longer stage resumes from its last checkpoint in the next"
+            " job"
+        ),
+    )
+    stop_before_end: Duration = execution(
+        Duration(300.0),
+        description=(
+            "how long before the time limit the stage is told to commit a checkpoint and end (Slurm may be "
+            "a minute early); also the time that a stage has whenever it is told to stop"
+        ),
+    )
+    cpus_per_task: int | None = execution(
+        None, ge=1, description="CPUs of the one task of a node, which has all its GPUs"
+    )
+    memory: Quantity | None = execution(None, description="of a node")
+    arguments: dict[str, str | int | bool] = execution(
+        default_factory=dict,
+        description="further options of `sbatch`: `{account: a123, reservation: team, gpus-per-node: 4}`",
+    )
+    srun_arguments: dict[str, str | int | bool] = execution(
+        default_factory=dict,
+        description=(
+            "options of `srun`: `{container-image: /images/apertus.sqsh, container-mounts: /scratch}`, `{mpi:"
+            " pmix}`"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _told_while_it_runs(self) -> SlurmProfile:
+        if self.time_limit is not None and self.stop_before_end.seconds >= self.time_limit.seconds:
+            raise ValueError(
+                f"stop_before_end is {self.stop_before_end} and time_limit {self.time_limit}: a stage would "
+                "be told to stop as it begins. Fix: state a shorter stop_before_end, or a longer time_limit"
+            )
+        return self
+
+    @field_validator("arguments", "srun_arguments")
+    @classmethod
+    def _not_ours(cls, arguments: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+        for name in arguments:
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+                raise ValueError(f"'{name}' is not a long option of Slurm; write 'account' for '--account'")
+            if name in OUR_SBATCH_OPTIONS:
+                raise ValueError(f"'{name}' is set by the launcher, or has a field of its own; leave it out")
+        return arguments
+
+
+class KubernetesVolume(Spec):
+    """A claim that every pod mounts. The store must be reachable without one."""
+
+    claim: str = execution(min_length=1)
+    path: str = execution(pattern=r"^/")
+
+
+class KubernetesProfile(Spec):
+    """How stages become indexed Jobs, a pod per node."""
+
+    image: str = execution(min_length=1)
+    namespace: str = execution("default")
+    context: str | None = execution(None, description="of kubectl; the current one by default")
+    service_account: str | None = execution(None)
+    gpu: str = execution("nvidia.com/gpu", description="resource name of a GPU; an empty text for none")
+    cpus: Quantity | None = execution(None, description="of a pod")
+    memory: Quantity | None = execution(None, description="of a pod")
+    shared_memory: Quantity = execution("16Gi", description="of a pod, for data workers and NCCL")
+    secrets: list[str] = execution(
+        default_factory=list, description="Secrets whose entries become environment variables"
+    )
+    volumes: list[KubernetesVolume] = execution(default_factory=list)
+    labels: dict[str, str] = execution(
+        default_factory=dict, description="of Job and pods, such as the name of a queue"
+    )
+    node_selector: dict[str, str] = execution(default_factory=dict)
+    tolerations: list[dict[str, str | int]] = execution(default_factory=list)
+
+
+class Profile(Spec):
+    """Where stages run."""
+
+    launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
+    stages: Literal["training", "all"] = execution(
+        "training",
+        description=(
+            "stages that run on the cluster. training: those that use GPUs (training engine, "
+            "sampling, reward models, tasks of the harness); the others run where the launcher does"
+        ),
+    )
+    gpus_per_node: int = execution(1, ge=1, description="processes of a node")
+    scratch: str | None = execution(
+        None, description="folder for attempts; for Slurm one that all nodes see at the same path"
+    )
+    python: str | None = execution(
+        None, description="the interpreter on the nodes, or in the container; this one by default"
+    )
+    checkout: str | None = execution(
+        None, description="the checkout on the nodes, or in the container; this one by default"
+    )
+    modules: list[str] = execution(default_factory=list, description="environment modules that a job loads")
+    setup: list[str] = execution(default_factory=list, description="shell lines that a job runs first")
+    environment: dict[str, str] = execution(
+        default_factory=dict, description="variables of the stage's processes; no secrets"
+    )
+    slurm: SlurmProfile = execution(default_factory=SlurmProfile)
+    kubernetes: KubernetesProfile | None = execution(None)
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name in environment:
+            if is_secret(name):
+                raise ValueError(
+                    f"'{name}' looks like a secret; a profile is a file to share: set it in the environment,"
+                    " or in a Secret"
+                )
+        return environment
+
+    @model_validator(mode="after")
+    def _complete(self) -> Profile:
+        if self.launcher == "kubernetes" and self.kubernetes is None:
+            raise ValueError("launcher: kubernetes needs kubernetes: {image: ...}")
+        if self.launcher == "kubernetes" and (self.modules or self.setup):
+            raise ValueError("modules and setup are for Slurm; put what a pod needs into its image")
+        return self
+
+
+def load_profile(path: str | Path | None) -> Profile:
+    """Reads a profile; without a path, the one of a single machine. SpecError with every problem found."""
+    if not path:
+        return Profile()
+    document = read(path)
+    try:
+        return Profile.model_validate(document.data)
+    except ValidationError as error:
+        raise SpecError([_problem(document, details) for details in error.errors()]) from None
+
+
+def _problem(document: Document, details: Any) -> Problem:
+    path = tuple(details["loc"])
+    if details["type"] == "extra_forbidden":
+        models: dict[tuple[Any, ...], type[Spec]] = {
+            (): Profile,
+            ("slurm",): SlurmProfile,
+            ("kubernetes",): KubernetesProfile,
+        }
+        fields = list(models[path[:-1]].model_fields) if path[:-1] in models else []
+        return Problem(
+            path,
+            f"there is no field '{path[-1]}' here",
+            did_you_mean(str(path[-1]), fields),
+            document.where(path),
+        )
+    return Problem(path, str(details["msg"]).removeprefix("Value error, "), "", document.where(path))

@@ -1,0 +1,316 @@
+"""From training stages as written to trajectories: segments with whole steps, and all settings that are
+inherited filled in.
+
+Mixture, batch size and learning rate are piecewise functions of what the stage has consumed; their borders
+cut it. Borders and the budget are floored to whole batches, and the tokens left over are kept for messages.
+
+Invariant: everything here is integer arithmetic on the spec alone; no store, no fingerprint. Nothing after a
+border influences what comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+from specs.errors import Problem, SpecError
+from specs.piecewise import (
+    annealed_pieces,
+    batch_pieces,
+    check_steps,
+    full_schedule,
+    mixture_pieces,
+    seen_within,
+    whole_batches,
+    whole_budget,
+)
+from specs.schedule import Schedule, ScheduleSpec
+from specs.stages.merge import MergeStage
+from specs.stages.mixture import Anneal, MixtureStage
+from specs.stages.preference_training import PreferenceTraining
+from specs.stages.select import SelectStage
+from specs.stages.training import MixtureTraining, Phase, Precision, Training
+from specs.trajectory import (
+    Best,
+    Point,
+    SegmentPlan,
+    Trajectory,
+    candidates,
+    phase_of,
+    phases,
+    point_of,
+)
+from specs.units import REST, Budget
+
+if TYPE_CHECKING:
+    from specs.pipeline import Pipeline
+
+V = TypeVar("V")
+
+
+def resolve(
+    pipeline: Pipeline,
+    names: list[str],
+    best: Best | None = None,
+    models: Mapping[str, Trajectory] | None = None,
+) -> dict[str, Trajectory]:
+    """The trajectories, by phase, of the training stages, merges and selections among `names` (inputs first).
+
+    `best` are the steps of `@best:` references and the choices of selections, which only a store knows; for a
+    missing one the last step, or the first candidate, is used. `models` are the Hugging Face models that the
+    recipe names (`imported`), which are read from their folders.
+
+    SpecError with all problems. Phases that depend on a wrong one, or on a model that is not given, are left
+    out."""
+    found: dict[str, Trajectory] = dict(models or {})
+    problems: list[Problem] = []
+    annealed = {
+        name: stage.anneal
+        for name, stage in pipeline.stages.items()
+        if isinstance(stage, MixtureStage) and stage.anneal
+    }
+    for name in names:
+        stage = pipeline.stages.get(name)
+        try:
+            if isinstance(stage, SelectStage) and all(
+                phase_of(ref, found) in found for _, ref in candidates(pipeline, name)
+            ):
+                found[name] = _selected(pipeline, name, found, best or {})
+            if isinstance(stage, MergeStage) and all(
+                phase_of(ref, found) in found for ref in stage.checkpoints
+            ):
+                found[name] = _merged(name, stage, found, best or {})
+            for phase in phases(pipeline, name):
+                if phase.parent is None or phase_of(phase.parent, found) in found:
+                    found[phase.name] = _trajectory(phase, found, best or {}, annealed)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
+    branches = [
+        point_of(ref, found, ("stages", name, "checkpoints", index), best)
+        for index, ref in enumerate(stage.checkpoints)
+    ]
+    parents = [found[start.phase] for start in branches]
+    first = next((parent for parent in parents if not parent.imported), parents[0])
+    for index, other in enumerate(parents):
+        if other.model.identity_fields() != first.model.identity_fields():
+            message = (
+                f"'{stage.checkpoints[index]}' is another model than"
+                f" '{stage.checkpoints[parents.index(first)]}'"
+            )
+            raise SpecError.of(
+                ("stages", name, "checkpoints", index), message, "average checkpoints of the same dimensions."
+            )
+    start = branches[parents.index(first)]
+    batch = first.segments[start.segment].batch
+    still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
+    alone = replace(first, segments=(still,), planned=(still,), schedule=still.schedule, leftover_tokens=0)
+    return replace(alone, stage=name, seed=None, carry=(), parent=None, merged=True)
+
+
+def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
+    """The trajectory of the candidate that is currently chosen. All candidates have the same dimensions, so
+    later stages can be planned before the choice."""
+    among = candidates(pipeline, name)
+    starts = [point_of(ref, found, path, best) for path, ref in among]
+    models = [found[start.phase].model.identity_fields() for start in starts]
+    for (path, ref), model in zip(among, models, strict=True):
+        if model != models[0]:
+            message = f"'{ref}' is another model than '{among[0][1]}'"
+            raise SpecError.of(path, message, "choose among checkpoints of the same dimensions.")
+    chosen = starts[best.get(name, 0)]
+    return replace(found[chosen.phase], stage=name, stands_for=chosen)
+
+
+def _check_imported(phase: Phase, stage: Training) -> None:
+    """Checks a phase whose parent is a Hugging Face model. Such a model has weights only, so the phase must
+    state what it would otherwise inherit. SpecError with everything that is missing."""
+    problems = []
+    if missing := [what for what in phase.carry if what != "weights"]:
+        message = f"'{phase.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
+        problems.append(Problem((*phase.path, "carry"), message, "state carry: [weights]."))
+    for field, absent in (
+        ("optimizer.lr", stage.optimizer.lr is None),
+        ("global_batch_size", stage.global_batch_size is None),
+    ):
+        if absent:
+            message = f"'{phase.parent}' has weights only; there is no {field} to inherit"
+            problems.append(Problem((*phase.path, *field.split(".")), message, f"state {field}."))
+    rests = {
+        "global_batch_size": stage.global_batch_size,
+        "mixture": stage.data,
+        "schedule": stage.schedule,
+        "budget": stage.budget,
+    }
+    for field, value in rests.items():
+        if value == REST:
+            message = f"'{phase.parent}' has weights only; there is no training to continue"
+            problems.append(Problem((*phase.path, field), message, f"state {field}."))
+    if problems:
+        raise SpecError(problems)
+
+
+def _filled(
+    phase: Phase, start: Point | None, parent: Trajectory | None
+) -> tuple[dict[str, int], dict[str, str], Budget]:
+    """Batches and mixtures by where they begin, and the budget, as the phase states them.
+
+    `rest of parent` is replaced by what the parent has planned after the point, in tokens; at the parent's
+    end, by its last batch and mixture. The batch is the parent's where none is stated."""
+    batches, mixtures, budget = phase.settings.global_batch_size, phase.settings.data, phase.settings.budget
+    if start is not None and parent is not None:
+        done = parent.tokens_at(start.step)
+        behind = [segment for segment in parent.planned if segment.end_step > start.step] or [
+            parent.planned[-1]
+        ]
+        begins = [
+            f"{max(0, segment.start_sample * parent.sequence_length - done)} tokens" for segment in behind
+        ]
+        if mixtures == REST and not behind[0].mixture:
+            message = f"'{start.phase}' trains on no mixture, so there is no rest of it to train on"
+            raise SpecError.of((*phase.path, "mixture"), message, "name a mixture.")
+        if batches == REST:
+            batches = _where_they_change(begins, [segment.batch for segment in behind])
+        if mixtures == REST:
+            mixtures = _where_they_change(begins, [segment.mixture for segment in behind])
+        if budget == REST:
+            budget = Budget(parent.planned_tokens - done, "tokens")
+            if not budget.amount:
+                message = f"'{phase.parent}' is the end of '{start.phase}': nothing of its budget is left"
+                raise SpecError.of((*phase.path, "budget"), message, "state one, such as 1000 steps.")
+        batches = batches or {"0 samples": parent.segments[start.segment].batch}
+    assert isinstance(batches, dict) and isinstance(mixtures, dict) and isinstance(budget, Budget)
+    return batches, mixtures, budget
+
+
+def _where_they_change(begins: list[str], values: list[V]) -> dict[str, V]:
+    """Values by where they begin, without those that only repeat the one before."""
+    changes = zip(begins, values, [None, *values], strict=False)
+    return {begin: value for begin, value, before in changes if value != before}
+
+
+def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
+    """SpecError for what the phase takes over and the parent does not have."""
+    at, stage = phase.path, phase.settings
+    if parent.merged and "optimizer" in phase.carry:
+        message = f"'{phase.parent}' is a merge, which has no optimizer states to carry"
+        raise SpecError.of((*at, "carry"), message, "state carry: [weights].")
+    if parent.imported:
+        _check_imported(phase, stage)
+    if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.optimizer.name):
+        message = (
+            f"the states to carry are those of {parent.optimizer.name}, which {stage.optimizer.name}"
+            " cannot use"
+        )
+        carried = ", ".join(what for what in phase.carry if what != "optimizer")
+        raise SpecError.of((*at, "carry"), message, f"state carry: [{carried}].")
+    if not parent.lr_at(start.step) and (stage.schedule == REST or stage.optimizer.lr is None):
+        message = (
+            f"the learning rate has decayed to 0 at step {start.step} of '{start.phase}', so there is"
+            " none to inherit"
+        )
+        field = ("schedule",) if stage.schedule == REST else ("optimizer", "lr")
+        raise SpecError.of((*at, *field), message, f"state {'.'.join(field)}.")
+
+
+def _trajectory(
+    phase: Phase, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]
+) -> Trajectory:
+    at, stage = phase.path, phase.settings
+    start: Point | None = None
+    parent: Trajectory | None = None
+    inherited: dict[str, object] = {}
+    goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
+    packing = stage.packing if isinstance(stage, MixtureTraining) else None
+    if phase.parent is not None:
+        start = point_of(phase.parent, found, (*at, "from"), best)
+        parent = found[start.phase]
+        _check_parent(phase, start, parent)
+        if not parent.imported:
+            peak = parent.schedule.peak if stage.schedule == REST else parent.lr_at(start.step)
+            inherited = parent.optimizer.model_dump() | {"lr": peak}
+        model, length = parent.model, stage.sequence_length or parent.sequence_length
+        if phase.rope_theta is not None:
+            model = model.model_copy(update={"rope_theta": phase.rope_theta})
+        if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
+            goldfish = parent.goldfish
+        packing = packing or parent.packing
+    else:
+        assert phase.model is not None and stage.sequence_length is not None
+        model, length = phase.model, stage.sequence_length
+    optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
+    assert optimizer.lr is not None
+    batches, begins, budget = _filled(phase, start, parent)
+    pieces = batch_pieces(at, batches, length)
+    total, leftover = whole_budget((*at, "budget"), budget, pieces, length)
+    mixtures = annealed_pieces(
+        at, mixture_pieces(at, begins, pieces, length), annealed, pieces, length, total
+    )
+    borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
+    if isinstance(stage.schedule, ScheduleSpec):
+        full = full_schedule(at, stage.schedule, budget, optimizer.lr, pieces, length)
+        # a decay over the whole stage leaves nothing that could stand alone
+        cut = full.decay != "none" and stage.schedule.decay_over is not None
+    else:
+        assert start is not None and parent is not None
+        done = parent.schedule.offset + parent.tokens_at(start.step)
+        full = parent.schedule.model_copy(update={"peak": optimizer.lr, "offset": done})
+        cut = full.decay_start > done
+    if cut:
+        borders.add(whole_batches((full.decay_start - full.offset) // length, pieces))
+    stated = [*(pieces if stage.global_batch_size != REST else ()), *(mixtures if stage.data != REST else ())]
+    for begin, _ in stated:
+        if begin >= total:
+            message = (
+                f"a border at {begin * length:,} tokens lies after the end of the stage at"
+                f" {total * length:,} tokens"
+            )
+            raise SpecError.of((*at, "budget"), message, "raise the budget or remove the border.")
+    planned: list[SegmentPlan] = []
+    for begin, end in pairwise(sorted(border for border in borders if border <= total)):
+        batch = next(value for border, value in reversed(pieces) if border <= begin)
+        mixture = next(value for border, value in reversed(mixtures) if border <= begin)
+        step = planned[-1].end_step if planned else 0
+        schedule = seen_within(full, begin * length, end * length)
+        planned.append(SegmentPlan(mixture, batch, begin, end, step, schedule))
+    check_steps(at, stage, planned[-1].end_step)
+    stop = whole_budget((*at, "stop_at"), stage.stop_at, pieces, length)[0] if stage.stop_at else total
+    if stop > total:
+        message = f"{stage.stop_at} is after the end of the stage at {total * length:,} tokens"
+        raise SpecError.of((*at, "stop_at"), message, "lower it, or raise the budget.")
+    return Trajectory(
+        stage=phase.stage,
+        model=model,
+        seed=phase.seed,
+        sequence_length=length,
+        optimizer=optimizer,
+        precision=stage.precision or _inherited_precision(stage, parent),
+        goldfish=goldfish,
+        packing=packing or "concatenate",
+        carry=phase.carry,
+        parent=start,
+        segments=tuple(
+            replace(one, end_sample=min(one.end_sample, stop)) for one in planned if one.start_sample < stop
+        ),
+        planned=tuple(planned),
+        schedule=full,
+        leftover_tokens=leftover if stop == total else 0,
+        context_length=max(length, parent.context_length if parent is not None else 0),
+        chat=phase.chat or (parent is not None and parent.chat),
+    )
+
+
+def _inherited_precision(stage: Training, parent: Trajectory | None) -> Precision:
+    """The parent's precision; that of its parameters alone where log-ratios to a reference are trained."""
+    if parent is None:
+        return Precision()
+    if isinstance(stage, PreferenceTraining):
+        return Precision(param=parent.precision.param)
+    return parent.precision

@@ -1,0 +1,263 @@
+"""Tasks as a Slurm job array: each test with `cluster` runs on a fake of three shell scripts, and, as a
+slow test, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from apertus_model.data import job_array
+from apertus_model.data.job_array import Stopped
+from apertus_model.stop import StopSignal
+from infra import slurm
+from infra.slurm import SlurmError, SlurmMissing
+from infra.store import Artifact
+from specs.errors import StageError
+from tests.apertus_model.attempts import RecordsUnits, stored_bytes
+from tests.infra.fake_slurm import write_fake_slurm
+from tests.infra.slurm import little_slurm
+
+ROOT = Path(__file__).resolve().parents[3]
+SLURM = {"executor": "slurm"}
+ON_NODES = "documents-00000030-00000060"  # the unit of the second task
+
+
+class Cluster(NamedTuple):
+    folder: Path
+
+    def ask(self, *command: str) -> str:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+
+    def tasks(self) -> dict[str, str]:
+        """States by job and element, `1_0`."""
+        rows = [
+            row.split()
+            for row in self.ask(
+                "squeue", "--states=all", "--array", "--noheader", "--format=%F %K %T"
+            ).splitlines()
+        ]
+        return {f"{job}_{element}": state for job, element, state in rows}
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slow)])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    folder = tmp_path / "slurm"
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 2.0)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def use(environment: dict[str, str]) -> Cluster:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return Cluster(folder)
+
+    if request.param == "fake":
+        yield use(write_fake_slurm(folder))
+        return
+    with little_slurm(folder) as real:
+        yield use(real.environment)
+
+
+only_fake = pytest.mark.parametrize("cluster", ["fake"], indirect=True)
+
+
+def _spec(documents: Path, files_per_task: int = 30) -> dict[str, Any]:
+    return {
+        "source": {"url": str(documents), "format": "text", "include": ["*.txt"]},
+        "process": {
+            "holdout": 0.2,
+            "filters": [{"filter": "length", "min_characters": 200}, {"filter": "exact-duplicates"}],
+        },
+        "seed": 28,
+        "files_per_task": files_per_task,
+        "listing": [f"{i:02d}.txt" for i in range(60)],
+    }
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 40
+    while not true():
+        assert time.monotonic() < end, "waited for 40 s"
+        time.sleep(0.05)
+
+
+class Stuck(threading.Thread):
+    """Makes the second task wait for ever, for a writer of a pipe; when it runs, and the first is
+    committed, `then` is called."""
+
+    def __init__(self, bench: Any, cluster: Cluster, documents: Path, then: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.bench, self.cluster, self.then, self.pipe = bench, cluster, then, documents / "59.txt"
+        self.text = self.pipe.read_text()
+        self.pipe.unlink()
+        os.mkfifo(self.pipe)
+        self.start()
+
+    def run(self) -> None:
+        _until(lambda: len(self.bench.store.names("corpus/array/units")) == 1)
+        _until(lambda: self.cluster.tasks()["1_1"] == "RUNNING")
+        self.then()
+
+    def mend(self) -> None:
+        """The document is a file again."""
+        self.join(40)
+        self.pipe.unlink()
+        self.pipe.write_text(self.text)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_array_tasks_write_the_bytes_of_a_local_run(
+    bench: Any,
+    documents: Path,
+    tokenizer: Artifact,
+    cluster: Cluster,
+    jobs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_array, "ARRAY_SIZE", 1000 if jobs == 1 else 1)
+    here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
+    array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+    assert stored_bytes(array) == stored_bytes(here)
+    assert array.manifest.metrics == here.manifest.metrics
+    assert here.manifest.metrics["tasks"] == 2
+    assert sorted(cluster.tasks()) == (["1_0", "1_1"] if jobs == 1 else ["1_0", "2_0"])
+
+
+def test_a_killed_array_task_is_told_with_its_log_and_a_restart_submits_only_that_one(
+    bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
+    log = bench.folder / "scratch/corpus/array/first/work/tasks/logs/1_1.txt"
+
+    def kill() -> None:
+        with log.open("a") as file:
+            file.write("the last words\n")
+        cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
+
+    stuck = Stuck(bench, cluster, documents, kill)
+    told = r"task 1 \(Slurm job 1_1, CANCELLED\) ended without a result; its log ends:\n(?s:.*)the last words"
+    with pytest.raises(SlurmError, match=told):
+        bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+    stuck.mend()
+    monkeypatch.setattr(RecordsUnits, "committed", [], raising=False)
+    options: dict[str, Any] = {"attempt": "second", "attempt_class": RecordsUnits, "launch": SLURM}
+    array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, **options)
+    assert RecordsUnits.committed == [ON_NODES]
+    assert len(cluster.tasks()) == 2 + 1
+    assert stored_bytes(array) == stored_bytes(here)
+
+
+def test_a_stop_request_cancels_the_array_and_keeps_what_is_committed(
+    bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster
+) -> None:
+    stop = StopSignal()
+    progress = bench.folder / "progress.jsonl"
+
+    def ask() -> None:
+        _until(
+            lambda: (
+                '"done":1.0,"total":2.0,"unit":"tasks","metrics":{"running":1.0,"queued":0.0}'
+                in progress.read_text()
+            )
+        )
+        stop.request("SIGTERM")
+
+    stuck = Stuck(bench, cluster, documents, ask)
+    with pytest.raises(Stopped, match=r"stopped \(SIGTERM\): the Slurm jobs 1 were cancelled"):
+        bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM, stop=stop)
+    _until(lambda: cluster.tasks()["1_1"] == "CANCELLED")
+    stuck.mend()
+    assert len(bench.store.names("corpus/array/units")) == 1
+
+
+@only_fake
+def test_bad_documents_are_told_as_on_one_machine(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Cluster
+) -> None:
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(json.dumps({"body": "text"}) + "\n")
+    spec = {"source": {"url": str(folder), "format": "jsonl"}, "process": {}, "seed": 1, "files_per_task": 1}
+    with pytest.raises(StageError, match=r"a\.jsonl', line 1: no column 'text'; there are body"):
+        bench.run("corpus", "array", spec, {"tokenizer": tokenizer}, launch=SLURM)
+
+
+@only_fake
+def test_nodes_that_do_not_see_the_folder_are_told_how_to(
+    bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SLURM_IS_BLIND", "1")
+    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 0.2)
+    with pytest.raises(SlurmError, match=r"neither a result nor a log.*APERTUS_SCRATCH"):
+        bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+
+
+@only_fake
+def test_conversations_are_array_tasks_too(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Cluster
+) -> None:
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    for i in range(20):
+        turns = [{"role": "user", "content": f"number {i}?"}, {"role": "assistant", "content": f"{i}!"}]
+        (folder / f"{i:02d}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    spec = {
+        "source": {"url": str(folder), "format": "chat"},
+        "process": {"holdout": 0.3},
+        "seed": 28,
+        "files_per_task": 10,
+    }
+    here = bench.run("conversations", "here", spec, {"tokenizer": tokenizer})
+    array = bench.run("conversations", "array", spec, {"tokenizer": tokenizer}, launch=SLURM)
+    assert stored_bytes(array) == stored_bytes(here)
+    assert array.manifest.metrics == here.manifest.metrics
+
+
+@only_fake
+def test_what_recipe_and_profile_ask_for_reaches_sbatch(
+    bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SLURM_IS_BLIND", "1")
+    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 0.0)
+    asked = {"time_limit": "90s", "cpus": 4, "memory": "8G"}
+    profile = {
+        "slurm": {
+            "partition": "long",
+            "arguments": {"account": "a123", "exclusive": True, "nice": 5, "contiguous": False},
+        }
+    }
+    launch = {**SLURM, "slurm": asked}
+    with pytest.raises(SlurmError):
+        bench.run(
+            "corpus", "array", _spec(documents, 1), {"tokenizer": tokenizer}, launch=launch, profile=profile
+        )
+    words = (cluster.folder / "jobs/1/arguments.txt").read_text().split()
+    assert {
+        "--partition=long",
+        "--time=2",
+        "--cpus-per-task=4",
+        "--mem=8G",
+        "--account=a123",
+        "--exclusive",
+        "--nice=5",
+    } <= set(words)
+    assert "--array=0-59" in words
+    assert not [word for word in words if "contiguous" in word]
+
+
+def test_a_machine_without_slurm_is_told(
+    bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SlurmMissing, match=r"no 'sbatch'. Fix: .*executor: local"):
+        bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)

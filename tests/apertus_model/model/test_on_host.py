@@ -1,0 +1,22 @@
+"""Arguments that stay in the host's memory."""
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from apertus_model.model.on_host import OnHost, copy_to, host_tensor
+
+
+def test_a_tensor_on_the_host_is_left_by_what_moves_tensors_and_cut_by_what_maps_trees() -> None:
+    labels = torch.arange(6).view(2, 3)
+    value = OnHost(labels)
+    assert not isinstance(value, torch.Tensor)
+    first = tree_map_only(torch.Tensor, lambda tensor: tensor[:1], {"labels": value})["labels"]
+    assert isinstance(first, OnHost)
+    assert torch.equal(first.tensor, labels[:1])
+
+
+def test_the_tensor_is_the_same_wherever_it_is_asked_for() -> None:
+    labels = torch.arange(6)
+    assert host_tensor(OnHost(labels)) is labels
+    assert host_tensor(labels) is labels
+    assert torch.equal(copy_to(OnHost(labels), torch.device("cpu")), labels)

@@ -1,0 +1,23 @@
+"""Which optimizer a name stands for, and which parameters it decays."""
+
+from apertus_model.model.model import model_config
+from apertus_model.optimizers.registry import NOT_DECAYED
+from specs.optimizer import PUBLISHED, OptimizerSpec
+from tests.apertus_model.harness import MODEL
+
+
+def test_only_norms_and_xielu_scalars_are_spared_from_weight_decay() -> None:
+    import re
+
+    model = model_config(MODEL, sequence_length=16, attention="sdpa").build()
+    for name, parameter in model.named_parameters():
+        assert (re.search(NOT_DECAYED, name) is not None) == (parameter.ndim == 1), name
+
+
+def test_every_name_of_the_spec_has_an_optimizer() -> None:
+    from apertus_model.optimizers.registry import OPTIMIZERS
+    from apertus_model.trainer.optimizer import optimizer_config
+
+    for name in PUBLISHED:
+        groups = optimizer_config(OptimizerSpec(name=name, lr=1e-3).resolved({})).param_groups
+        assert {group.optimizer_name for group in groups} <= set(OPTIMIZERS)

@@ -1,0 +1,223 @@
+"""What a rehearsal counts is what ranks of gloo do, and what can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, mm_flop
+
+from apertus_model.rehearsal import fake_cuda
+from apertus_model.rehearsal.records import Rehearsed, Task
+from flows.execution.rehearsal import run_rank
+from flows.planning.estimate import flops
+from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.stages.training import Precision, Segment
+from tests.apertus_model.harness import ListedSamples, segment, train
+from tests.apertus_model.step_memory import peak_of_step
+
+WIDE = ModelSpec(dim=256, n_layers=2, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
+DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=2048)
+ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
+BFLOAT16 = Precision(param="bfloat16")
+NAMES = {
+    "all-gather": ("_allgather_base_", "allgather_", "all_gather_into_tensor"),
+    "reduce-scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor"),
+    "all-reduce": ("allreduce_", "all_reduce", "all_reduce_"),
+    "send": ("send",),
+    "receive": ("recv_",),
+}
+
+needs_compiler = pytest.mark.skipif(
+    not fake_cuda.possible(), reason=f"no {fake_cuda.COMPILER}, which compiles the fake CUDA"
+)
+
+
+def spec_of(processes: int, parallel: Parallel, model: ModelSpec = WIDE, **changes: Any) -> Segment:
+    micro, batches = changes.pop("micro", 2), changes.pop("batches", 1)
+    ranks = processes // (parallel.tp * parallel.cp * parallel.pp)
+    fields = {"optimizer": ADAMW, "precision": BFLOAT16, "sequence_length": 256, **changes}
+    made: Segment = segment(
+        model=model,
+        micro_batch_size=micro,
+        global_batch_size=micro * batches * ranks,
+        end_step=1,
+        parallel=parallel,
+        **fields,
+    )
+    return made
+
+
+def rehearsed(spec: Segment, processes: int, device: Any, rank: int = 0) -> Rehearsed:
+    report = run_rank(
+        Task(
+            kind="pretrain", segment=spec.model_dump(mode="json"), world_size=processes, rank=rank,
+            gpu="H100", gpus_per_node=8, device=device,
+        )
+    )  # fmt: skip
+    assert report.failure is None, report.failure
+    assert report.rehearsed is not None
+    return report.rehearsed
+
+
+class WholeSamples(ListedSamples):
+    """Every label is trained on."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.masked = length, False
+
+
+class Sent(TorchDispatchMode):
+    """Counts collectives by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
+            return NotImplemented
+        self.calls[func.__name__.split(".")[0]] += func.namespace in ("c10d", "_c10d_functional")
+        return func(*args, **(kwargs or {}))
+
+
+class Truth(NamedTuple):
+    memory: int
+    flops: int
+    collectives: dict[str, int]
+
+
+def really(folder: Path, spec: Segment, processes: int) -> list[Truth]:
+    """A step of real ranks on the CPU, which gloo connects."""
+
+    def check(trainer: Any) -> None:
+        memory = peak_of_step(trainer)
+        product = {torch.ops.aten.addmm_: lambda kept, a, b, out_shape=None, **_: mm_flop(a, b)}
+        counter, sent = FlopCounterMode(display=False, custom_mapping=product), Sent()
+        with sdpa_kernel(SDPBackend.MATH), counter, sent:
+            trainer.train_step(trainer.batch_generator(trainer.dataloader))
+        calls = {kind: sum(sent.calls[name] for name in names) for kind, names in NAMES.items()}
+        found = Truth(memory, counter.get_total_flops(), calls)
+        (folder / f"truth-{torch.distributed.get_rank()}").write_text(json.dumps(found))
+
+    train(folder, spec, processes=processes, inspect=check, data=lambda: WholeSamples(spec.sequence_length))
+    return [Truth(*json.loads((folder / f"truth-{rank}").read_text())) for rank in range(processes)]
+
+
+def calls(found: Rehearsed) -> dict[str, int]:
+    counted = dict.fromkeys(NAMES, 0)
+    for line in found.collectives:
+        if line.kind in counted:
+            counted[line.kind] += line.calls
+    return counted
+
+
+LAYOUTS = [
+    pytest.param(4, Parallel(tp=2), {}, id="fsdp 2 x tp 2"),
+    pytest.param(2, Parallel(), {"batches": 2, "activation_checkpointing": "full"}, id="fsdp 2",
+                 marks=pytest.mark.slow),
+    pytest.param(2, Parallel(dp_replicate=2), {}, id="replicated", marks=pytest.mark.slow),
+    pytest.param(2, Parallel(tp=2, sequence_parallel=True), {"activation_checkpointing": "selective"},
+                 id="tp 2, sequence parallel", marks=pytest.mark.slow),
+    pytest.param(2, Parallel(pp=2), {"batches": 4, "model": DEEP}, id="pp 2",
+                 marks=pytest.mark.slow),
+    pytest.param(2, Parallel(pp=2, pp_schedule="interleaved-1f1b"), {"batches": 4, "model": DEEP},
+                 id="pp 2, interleaved", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("processes", "parallel", "changes"), LAYOUTS)
+def test_real_tensors_among_fake_peers_count_as_ranks_of_gloo_do(
+    tmp_path: Path, processes: int, parallel: Parallel, changes: dict[str, Any]
+) -> None:
+    spec = spec_of(processes, parallel, **changes)
+    truths = really(tmp_path, spec, processes)
+    for rank in {0, processes - 1} if parallel.pp > 1 else {0}:  # the ranks of other layouts do the same
+        found, truth = rehearsed(spec, processes, "cpu", rank), truths[rank]
+        assert found.memory.total == pytest.approx(truth.memory, rel=0.01)
+        assert calls(found) == truth.collectives
+        # the CPU's kernel of attention is one operator
+        once, again = flops.forward(spec.model, spec.sequence_length), spec.activation_checkpointing == "full"
+        tokens = spec.tokens_per_step * parallel.pp // processes
+        scores = once.scores * len(found.layers) // spec.model.n_layers * (4 if again else 3)
+        assert found.flops["matrix"] == truth.flops - tokens * scores
+
+
+SPLIT = spec_of(4, Parallel(tp=2))
+
+
+@pytest.fixture(scope="module")
+def split() -> Rehearsed:
+    """Two layers, tp 2 x fsdp 2, one micro-batch of 512 tokens, on a fake GPU."""
+    return rehearsed(SPLIT, 4, "cuda")
+
+
+@needs_compiler
+def test_a_fake_gpu_counts_what_a_hand_counts(split: Rehearsed) -> None:
+    """FSDP has four groups: embedding, two layers, norm with output; all are gathered forward, and backward
+    all but the last, which stays. Tensor parallelism sums: the embedding; per layer two results forward, two
+    gradients of inputs backward, four gradients of what is replicated and used by halves (two slopes of
+    xIELU, the norms of queries and keys); the output's largest logits and sums for one chunk, and the
+    gradient of its states; the norm of the gradient.
+    """
+    counted = {(line.kind, line.mesh): line.calls for line in split.collectives}
+    assert counted["all-gather", "fsdp"] == 4 + 3
+    assert counted["reduce-scatter", "fsdp"] == 4
+    assert counted["all-reduce", "tp"] == 1 + 2 * (2 + 2 + 4) + 2 + 1 + 1
+    gathered = sum(line.bytes for line in split.collectives if line.kind == "all-gather")
+    tables, norms = 4096 * 256 // 2, 2 * 256 + 2 * 32 + 2
+    layer = (2 * 256 * 256 + 2 * 256 * 64 + 2 * 256 * 1344) // 2 + norms
+    assert gathered == pytest.approx(2 * (2 * tables + 2 * 2 * layer + tables + 256), rel=0.001)
+    weights = 4 * (2 * tables + 2 * layer + 256) / 2
+    assert split.memory.kinds["weights"] == pytest.approx(weights, rel=0.01)  # blocks of 512 bytes
+    assert split.memory.kinds["optimizer_states"] == pytest.approx(2 * weights, rel=0.01)
+    chunk = [line for line in split.memory.largest if line.shape == (512, 4096 // 2)]
+    assert {line.kind for line in chunk} == {"other"} and chunk[0].dtype in ("float32", "bfloat16")
+
+
+@needs_compiler
+def test_a_fake_gpu_counts_the_operations_of_the_formula(split: Rehearsed) -> None:
+    """And those of attention as its kernels compute it: two products forward, five backward."""
+    once, tokens = flops.forward(WIDE, SPLIT.sequence_length), SPLIT.tokens_per_step // 4
+    assert split.flops["matrix"] == tokens * (flops.training(SPLIT) - 3 * once.scores)
+    assert split.flops["attention"] == tokens * once.scores * 7 // 2
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_so_are_those_of_recomputation(checkpointing: str) -> None:
+    spec = spec_of(4, Parallel(tp=2), activation_checkpointing=checkpointing)
+    once, tokens = flops.forward(WIDE, spec.sequence_length), spec.tokens_per_step // 4
+    again = once.scores if checkpointing == "full" else 0
+    found = rehearsed(spec, 4, "cuda")
+    expected = flops.training(spec) + flops.recomputation(spec) - 3 * once.scores - again
+    assert found.flops["matrix"] == tokens * expected
+    assert found.flops["attention"] == tokens * (once.scores * 7 // 2 + again)
+
+
+@needs_compiler
+def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once(split: Rehearsed) -> None:
+    """Tensors of bfloat16, and the two scalars of xIELU."""
+    bytes_of = {line.operator: line.bytes for line in split.operators}
+    activation = 2 * SPLIT.tokens_per_step // 2 * WIDE.ffn_dim // 2
+    assert bytes_of["xielu"] == WIDE.n_layers * (2 * activation + 4)
+    assert bytes_of["xielu_backward"] == WIDE.n_layers * (3 * activation + 8)
+
+
+@needs_compiler
+def test_the_only_wait_for_the_gpu_is_told_with_its_place(split: Rehearsed) -> None:
+    (line,) = split.synchronisations
+    assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/trainer.py"
+    assert (line.what, line.calls) == ("tolist", 1)

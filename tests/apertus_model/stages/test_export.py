@@ -1,0 +1,121 @@
+"""An exported folder opens in transformers with the trained weights, and training goes on from it."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from apertus_model.stages import export, import_model
+from infra.store import Artifact
+from specs.hugging_face import model_of
+from specs.launch import Validation
+from specs.stages.export import ExportPart
+from specs.stages.import_model import ImportModelPart
+from tests.apertus_model.stages.training import SPEC, Stages, weights_of
+
+EXPORT = ExportPart(model=SPEC.model, sequence_length=16, max_shard_size=20_000, tolerance=1e-4)
+
+
+def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
+    stages: Stages, trained: Artifact, transformers_log: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    stages.run(export, stages.job("export", "folder", EXPORT.model_dump(mode="json"), inputs=inputs))
+    artifact = Artifact(stages.store, "export/folder")
+    files = artifact.manifest.files
+    assert {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+        "README.md",
+    } <= files.keys()
+    assert sum(name.endswith(".safetensors") for name in files) > 1
+    folder = Path(stages.store.full(artifact.stored_name("config.json"))).parent
+    transformers_log.clear()
+    logging.set_verbosity_warning()  # the export has silenced it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    told = [
+        message
+        for message in transformers_log.messages
+        if not message.startswith("CUDA-fused xIELU not available")
+    ]
+    assert told == []
+    assert type(model).__name__ == "ApertusForCausalLM"
+    assert model.config.rope_parameters["rope_theta"] == 500_000
+    assert model.config.max_position_embeddings == 16
+    assert artifact.manifest.metrics["logit_difference"] < 1e-5
+    embeddings = weights_of(trained, 6)["tok_embeddings.weight"]
+    assert model.get_input_embeddings().weight.flatten().tolist() == embeddings
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("t5 t7")["input_ids"] == [5, 7]
+
+
+def test_training_goes_on_from_an_exported_folder_as_from_its_checkpoint(
+    stages: Stages, trained: Artifact
+) -> None:
+    """The loss before the first update, and held-out losses after each, bit by bit."""
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    stages.run(export, stages.job("export", "again", EXPORT.model_dump(mode="json"), inputs=inputs))
+    exported = Artifact(stages.store, "export/again")
+    folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
+    part = ImportModelPart(
+        model=model_of(exported.json("config.json")), url=str(folder), reference=str(folder)
+    )
+    assert part.model == SPEC.model
+    stages.run(import_model, stages.job("import_model", "imported", part.model_dump(mode="json")))
+    branch = SPEC.model_copy(
+        update={
+            "seed": None,
+            "end_step": 2,
+            "carry": ["weights"],
+            "validation": Validation(interval=1, samples=2),
+        }
+    )
+    rows = []
+    for name, parent in (
+        ("of-checkpoint", stages.ref("pretrain/trained", 6)),
+        ("of-folder", stages.ref("import_model/imported", 1)),
+    ):
+        history = list(stages.train(name, branch, inputs={"parent": parent}).history())
+        rows.append(
+            [
+                (row["step"], row.get("loss"), row.get("validation"))
+                for row in history
+                if "checkpoint" not in row
+            ]
+        )
+    assert len(rows[0]) == 4
+    assert rows[0] == rows[1]
+    assert weights_of(Artifact(stages.store, "pretrain/of-folder"), 2) == weights_of(
+        Artifact(stages.store, "pretrain/of-checkpoint"), 2
+    )
+
+
+def test_an_export_that_computes_something_else_is_refused(stages: Stages, trained: Artifact) -> None:
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    unreachable = EXPORT.model_copy(update={"tolerance": -1.0})
+    job = stages.job("export", "refused", unreachable.model_dump(mode="json"), inputs=inputs)
+    with pytest.raises(
+        RuntimeError, match=r"ExportError: the logits .* differ .* above the tolerance -1 of the stage"
+    ):
+        stages.run(export, job)
+    assert not Artifact(stages.store, "export/refused").complete
+
+
+def test_a_changed_weight_shows_in_the_comparison_of_logits(
+    stages: Stages, trained: Artifact, tmp_path: Path
+) -> None:
+    checkpoint = trained.checkpoint(6)
+    model = export.load_model(EXPORT, checkpoint)
+    export.write_folder(checkpoint, EXPORT, Artifact(stages.store, "tokenizer/tokenizer"), tmp_path)
+    assert export.largest_difference(model, tmp_path, EXPORT) < 1e-5
+    with torch.no_grad():
+        model.layers["1"].attention.k_norm.weight += 0.5
+    assert export.largest_difference(model, tmp_path, EXPORT) > 1e-4

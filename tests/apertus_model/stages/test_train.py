@@ -1,0 +1,82 @@
+"""Training, evaluation and export as stages: from token files in a store to a verified Hugging Face
+folder."""
+
+import pytest
+
+from infra.store import Artifact
+from tests.apertus_model.stages.training import SPEC, Stages, weights_of
+
+
+def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -> None:
+    manifest = trained.manifest
+    assert manifest.step == 6
+    assert trained.checkpoint_steps() == [3, 6]
+    metrics = manifest.metrics
+    assert (metrics["tokens"], metrics["samples"]) == (6 * 64, 24)
+    assert set(metrics["validation"]) == {"steady", "striding"}
+    rows = [row for row in trained.history() if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[-1]["loss"] == metrics["loss"]
+    assert [row["step"] for row in trained.history() if "validation" in row] == [4, 6]
+    assert all(0 < row["masked_share"] < 0.5 for row in rows)
+
+
+def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(
+    stages: Stages, trained: Artifact
+) -> None:
+    stages.train("interrupted", SPEC, stop_after=4)
+    interrupted = Artifact(stages.store, "pretrain/interrupted", 6)
+    assert not interrupted.complete
+    assert interrupted.checkpoint_steps() == [3, 4]
+    resumed = stages.train("interrupted", SPEC, attempt="second", resume_step=4)
+    assert weights_of(resumed, 6) == weights_of(trained, 6)
+    ours, theirs = ([(r["step"], r["loss"]) for r in a.history() if "loss" in r] for a in (resumed, trained))
+    assert ours == theirs
+
+
+def test_a_checkpoint_is_not_gone_on_from_with_other_data(stages: Stages) -> None:
+    stages.train("moved", SPEC, stop_after=2)
+    checkpoint = Artifact(stages.store, "pretrain/moved", 6).checkpoint(2)
+    assert checkpoint.facts["data"]["sources"]["steady"]["weight"] == 1
+    recipe = stages._recipe()
+    recipe["sources"][0]["weight"] = 3
+    stages._artifact("mixture", "other", {}, {}, {"recipe.json": recipe})
+    other = {"mixture": stages.ref("mixture/other")}
+    with pytest.raises(
+        RuntimeError, match=r"checkpoint of step 2 was trained on other data: sources\.steady\.weight: 1 -> 3"
+    ):
+        stages.train("moved", SPEC, attempt="second", resume_step=2, inputs=other)
+
+
+def test_a_segment_that_was_at_its_end_already_only_commits(stages: Stages) -> None:
+    artifact = stages.train("ended", SPEC.model_copy(update={"end_step": 3}))
+    artifact.store.remove(artifact.manifest_path)
+    again = stages.train("ended", SPEC.model_copy(update={"end_step": 3}), attempt="second", resume_step=3)
+    assert again.manifest.metrics["tokens"] == 3 * 64
+
+
+def test_two_processes_follow_one(stages: Stages, trained: Artifact) -> None:
+    two = stages.train("two", SPEC, processes=2, launch={"threads": 1, "processes": 2})
+    losses = [[row["loss"] for row in artifact.history() if "loss" in row] for artifact in (trained, two)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_the_next_segment_takes_over_everything_and_counts_on(stages: Stages, trained: Artifact) -> None:
+    parent = stages.ref("pretrain/trained", 6)
+    chained = SPEC.model_copy(
+        update={"seed": None, "start_step": 6, "start_tokens": 384, "sample_offset": 24, "end_step": 8}
+    )
+    longer = stages.train("longer", SPEC.model_copy(update={"end_step": 8}))
+    next_segment = stages.train("next", chained, inputs={"parent": parent})
+    assert weights_of(next_segment, 8) == weights_of(longer, 8)
+    assert next_segment.manifest.metrics["tokens"] == 8 * 64
+
+
+def test_a_branch_without_optimizer_begins_with_new_moments(stages: Stages, trained: Artifact) -> None:
+    parent = stages.ref("pretrain/trained", 6)
+    branch = SPEC.model_copy(update={"seed": None, "end_step": 1, "carry": ["weights"]})
+    state = weights_of(stages.train("branch", branch, inputs={"parent": parent}), 1)
+    assert state["optimizer.state.norm.weight.step"] == [1.0]
+    carried = SPEC.model_copy(update={"seed": None, "end_step": 1, "carry": ["weights", "optimizer"]})
+    state = weights_of(stages.train("carried", carried, inputs={"parent": parent}), 1)
+    assert state["optimizer.state.norm.weight.step"] == [7.0]

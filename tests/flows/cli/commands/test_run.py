@@ -1,0 +1,44 @@
+"""`apertus run` of what is finished: names, and protected stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.planning.plan import Plan
+from infra.store import runs
+from infra.store.maintenance.garbage import survey
+from tests.flows.conftest import finish
+from tests.flows.finished import invoke, read_json
+
+Planned = Callable[..., Plan]
+
+
+def test_a_finished_run_gets_a_name_of_its_own_and_keeps_it_when_the_recipe_moves_on(
+    done: Plan, planned: Planned, recipe: Path
+) -> None:
+    url = done.store.url
+    for _ in range(2):
+        assert (
+            "All 10 parts of keep are finished"
+            in invoke("run", str(recipe), "--name", "keep", "--store", url).output
+        )
+    assert [
+        (row["name"], row["records"], row["finished"])
+        for row in read_json("runs", "--store", url, "--json")["runs"]
+    ] == [
+        ("keep", 1, 10),
+        ("tiny", 1, 10),
+    ]
+    finish(planned("stages.export.tolerance=1e-3"), "export")
+    assert survey(done.store, grace=0.0).items == []
+    runs.forget(done.store, "keep")
+    assert [item.path for item in survey(done.store, grace=0.0).items] == [done.graph.nodes["export"].path]
+
+
+def test_what_is_protected_after_it_has_finished_is_noted_by_the_next_run(done: Plan, recipe: Path) -> None:
+    url, protect = done.store.url, ["--set", "stages.cooldown.protect=true"]
+    assert invoke("run", str(recipe), "--store", url, *protect).exit_code == 0
+    done.store.remove(done.graph.nodes["cooldown"].path)
+    refused = invoke("plan", str(recipe), "--store", url, *protect)
+    assert refused.exit_code == 2 and "'cooldown' is protected and had finished" in refused.output

@@ -1,0 +1,55 @@
+"""`apertus verify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.__main__ import app
+from infra.store import Artifact, Store
+from tests.infra.store.maintenance.verified import (
+    CORPUS,
+    change,
+    stored,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return stored(tmp_path)
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["verify", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_the_command_ends_with_one_when_something_is_damaged_and_fixes_when_told(store: Store) -> None:
+    assert command("--all", "--store", store.url)[0] == 0
+    change(store, f"{CORPUS}/attempts/first/a.bin")
+    code, output = command("--all", "--store", store.url)
+    assert code == 1
+    assert (
+        f"damaged: my-corpus-c1: '{CORPUS}/attempts/first/a.bin' is damaged: piece 0 of 21 (bytes 0 to 1024)"
+        in output
+    )
+    assert "to rerun: my-corpus-c1 (damaged)" in output
+    assert "kept: my-export-e1 (made from my-pretrain-b1)" in output
+    assert Artifact(store, CORPUS).complete
+    code, output = command("--all", "--fix", "--json", "--store", store.url)
+    document: dict[str, Any] = json.loads(output)
+    assert (code, document["withdrawn"]) == (1, [f"{CORPUS}/manifest.json"])
+    assert document["damaged"][0]["pieces"] == [0]
+    names = {what: [part["name"] for part in document[what]] for what in ("rerun", "kept")}
+    assert names == {"rerun": ["my-corpus-c1"], "kept": ["my-pretrain-b1", "my-export-e1"]}
+    assert not Artifact(store, CORPUS).complete
+    assert command("--all", "--store", store.url)[0] == 0
+
+
+def test_the_command_wants_a_recipe_or_all_of_a_store_that_is_there(tmp_path: Path) -> None:
+    assert command()[0] == 2
+    assert command("--all", "--store", str(tmp_path / "none"))[0] == 2

@@ -1,0 +1,77 @@
+"""Tables of an estimate, and of two beside each other."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows.cli.tables import estimate as tables
+from flows.planning.comparison import compare
+from flows.planning.plan import Plan, make
+from infra.store import Store
+from specs.recipe import load
+from tests.flows.cli.printing import printed
+from tests.recipes import CHAT, CLUSTER, write_recipe
+
+
+def test_what_is_stored_stands_below_the_table_and_not_under_the_size_of_a_checkpoint(
+    plans: dict[str, Plan],
+) -> None:
+    lines = printed(plans["apertus-70b"], 200)
+    (whole,) = [line for line in lines if line.startswith(" all ")]
+    assert whole.split() == ["all", "6.88e24", "62.8", "d", "5.91M", "3.31", "GWh", "17.7M", "72.5", "GB"]
+    # Four of each of seven segments of pretraining, two of each of the six other stages; one more while one
+    # is written.
+    each = 16 * 70_599_864_480
+    assert (
+        f"checkpoints: {tables.size(40 * each)} stay, at most {tables.size(41 * each)} at a time"
+        in " ".join(lines)
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_comparison_fits_the_terminal_and_names_variants_once(plans: dict[str, Plan], width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    comparison = compare(plans["apertus-70b"], plans["apertus-8b"])
+    tables.show_comparison(console, comparison, "apertus-70b", "apertus-8b")
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    assert lines.index("totals of training") < lines.index("fields that differ")
+    (flops,) = [line.split() for line in lines if line.startswith(" FLOPs")]
+    assert flops == ["FLOPs", "7.92e23", "6.88e24", "+768.6%"]
+    assert " stages.evaluate-memorisation" in lines and not any(
+        "evaluate-memorisation-50" in line for line in lines
+    )
+    begin = lines.index(" stages.sft")
+    assert re.split(r"  +", lines[begin + 1].strip()) == ["global_batch_size.0 tokens", "128", "256"]
+    assert sum(len(differing) for differing in comparison.by_stage.values()) < len(comparison.fields)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_fit_the_terminal(tmp_path: Path, store: Store, width: int) -> None:
+    plan = make(load(write_recipe(tmp_path, CHAT), [CLUSTER]), store)
+    console = Console(width=width, file=io.StringIO())
+    for table in (tables.estimate_table, tables.memory_table, tables.checkpoint_table):
+        console.print(table(plan.estimates, width=width))
+    console.print(tables.segment_table(plan.estimates, width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    for heading in ("GPU-hours", "per GPU", "total", "requests"):
+        assert any(heading in line for line in lines)
+    assert sum(line.lstrip().startswith("longer ") for line in lines) == 3
+
+
+def test_units_are_readable() -> None:
+    assert [tables.duration(seconds) for seconds in (None, 30, 720, 15_000, 5_071_680)] == [
+        "-",
+        "30 s",
+        "12 min",
+        "4.17 h",
+        "58.7 d",
+    ]
+    assert [tables.energy(kwh) for kwh in (None, 3.23e6, 214, 0.002)] == ["-", "3.23 GWh", "214 kWh", "2 Wh"]
+    assert tables.size(1.13e12) == "1.13 TB"

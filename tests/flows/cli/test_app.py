@@ -1,0 +1,53 @@
+"""What every command prints: of what was chosen alone, and as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.__main__ import app
+from flows.planning.plan import Plan
+from tests.flows.cli.printing import ODD
+from tests.flows.conftest import finish
+
+Planned = Callable[..., Plan]
+
+
+@pytest.mark.parametrize(
+    ("until", "text"),
+    [
+        ([], "All 10 parts of tiny are finished"),
+        (["--until", "main"], "The chosen parts (3 of 10) of tiny are finished"),
+    ],
+)
+def test_a_finished_run_counts_what_was_chosen(
+    planned: Planned, recipe: Path, until: list[str], text: str
+) -> None:
+    finish(planned())
+    result = CliRunner().invoke(app, ["run", str(recipe), "--store", planned().store.url, *until])
+    assert text in result.output
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_what_a_recipe_says_is_printed_as_it_is_written(recipe: Path, tmp_path: Path, text: str) -> None:
+    store, name = tmp_path / text.replace("/", "-"), text.replace("/", "-")
+    quoted = text.replace("\\", "\\\\")
+    recipe.write_text(recipe.read_text().replace("sources:\n", f'description: "{quoted}"\nsources:\n', 1))
+    overrides = ["--set", f"sources.notes.license='{text}'", "--set", "stages.pretrain.validation.interval=0"]
+
+    def said(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [*arguments, "--store", str(store)], env={"COLUMNS": "300"})
+        return "".join(result.output.split("\n"))
+
+    assert text in said("plan", str(recipe), *overrides)
+    assert str(store) in said("status", str(recipe), *overrides)
+    assert text in said("lineage", str(recipe), "export", *overrides)
+    assert f"there is no stage '{name}'" in said(
+        "plan", str(recipe), "--set", f"stages.export.after=['{name}']"
+    )
+    renamed = recipe.with_name("renamed.yaml")
+    renamed.write_text(recipe.read_text().replace("  notes: {", f'  "{quoted}": {{', 1))
+    assert f"sources.{text}" in said("plan", str(renamed))

@@ -1,0 +1,239 @@
+"""`apertus rehearse`: which ranks, what it prints, and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from apertus_model.rehearsal import fake_cuda
+from apertus_model.rehearsal.records import KINDS, Task
+from flows.cli.__main__ import app
+from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, work_of
+from flows.planning.estimate import flops
+from flows.planning.plan import Plan, make
+from infra.store import Store
+from specs.launch import Parallel
+from specs.recipe import load
+from tests.recipes import RECIPE
+from tools.rehearsals import speed
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted(path.stem for path in (ROOT / "specs" / "recipes").glob("*.yaml"))
+
+needs_compiler = pytest.mark.skipif(
+    not fake_cuda.possible(), reason=f"no {fake_cuda.COMPILER}, which compiles the fake CUDA"
+)
+
+
+def planned(name: str, folder: Path, *overrides: str) -> Plan:
+    pipeline = load(str(ROOT / "specs" / "recipes" / f"{name}.yaml"), list(overrides))
+    return make(pipeline, Store.open(str(folder)), lambda name, listing: None, ask_network=False)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    for number in range(20):
+        (documents / f"{number}.txt").write_text("a few words of a note\n" * 50)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE.format(documents=documents))
+    return str(path)
+
+
+def run(*arguments: str, store: Path) -> Any:
+    return CliRunner().invoke(app, ["rehearse", *arguments, "--store", str(store / "store")])
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The first part of the pretraining of the 8B, as JSON."""
+    folder = tmp_path_factory.mktemp("shipped")
+    recipe = str(ROOT / "specs" / "recipes" / "apertus-8b.yaml")
+    result = run(recipe, "pretrain", "--part", "0", "--json", store=folder)
+    assert result.exit_code == 0, result.output
+    found: str = result.stdout
+    return found
+
+
+@needs_compiler
+def test_the_json_is_what_its_model_says(shipped: str) -> None:
+    document = json.loads(shipped)
+    found = Rehearsal.model_validate(document, strict=False)
+    assert json.loads(found.model_dump_json()) == document
+    (part,) = found.parts
+    assert (part.part, part.gpus, part.gpu, part.bubble) == ("pretrain/1", 1024, "GH200", 0.0)
+    (rank,) = part.ranks
+    built = rank.report.rehearsed
+    assert built is not None and rank.report.failure is None
+    assert set(built.memory.kinds) == set(KINDS) and built.memory.total == sum(built.memory.kinds.values())
+    assert rank.memory_difference == rank.planned_memory["total"] / built.memory.total - 1
+    assert part.step_seconds == pytest.approx(built.seconds)
+    assert built.seconds == pytest.approx(built.compute_seconds + built.waited_seconds)
+    assert built.compute_seconds == pytest.approx(sum(built.classes.values()))
+    assert part.tokens_per_second_per_gpu == pytest.approx(1024 * 4096 / 1024 / built.seconds)
+
+
+@needs_compiler
+def test_the_moments_of_a_step_have_its_peak(shipped: str) -> None:
+    (part,) = Rehearsal.model_validate_json(shipped).parts
+    built = part.ranks[0].report.rehearsed
+    assert built is not None
+    moments = built.memory.moments
+    assert max(sum(moment.kinds) for moment in moments) == built.memory.total
+    assert [moment.seconds for moment in moments] == sorted(moment.seconds for moment in moments)
+    assert len(moments) > 100 and moments[-1].seconds <= built.compute_seconds
+
+
+def within(found: Rehearsal, recipe: str, folder: Path) -> None:
+    """Memory within 5% of the plan's, 10% of tiny models, whose labels and masks count; the speed of the
+    published ones within 15% of the formulas'."""
+    plan = planned(recipe, folder)
+    for part in found.parts:
+        for rank in part.ranks:
+            assert rank.report.rehearsed is not None and rank.memory_difference is not None
+            large = rank.report.rehearsed.memory.total > 10**9
+            assert abs(rank.memory_difference) < (0.05 if large else 0.1), (part.part, rank.rank)
+        if plan.pipeline.cluster is not None and recipe in ("apertus-8b", "apertus-70b"):
+            estimate = next(one for one in plan.estimates.parts if one.node.name == part.part)
+            assert part.tokens_per_second_per_gpu == pytest.approx(
+                speed(estimate, plan.pipeline.cluster), rel=0.15
+            ), part.part
+
+
+@needs_compiler
+def test_the_first_part_of_the_8b_takes_what_is_planned(shipped: str, tmp_path: Path) -> None:
+    within(Rehearsal.model_validate_json(shipped), "apertus-8b", tmp_path)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_segments_that_differ_in_their_borders_alone_are_rehearsed_once(tiny: str, tmp_path: Path) -> None:
+    """Three of 4, 4 and 8 sequences a step."""
+    result = run(tiny, "pretrain", "--json", store=tmp_path)
+    parts = Rehearsal.model_validate_json(result.stdout).parts
+    assert len(parts) == 3
+    assert result.stderr.count("rehearsing") == 2
+    reports = [part.ranks[0].report for part in parts]
+    assert reports[0] == reports[1] != reports[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"start_step": 8, "end_step": 12, "start_tokens": 64}, True),
+        ({"goldfish": None}, True),
+        ({"checkpoint": {"interval": 7}}, True),
+        ({"validation": {"interval": 12345}}, True),
+        ({"optimizer": {"lr": 1e-5}}, True),
+        ({"optimizer": {"name": "adamw", "lr": 1e-3}}, False),
+        ({"global_batch_size": 4096}, False),
+        ({"compile": True}, False),
+        ({"parallel": {"tp": 4}}, False),
+    ],
+)
+def test_tasks_whose_steps_do_the_same_are_one(change: dict[str, Any], same: bool, tmp_path: Path) -> None:
+    segment = planned("apertus-8b", tmp_path).estimates.stages["pretrain"].parts[0].segment
+    plain = segment.model_dump(mode="json")
+    changed = plain | {
+        name: plain[name] | value if isinstance(value, dict) else value for name, value in change.items()
+    }
+    assert changed != plain
+    works = {
+        work_of(Task(kind="pretrain", segment=fields, world_size=8, rank=0, gpu="H100", gpus_per_node=8))
+        for fields in (plain, changed)
+    }
+    assert (len(works) == 1) == same
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_tables_show_each_rank_and_the_largest_tensors(tiny: str, tmp_path: Path) -> None:
+    layout = "stages.cooldown.launch={processes: 4, parallel: {pp: 2}}"
+    result = run(tiny, "cooldown", "--set", layout, "--gpu", "A100", store=tmp_path)
+    assert result.exit_code == 0, result.output
+    for text in (
+        "cooldown: 4 GPUs",
+        "largest tensors at the peak of rank",
+        "reduce-scatter",
+        "send",
+        "on A100",
+    ):
+        assert text in result.output
+
+
+@needs_compiler
+def test_a_part_that_does_not_build_ends_with_one_message_and_code_1(tiny: str, tmp_path: Path) -> None:
+    result = run(tiny, "cooldown", "--set", "stages.cooldown.attention=flash", store=tmp_path)
+    assert result.exit_code == 1
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert lines[0].startswith("rank 0 of 1 of cooldown does not build: AttentionBackendError: attention")
+    assert "compute in bfloat16, this run in float32" in lines[0]
+    assert "(apertus_model/model/attention_choice.py:" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["corpus"], "no stage 'corpus' trains in this recipe. Fix: one of pretrain, cooldown"),
+        (["pretrain", "--part", "9"], "stage 'pretrain' has no part 9. Fix: 0 to"),
+        (["--part", "0"], "--part 0 says which part of a stage. Fix: name the stage before it"),
+        (["cooldown", "--rank", "1"], "there is no rank 1: the part has 1 processes"),
+        (["cooldown", "--rank", "0", "--all-kinds-of-ranks"], "exclude each other. Fix: leave one out"),
+        (["cooldown", "--gpu", "H1000"], "no data sheet of a GPU 'H1000'. Fix: one of"),
+        (["cooldown", "--set", "stages.cooldown.launch.mfuu=1"], "mfuu"),
+    ],
+)
+def test_a_mistake_ends_with_its_message_and_code_2(
+    tiny: str, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = run(tiny, *arguments, store=tmp_path)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_the_ranks_that_differ_are_found(tmp_path: Path) -> None:
+    """70B: 4,096 GPUs, pp 8, so 512 to a stage of the pipeline; FSDP over 128 cuts everything but the two
+    scalars of xIELU into equal parts."""
+    part = planned("apertus-70b", tmp_path).estimates.stages["pretrain"].parts[0]
+    segment, world = part.segment, part.gpus
+    assert ranks_of(segment, world, "first, middle and last") == [0, 512, 7 * 512]
+    everything = ranks_of(segment, world, "all kinds")
+    firsts = [stage * 512 for stage in range(8)]
+    assert everything == sorted([*firsts, *(rank + 127 * 4 for rank in firsts)])
+    assert ranks_of(segment, world, 17) == [17]
+    # 80 layers, embedding and output are 11 for each of the first two stages, and 10 for the others
+    alike = segment.model_copy(update={"parallel": Parallel(pp=8, tp=4, pp_schedule="gpipe")})
+    assert [rank for rank in ranks_of(alike, world, "all kinds") if not rank % 512] == [0, 512, 1024, 3584]
+
+
+@pytest.mark.parametrize("recipe", ["apertus-8b", "apertus-70b"])
+def test_the_operations_of_all_ranks_are_those_of_the_part(recipe: str, tmp_path: Path) -> None:
+    for part in planned(recipe, tmp_path).estimates.parts:
+        segment, world, pp = part.segment, part.gpus, part.segment.parallel.pp
+        each = [flops.of_rank(segment, world, rank) for rank in range(pp)]
+        per_token = flops.training(segment) + flops.recomputation(segment)
+        assert sum(each) * (world // pp) == pytest.approx(segment.tokens_per_step * per_token)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_shipped_builds_and_takes_the_memory_that_is_planned(recipe: str, tmp_path: Path) -> None:
+    result = run(str(ROOT / "specs" / "recipes" / f"{recipe}.yaml"), "--json", store=tmp_path)
+    assert result.exit_code == 0, result.output
+    found = Rehearsal.model_validate_json(result.stdout)
+    assert found.parts
+    within(found, recipe, tmp_path)
+
+
+def test_parts_are_chosen_by_stage_and_number(tmp_path: Path) -> None:
+    parts = planned("apertus-8b", tmp_path).estimates.parts
+    names = [part.node.name for part in parts_to_rehearse(parts, None, None)]
+    assert names == [part.node.name for part in parts]
+    assert [part.node.name for part in parts_to_rehearse(parts, "sft", 0)] == ["sft"]

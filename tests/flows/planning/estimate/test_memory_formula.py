@@ -1,0 +1,142 @@
+"""Parts of the memory of a GPU that are counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.planning.estimate.memory import Memory, memory_of_rank, parameters
+from specs.launch import Parallel
+from specs.layout import micro_batches_in_flight
+from specs.model import ModelSpec
+from specs.optimizer import OptimizerSpec
+from specs.schedule import Schedule
+from specs.stages.qrpo import QrpoLoss, QrpoSegment
+from specs.stages.training import Precision, Segment
+
+MODEL = ModelSpec(dim=256, n_layers=6, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
+TOKENS, ROW = 512, 512 * 256 * 2  # of a micro-batch, and the bytes of its states in bfloat16
+
+
+def memory(processes: int, parallel: Parallel, rank: int = 0, kind: Any = Segment, **changes: Any) -> Memory:
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "sequence_length": TOKENS,
+        "global_batch_size": 8,
+        "micro_batch_size": 1,
+        "optimizer": OptimizerSpec(name="adamw", lr=1e-3).resolved({}),
+        "schedule": Schedule(peak=1e-3),
+        "precision": Precision(param="bfloat16"),
+        "end_step": 1,
+        "parallel": parallel,
+    }
+    return memory_of_rank(kind(**{**fields, **changes}), processes, rank)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rank", "buffers"),
+    [
+        (Parallel(pp=2), 0, 1),  # gradients
+        (Parallel(pp=2), 1, 1),  # states
+        (Parallel(pp=3), 1, 2),  # both
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b"), 0, 3),  # stages 0 and 2
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b"), 1, 3),  # stages 1 and 3
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b", virtual_stages=3), 0, 5),  # stages 0, 2 and 4
+        (Parallel(), 0, 0),
+    ],
+)
+def test_a_pipeline_has_buffers_for_what_it_receives_of_every_micro_batch(
+    parallel: Parallel, rank: int, buffers: int
+) -> None:
+    less, more = (memory(parallel.pp, parallel, rank, global_batch_size=batch) for batch in (12, 24))
+    assert more.communication - less.communication == 12 * buffers * ROW
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rank", "waiting"),
+    [
+        (Parallel(), 0, [1]),
+        (Parallel(pp=4), 1, [3]),
+        (Parallel(pp=4, pp_schedule="gpipe"), 1, [16]),
+        (
+            Parallel(pp=2, pp_schedule="interleaved-1f1b"),
+            0,
+            [3, 2],
+        ),  # two of each stage, then one of the first
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b"), 1, [2, 1]),
+        (Parallel(pp=8, pp_schedule="interleaved-1f1b"), 0, [15, 8]),
+        (Parallel(pp=8, pp_schedule="interleaved-1f1b"), 7, [8, 1]),
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b", virtual_stages=3), 0, [3, 2, 2]),
+    ],
+)
+def test_micro_batches_wait_in_the_stages_that_have_passed_them(
+    parallel: Parallel, rank: int, waiting: list[int]
+) -> None:
+    assert micro_batches_in_flight(parallel, rank, 16) == waiting
+
+
+def test_sequence_parallelism_divides_what_a_pipeline_receives() -> None:
+    layout = Parallel(pp=2, tp=2, sequence_parallel=True)
+    less, more = (memory(4, layout, global_batch_size=batch) for batch in (8, 16))
+    assert more.communication - less.communication == 8 * ROW / 2
+
+
+@pytest.mark.parametrize(("split", "sums"), [(False, 0), (True, 2)])
+def test_selective_recomputation_keeps_the_sums_over_ranks_that_share_the_sequence(
+    split: bool, sums: int
+) -> None:
+    """Beside the layer's input, queries, values, the upper half of the feed-forward, and what attention
+    gives."""
+    found = memory(2, Parallel(tp=2, sequence_parallel=split), activation_checkpointing="selective")
+    state = 256 / (2 if split else 1)
+    bytes_of_token = 2 * (1 + sums) * state + (2 * (256 + 64 + 1344) + 2 * 256 + 4 * 8) / 2
+    assert found.moment == "loss"
+    final = 2 * (state + 256)  # the last norm's input and result
+    assert found.activations == pytest.approx(TOKENS * (6 * bytes_of_token + final))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "stages"),
+    [(Parallel(), 1), (Parallel(pp=2), 1), (Parallel(pp=2, pp_schedule="interleaved-1f1b"), 2)],
+)
+def test_the_layers_of_a_stage_share_a_table_of_positions(parallel: Parallel, stages: int) -> None:
+    short, long = (memory(parallel.pp, parallel, sequence_length=length) for length in (512, 1024))
+    assert long.weights - short.weights == stages * 512 * 2 * 32 * 4
+
+
+def test_losses_of_log_probabilities_keep_no_gradient_of_the_output_weight_until_it_is_made() -> None:
+    length, table = 8192, 4 * 4096 * 256
+    fields = {"sequence_length": length, "model": MODEL.model_copy(update={"ffn_dim": 5376})}
+    plain = memory(1, Parallel(), **fields)
+    preferred = memory(1, Parallel(), **fields, kind=QrpoSegment, loss=QrpoLoss())
+    assert plain.moment == preferred.moment == "backward"
+    assert plain.output - table == preferred.output == length * 256 * 2
+
+
+@pytest.mark.parametrize(
+    ("again", "more"),
+    [
+        ("none", 2 * 1344),  # the gate, before and after SiLU
+        ("selective", 256),  # every second of seven products: the last is the result
+        ("full", 0),
+    ],
+)
+def test_swiglu_keeps_its_gate_and_as_many_products_as_it_has(again: str, more: int) -> None:
+    models = [
+        MODEL.model_copy(update={"activation": activation, "vocab_size": 65_536})
+        for activation in ("xielu", "swiglu")
+    ]
+    plain, found = (
+        memory(1, Parallel(), model=model, activation_checkpointing=again, micro_batch_size=4)
+        for model in models
+    )
+    assert plain.moment == found.moment == "loss"
+    assert found.activations - plain.activations == 6 * 4 * TOKENS * 2 * more
+
+
+@pytest.mark.parametrize("activation", ["xielu", "swiglu"])
+def test_the_parameters_of_a_rank_without_tensor_parallelism_are_those_of_the_model(activation: str) -> None:
+    model = MODEL.model_copy(update={"activation": activation})
+    found = parameters(model)
+    assert model.n_layers * found.layer + found.embedding + found.head == model.parameters

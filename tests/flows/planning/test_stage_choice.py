@@ -1,0 +1,66 @@
+"""`--until` and `--only`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flows.planning.plan import Plan
+from flows.planning.stage_choice import select
+from specs.errors import SpecError
+from tests.flows.conftest import finish
+
+Planned = Callable[..., Plan]
+
+
+def test_everything_is_chosen_by_default(planned: Planned) -> None:
+    plan = planned()
+    assert select(plan, None, None) == set(plan.pipeline.stages)
+
+
+def test_until_chooses_a_stage_and_what_it_needs(planned: Planned) -> None:
+    assert select(planned(), "main", None) == {"tokenizer", "corpus", "main"}
+    everything_before = {
+        "tokenizer",
+        "corpus",
+        "main",
+        "second",
+        "pretrain",
+        "cooldown",
+        "evaluate",
+        "export",
+    }
+    assert select(planned(), "export", None) == everything_before  # export comes after evaluate
+
+
+def test_only_needs_finished_inputs(planned: Planned) -> None:
+    with pytest.raises(
+        SpecError,
+        match=(
+            r"'evaluate' reads cooldown, corpus/notes, tokenizer, which are not finished. Fix: run --until"
+            r" evaluate"
+        ),
+    ):
+        select(planned(), None, "evaluate")
+    finish(planned(), "tokenizer", "corpus/notes", "cooldown")
+    assert select(planned(), None, "evaluate") == {"evaluate"}
+
+
+def test_until_and_only_together_are_refused(planned: Planned) -> None:
+    with pytest.raises(
+        SpecError,
+        match=(
+            r"--until main also runs the inputs of 'main', --only export runs no other stage\. Fix: give one"
+            r" of the two"
+        ),
+    ):
+        select(planned(), "main", "export")
+
+
+@pytest.mark.parametrize("option", ["until", "only"])
+def test_missing_stage_suggests_the_nearest_name(planned: Planned, option: str) -> None:
+    with pytest.raises(
+        SpecError, match=rf"--{option}: there is no stage 'exprot'\. Fix: did you mean 'export'\?"
+    ):
+        select(planned(), **{"until": None, "only": None, option: "exprot"})

@@ -1,0 +1,21 @@
+"""Branches of the tiny recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.provenance.branch import Made, branch
+from infra.store import Store
+
+
+@pytest.fixture
+def branched(recipe: Path, store: Store) -> Callable[..., Made]:
+    """`branched("pretrain@step=12", "a.b=c", ...)`: a branch `other` of the tiny recipe."""
+
+    def run(point: str, *overrides: str, name: str = "other") -> Made:
+        return branch(str(recipe), point, name, overrides, store=store.url)
+
+    return run

@@ -1,0 +1,94 @@
+"""A lineage leads from an export to the last source file, from a plan and from a store alone."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from flows.planning.plan import Plan
+from flows.provenance import lineage
+from flows.provenance.lookup import Found, find
+from flows.provenance.picture import svg
+from infra.store import StoreError
+from infra.store.inputs import recorded_files
+from tests.flows.finished import invoke, read_json
+
+
+def auditable(found: lineage.Lineage) -> None:
+    (row,) = lineage.source_rows(found)
+    assert (row["name"], row["license"], row["language"], row["tokens_held"]) == (
+        "notes",
+        "CC0-1.0",
+        "en",
+        40_000,
+    )
+    # pretrain/1 and cooldown draw from `main`, whose recipe is stored
+    assert row["tokens_trained_on"] == 8 * 128 + 6 * 8 * 32
+    text = svg(found, "a <title>")
+    root = ElementTree.fromstring(text)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a <title>", "licence: CC0-1.0", "corpus/notes", "pretrain/1", "export"} <= set(texts)
+    assert "<script" not in text and "href" not in text
+
+
+def test_a_lineage_leads_from_the_export_to_the_last_source_file(
+    done: Plan, recipe: Path, tmp_path: Path
+) -> None:
+    url = done.store.url
+    facts = ["--set", "sources.notes.license=CC0-1.0", "--set", "sources.notes.language=en"]
+    auditable(lineage.of_plan(done, ["export"]))
+    text = invoke(
+        "lineage",
+        str(recipe),
+        "export",
+        "--store",
+        url,
+        *facts,
+        "--files",
+        "--picture",
+        str(tmp_path / "l.svg"),
+    ).output
+    assert "30 read, 20 documents with 40,000 tokens to train on, 4 held out" in text
+    assert "filters dropped: length 5, alphabetic 1" in text
+    assert (tmp_path / "l.svg").exists()
+    for path in sorted((tmp_path / "documents").glob("*.txt")):
+        assert (
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.stat().st_size:>12,}  {path.name}"
+            in text
+        )
+    document = read_json("lineage", str(recipe), "export", "--store", url, *facts, "--files", "--json")
+    corpus = document["inputs"]["checkpoint"]["inputs"]["mixture"]["inputs"]["source:0"]
+    assert corpus["metrics"]["dropped"] == {"length": 5, "alphabetic": 1}
+    documents = corpus["inputs"]["documents"]
+    assert documents["source"]["license"] == "CC0-1.0" and len(documents["files"]) == 30
+
+
+def test_the_store_alone_is_enough(done: Plan, tmp_path: Path) -> None:
+    export = done.graph.nodes["export"]
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(Path(done.store.full(export.path)) / "attempts" / "attempt-export", folder)
+    shutil.rmtree(tmp_path / "documents")
+    for name in (export.path, export.fingerprint[:8], "tiny", "tiny:export", str(folder)):
+        assert find(done.store, name) == [Found(export.path, None)], name
+    auditable(lineage.of_store(done.store, export.path, None))
+    document = read_json("lineage", str(folder), "--store", done.store.url, "--json")
+    assert (document["name"], document["fingerprint"]) == ("export", export.fingerprint)
+    (folder / "model.safetensors").write_bytes(b"Weights")
+    result = invoke("lineage", str(folder), "--store", done.store.url)
+    assert result.exit_code == 2 and "no export in the store" in result.output
+
+
+def test_the_record_of_source_files_makes_the_digest_or_is_refused(done: Plan) -> None:
+    digest = done.graph.digests["notes"]
+    rows = recorded_files(done.store, digest)
+    assert rows is not None and len(rows) == 30
+    path = f"inputs/{digest}.files.jsonl"
+    data = done.store.read_bytes(path)
+    done.store.fs.pipe_file(done.store.full(path), data.replace(b"note-00", b"note-99"))
+    with pytest.raises(StoreError, match=f"its files do not make the digest {digest}"):
+        recorded_files(done.store, digest)
+    assert recorded_files(done.store, "0" * 32) is None

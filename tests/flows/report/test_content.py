@@ -1,0 +1,86 @@
+"""The numbers that a report collects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flows.planning.plan import Plan
+from flows.report.content import collect
+from flows.report.history import curve
+from tests.flows.conftest import finish
+from tests.flows.report.report_store import add, rows_of, store, trained
+
+Planned = Callable[..., Plan]
+
+
+def test_an_unfinished_part_shows_its_rows_up_to_the_last_checkpoint(planned: Planned) -> None:
+    plan = planned()
+    store(
+        plan,
+        "pretrain/1",
+        rows=rows_of(plan, "pretrain/1", until=5),
+        until=5,
+        facts={"loss": 4.0, "passes": {}},
+    )
+    found, run = curve(plan, "pretrain"), collect(plan)
+    assert found is not None and found.columns["loss"].x == [128 * step for step in range(1, 6)]
+    part = next(part for part in run.parts if part.name == "pretrain/1")
+    assert (part.state, part.done_steps, part.done_tokens, part.metrics) == ("partial", 5, 640, {"loss": 4.0})
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted(planned: Planned) -> None:
+    plan = planned()
+    rows = rows_of(plan, "pretrain/1")
+    rows[3]["loss"] = float("nan")
+    store(plan, "pretrain/1", rows=rows)
+    run = collect(plan)
+    assert len(run.curves[0].columns["loss"].x) == 7 and run.curves[0].broken == 1
+    assert "pretrain: 1 recorded values are not finite and are left out of the curves" in run.notes
+
+
+def test_totals_states_and_mixtures(planned: Planned) -> None:
+    run = collect(trained(planned()))
+    assert {stage.name: stage.state for stage in run.stages} == dict.fromkeys(
+        ["tokenizer", "corpus", "main", "second", "pretrain", "cooldown", "evaluate", "export"], "finished"
+    )
+    assert (
+        sum(part.done_tokens for part in run.parts)
+        == sum(part.tokens for part in run.parts)
+        == 2560 + 6 * 256
+    )
+    share = run.mixtures["main"][0]
+    assert (share.source, share.share, share.tokens, share.passes) == ("corpus/notes", 1.0, 40_000, 0.5)
+    assert run.bytes == 4 * len(b"weights")
+    export = next(stage for stage in run.stages if stage.name == "export")
+    assert (export.reads, export.after) == (["cooldown", "tokenizer"], ["evaluate"])
+
+
+def test_a_gate_that_is_not_met_is_shown_as_failed(planned: Planned) -> None:
+    plan = planned()
+    finish(plan, metrics={"perplexity": 2000.0})
+    run = collect(planned())
+    assert next(stage for stage in run.stages if stage.name == "evaluate").state == "gate failed"
+    gate = run.evaluations[0].gates[0]
+    assert (gate.metric, gate.bound, gate.value, gate.failure is None) == (
+        "perplexity",
+        "≤ 1000",
+        2000.0,
+        False,
+    )
+
+
+def test_completions_of_several_evaluations_stand_side_by_side(planned: Planned) -> None:
+    plan = trained(planned())
+    for name, model in (("before", "base"), ("later", "tuned")):
+        add(plan, name, "evaluate", {"checkpoint": ("cooldown", 6)})
+        sampled = {
+            "id": "p1",
+            "prompt": "Say hello",
+            "completions": [{"model": model, "text": f"hello from {model}", "reward": 0.5}],
+        }
+        store(plan, name, metrics={"reward/mean": 0.5}, files={"samples.json": {"prompts": [sampled]}})
+    (prompt,) = collect(plan).prompts
+    assert [(completion.model, completion.reward) for completion in prompt.completions] == [
+        ("base", 0.5),
+        ("tuned", 0.5),
+    ]

@@ -1,0 +1,86 @@
+"""Curves of training along a lineage, thinned for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flows.planning.plan import Plan
+from flows.report.history import curve, position, running_mean, thin
+from tests.flows.report.report_store import AnyPart, CountedPart, add, rows_of, store, trained
+
+Planned = Callable[..., Plan]
+
+
+def test_each_segment_continues_after_the_one_before(planned: Planned) -> None:
+    plan = planned()
+    trained(plan)
+    found = curve(planned(), "pretrain")
+    assert found is not None and found.begin == 0
+    per_step = [128] * 12 + [256] * 4
+    assert found.columns["loss"].x == [sum(per_step[: step + 1]) for step in range(16)]
+
+
+def test_a_branch_begins_at_the_tokens_of_its_parents_checkpoint(planned: Planned) -> None:
+    plan = planned("stages.cooldown.from=pretrain@step=10")
+    store(
+        plan, "cooldown", rows=[*rows_of(plan, "cooldown"), {"step": 6, "validation": {"corpus/notes": 3.5}}]
+    )
+    found = curve(plan, "cooldown")
+    assert found is not None and found.begin == 10 * 128
+    assert found.columns["lr"].x == [1280 + 128 * step for step in range(1, 7)]
+    assert (found.heldout["corpus/notes"].x, found.heldout["corpus/notes"].y) == ([1280 + 6 * 128], [3.5])
+
+
+def test_steps_that_count_from_zero_and_merges_go_on_along_the_lineage(planned: Planned) -> None:
+    plan = planned()
+    add(
+        plan,
+        "long-context/1",
+        "long_context",
+        {"parent": ("pretrain/3", 16)},
+        steps=4,
+        part=CountedPart(name="1"),
+    )
+    add(
+        plan,
+        "long-context/2",
+        "long_context",
+        {"parent": ("long-context/1", 4)},
+        steps=4,
+        part=CountedPart(name="2", tokens_per_step=100),
+    )
+    add(
+        plan,
+        "merge",
+        "merge",
+        {"checkpoint:0": ("long-context/1", 2), "checkpoint:1": ("long-context/2", 3)},
+        steps=0,
+        part=AnyPart(name="m"),
+    )
+    add(plan, "sft", "sft", {"parent": ("merge", 0)}, steps=2, part=CountedPart(name="sft"))
+    nodes = plan.graph.nodes
+    assert position(plan.graph, nodes["long-context/1"], 4) == 2560 + 40
+    assert position(plan.graph, nodes["merge"], 0) == 2560 + 40 + 300
+    assert position(plan.graph, nodes["sft"], 2) == 2560 + 40 + 300 + 20
+
+
+def test_thinning_keeps_the_ends_and_the_extremes_of_every_bucket() -> None:
+    count = 100_000
+    values = [2.0 + 0.001 * (index % 7) for index in range(count)]
+    values[0], values[41_234], values[77_777], values[-1] = 3.0, 99.0, -5.0, 2.5
+    found = thin(range(count), values, limit=2000)
+    assert len(found.x) <= 2000 and found.x == sorted(found.x)
+    assert {(0, 3.0), (41_234, 99.0), (77_777, -5.0), (count - 1, 2.5)} <= set(
+        zip(found.x, found.y, strict=True)
+    )
+    assert all(values[int(x)] == pytest.approx(y) for x, y in zip(found.x, found.y, strict=True))
+
+
+def test_a_short_curve_is_not_thinned() -> None:
+    assert thin([1, 2, 3], [5.0, 6.0, 4.0], limit=3).y == [5.0, 6.0, 4.0]
+
+
+def test_the_running_mean_is_centred_and_narrows_at_the_ends() -> None:
+    assert running_mean([1.0, 2.0, 6.0, 3.0], 1) == [1.5, 3.0, 11 / 3, 4.5]

@@ -1,0 +1,79 @@
+"""The charts of rehearsed ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from apertus_model.rehearsal.records import KINDS, Collectives, Memory, Moment, Rehearsed
+from flows.planning.plan import Plan
+from flows.report import RehearsedPart, render
+from flows.report.rehearsal_charts import rehearsals
+from tests.flows.report.page import Page
+
+GB = 10**9
+
+
+def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
+    moments = [
+        Moment(seconds=0.0, kinds=(2 * GB, 0, 4 * GB, 0, 0, 0)),
+        Moment(seconds=3.0, kinds=(2 * GB, 0, 4 * GB, peak - 6 * GB, 0, 0)),
+    ]
+    exchanged = [
+        Collectives(kind="all-gather", mesh=mesh, ranks=2, calls=1, bytes=1, asynchronous=0, seconds=seconds)
+        for mesh, seconds in (("tp", 0.5), ("tp", 0.25), ("fsdp", 5.0))
+    ]
+    return Rehearsed(
+        attention="", layers=[], micro_batches=1,
+        memory=Memory(total=peak, kinds=dict.fromkeys(KINDS, 0), largest=[], moments=moments),
+        collectives=exchanged, flops={}, synchronisations=[], operators=[],
+        classes={"matrix": 3.0, "attention": 0.0, "memory": 1.0}, compute_seconds=4.0, waited_seconds=waited,
+        seconds=4.0 + waited,
+    )  # fmt: skip
+
+
+def part(name: str = "pretrain/1") -> RehearsedPart:
+    return RehearsedPart(
+        name=name, gpus=4096, gpu="GH200", limit=96e9, bubble=0.5, tokens_per_second_per_gpu=812.0,
+        ranks={0: rehearsed(60 * GB), 512: rehearsed(70 * GB, waited=0.75)},
+    )  # fmt: skip
+
+
+def test_memory_is_stacked_by_kind_for_the_rank_with_the_largest_peak() -> None:
+    memory, _ = rehearsals([part()])
+    assert memory.title == "Memory of a step: pretrain/1, rank 512 of 4,096"
+    assert memory.summary == "Peak 70.0 GB; dashed: the 96 GB of the GH200."
+    drawn = {trace["name"]: list(trace["y"]) for trace in memory.plot["data"] if trace.get("stackgroup")}
+    assert drawn == {"weights": [2, 2], "optimizer states": [4, 4], "activations": [0, 64]}
+    assert [entry.text for entry in memory.legend] == list(drawn)
+    (limit,) = [trace for trace in memory.plot["data"] if not trace.get("stackgroup")]
+    assert list(limit["y"]) == [96, 96]
+
+
+def test_the_bars_of_a_rank_are_the_time_of_its_step() -> None:
+    _, time = rehearsals([part()])
+    bars = {trace["name"]: list(trace["x"]) for trace in time.plot["data"]}
+    assert bars == {
+        "matrix products": [3, 3],
+        "memory-bound operators": [1, 1],
+        "tensor parallelism": [0.75, 0.75],
+        "FSDP, beyond computation": [1.25, 0],
+        "idle in the pipeline": [3, 2.375],
+    }
+    assert [sum(column) for column in zip(*bars.values(), strict=True)] == [6 * 1.5, 4.75 * 1.5]
+    assert time.summary == "812 tokens per second and GPU."
+
+
+def test_the_page_has_a_section_for_what_was_rehearsed(planned: Callable[..., Plan]) -> None:
+    hostile = "</script><img src=x onerror=alert(2)>"
+    page = Page(render(planned(), [part(), part(hostile)]))
+    assert "A step of single ranks" in page.text and hostile in page.text
+    assert not [element for element in page.elements if element[0] == "img"]
+    assert len(page.figures) == 1 + 4
+    assert "A step of single ranks" not in Page(render(planned())).text
+
+
+@pytest.mark.parametrize("parts", [[], [RehearsedPart("p", 1, "H100", 80e9, 0.0, None, {})]])
+def test_what_does_not_build_has_no_charts(parts: list[RehearsedPart]) -> None:
+    assert rehearsals(parts) == []

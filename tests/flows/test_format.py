@@ -1,0 +1,34 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.cli.tables import estimate as tables
+from flows.format import amount, flop, headline, in_full, quantity
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (25_120, "25,120"),
+        (3, "3"),
+        (4.2863, "4.286"),
+        (9999.4, "9,999"),
+        (31_415.9, "31,416"),
+        (3.338e-06, "3.338e-06"),
+    ],
+)
+def test_numbers_are_written_in_full(value: float, text: str) -> None:
+    assert in_full(value) == text
+
+
+def test_counts_in_a_headline_are_whole_and_a_sum_of_nothing_is_zero() -> None:
+    assert headline({"conversations": 25_120, "loss": 2.17654}) == "loss 2.177, conversations 25,120"
+    assert (quantity(0), quantity(25_120)) == ("0", "25.1k")
+
+
+def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None:
+    assert [amount(value) for value in (999.9e6, 999.4e6, 1e9, 0)] == ["1B", "999M", "1B", "-"]
+    assert tables.size(999.9e9) == "1 TB" and tables.energy(999.9) == "1 MWh"
+    assert [flop(value) for value in (6.744e24, 1e12, 0)] == ["6.74e24", "1e12", "-"]

@@ -1,0 +1,111 @@
+"""The checks of `make gpu-check`: what no machine without GPUs can show.
+
+Each check computes in processes of its own, so that a fault on the GPU spoils no other. pytest's own process
+never uses CUDA. A check that cannot run on a machine is skipped with the reason: it is not applicable there.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pytest
+import torch
+
+from apertus_model.rehearsal.rates import SHEETS
+from specs.cluster import GPUS
+from tests.apertus_model.harness import in_processes
+
+MEMORY_TOLERANCE = 0.15  # between what a device reports and its sheet's gigabytes
+
+
+class NotApplicable(Exception):
+    """Raised in a check's process where the machine cannot run it."""
+
+
+class Measured(Protocol):
+    """Writes a number or a fact into the table of the check."""
+
+    def __call__(self, what: str, value: object) -> None: ...
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Measured:
+    return record_property
+
+
+def number_of_gpus() -> int:
+    """GPUs that this process may use. Asks NVML, so that processes forked from this one can use CUDA."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def needs_gpus(number: int = 1) -> pytest.MarkDecorator:
+    reason = f"needs {number} GPU{'s' * (number > 1)}, this machine has {number_of_gpus() or 'none'}"
+    return pytest.mark.skipif(number_of_gpus() < number, reason=reason)
+
+
+class Device(NamedTuple):
+    """The GPU of a machine, as CUDA names it."""
+
+    name: str
+    memory: int  # bytes
+    capability: tuple[int, int]
+
+    @property
+    def sheet(self) -> str | None:
+        """Its name in `specs.cluster.GPUS`; None if no data sheet is known."""
+        fits = [
+            known
+            for known, facts in GPUS.items()
+            if known.split("-")[0] in self.name.replace("-", " ").split()
+            and abs(self.memory / facts.memory - 1) < MEMORY_TOLERANCE
+        ]
+        return fits[0] if fits else None
+
+
+@functools.cache
+def device() -> Device:
+    """The first GPU, asked in a process of its own."""
+
+    def asked() -> tuple[Any, ...]:
+        facts = torch.cuda.get_device_properties(0)
+        return facts.name, facts.total_memory, (facts.major, facts.minor)
+
+    return Device(*in_one_process(Path(os.environ.get("TMPDIR", "/tmp")) / f"gpu-{os.getpid()}", asked))
+
+
+def sheet_of_this_gpu() -> str:
+    if (name := device().sheet) is None:
+        pytest.skip(f"no data sheet of {device().name} is known; known: {', '.join(SHEETS)}")
+    return name
+
+
+def in_one_process(folder: Path, work: Callable[[], Any]) -> Any:
+    """The result of `work()` in a process of its own; a check that is not applicable there is skipped."""
+
+    def child(rank: int) -> tuple[Any, str | None]:
+        try:
+            return work(), None
+        except NotApplicable as error:
+            return None, str(error)
+
+    ((result, reason),) = in_processes(folder, child, 1)
+    if reason is not None:
+        pytest.skip(reason)
+    return result
+
+
+def seconds_of(work: Callable[[], object], repetitions: int = 20) -> float:
+    """Median seconds of `work` on the GPU, after three calls that do not count."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repetitions):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return sorted(times)[len(times) // 2]

@@ -1,0 +1,113 @@
+"""The project's own kernels: equal to what they replace, and as fast as the memory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from apertus_model.model.feed_forward import XIELU
+from apertus_model.model.xielu import BETA
+from apertus_model.optimizers.ademamix import AdEMAMix
+from apertus_model.rehearsal.rates import SHEETS
+from tests.gpu.conftest import Measured, in_one_process, needs_gpus, seconds_of, sheet_of_this_gpu
+
+ELEMENTS = 2**27
+
+
+def ademamix(fused: bool, states: torch.dtype, elements: int) -> AdEMAMix:
+    generator = torch.Generator("cuda").manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(elements, generator=generator, device="cuda"))
+    weight.grad = torch.randn(elements, generator=generator, device="cuda")
+    return AdEMAMix([weight], lr=1e-2, weight_decay=0.1, fused=fused, state_dtype=states)
+
+
+@needs_gpus()
+@pytest.mark.parametrize("states", [torch.float32, torch.bfloat16])
+def test_ademamix_computes_what_foreach_does(states: torch.dtype, tmp_path: Path, measured: Measured) -> None:
+    def difference() -> float:
+        optimizers = [ademamix(fused, states, 2**20 + 3) for fused in (True, False)]
+        for _ in range(8):
+            for optimizer in optimizers:
+                optimizer.step()
+        kernel, foreach = (optimizer.param_groups[0]["params"][0] for optimizer in optimizers)
+        return float((kernel - foreach).abs().max())
+
+    found = in_one_process(tmp_path, difference)
+    measured("largest difference after 8 steps", f"{found:.1e}")
+    assert found <= 1e-6
+
+
+@needs_gpus()
+@pytest.mark.parametrize("states", [torch.float32, torch.bfloat16])
+def test_ademamix_is_as_fast_as_the_memory(states: torch.dtype, tmp_path: Path, measured: Measured) -> None:
+    name = sheet_of_this_gpu()
+
+    def seconds() -> tuple[float, float]:
+        fused, foreach = (seconds_of(ademamix(kind, states, ELEMENTS).step) for kind in (True, False))
+        return fused, foreach
+
+    fused, foreach = in_one_process(tmp_path, seconds)
+    per_element = 2 * 4 + 4 + 3 * 2 * states.itemsize  # weight, gradient, three moments
+    share = ELEMENTS * per_element / fused / SHEETS[name].bandwidth
+    measured("bandwidth", f"{share:.0%} of the sheet of {name}")
+    measured("times as fast as foreach", f"{foreach / fused:.2f}")
+    assert share > 0.6
+
+
+def activation(dtype: torch.dtype) -> XIELU:
+    layer: XIELU = XIELU.Config().build().to("cuda", dtype)
+    torch.nn.init.constant_(layer.alpha_p, 0.7)
+    torch.nn.init.constant_(layer.alpha_n, -0.3)
+    return layer
+
+
+def published(x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor) -> torch.Tensor:
+    """xIELU of arXiv 2411.13010."""
+    slope_p, slope_n = F.softplus(alpha_p), BETA + F.softplus(alpha_n)
+    below = x.clamp(max=0)
+    return torch.where(x > 0, slope_p * x * x, slope_n * (torch.expm1(below) - below)) + BETA * x
+
+
+@needs_gpus()
+def test_xielu_computes_the_formula(tmp_path: Path, measured: Measured) -> None:
+    def differences() -> list[float]:
+        layer = activation(torch.float32)
+        generator = torch.Generator("cuda").manual_seed(0)
+        x, gradient = (torch.randn(2**20 + 3, generator=generator, device="cuda") for _ in range(2))
+        x.requires_grad_()
+        exact = [tensor.detach().double().requires_grad_() for tensor in (x, layer.alpha_p, layer.alpha_n)]
+        found, expected = layer(x), published(*exact)
+        found.backward(gradient)
+        expected.backward(gradient.double())
+        pairs = [
+            (found, expected),
+            *zip((x.grad, layer.alpha_p.grad, layer.alpha_n.grad), (one.grad for one in exact), strict=True),
+        ]
+        return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+
+    found = in_one_process(tmp_path, differences)
+    for what, difference in zip(("value", "dx", "dalpha_p", "dalpha_n"), found, strict=True):
+        measured(what, f"{difference:.1e} from float64, relative")
+    assert max(found) < 1e-4
+
+
+@needs_gpus()
+def test_xielu_is_as_fast_as_the_memory(tmp_path: Path, measured: Measured) -> None:
+    name = sheet_of_this_gpu()
+
+    def seconds() -> tuple[float, float]:
+        layer = activation(torch.bfloat16)
+        x = torch.randn(ELEMENTS, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        out = layer(x)
+        with torch.no_grad():
+            forward = seconds_of(lambda: layer(x))
+        return forward, seconds_of(lambda: torch.autograd.grad(out, x, x, retain_graph=True))
+
+    forward, backward = in_one_process(tmp_path, seconds)
+    shares = [
+        2 * passes * ELEMENTS / spent / SHEETS[name].bandwidth
+        for passes, spent in ((2, forward), (3, backward))
+    ]
+    measured("bandwidth forward and backward", f"{shares[0]:.0%} and {shares[1]:.0%} of the sheet of {name}")
+    assert min(shares) > 0.6

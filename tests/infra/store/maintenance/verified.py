@@ -1,0 +1,71 @@
+"""A store with a corpus, a training and an export, of which a byte can be changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from infra.store import Attempt, Store
+from specs.job import InputRef, Job
+
+PIECE = 1024
+DATA = Random(1).randbytes(20 * PIECE + 5)
+CORPUS, TRAINED, EXPORT, OTHER = (
+    f"corpus/{'c1' * 16}",
+    f"pretrain/{'b1' * 16}",
+    f"export/{'e1' * 16}",
+    f"corpus/{'c2' * 16}",
+)
+
+
+def attempt(store: Store, folder: Path, path: str, *inputs: str, step: int | None = None) -> Attempt:
+    kind, _, fingerprint = path.partition("/")
+    refs = {
+        f"input-{read}": InputRef(kind=read.split("/")[0], fingerprint="0", name=read, path=read)
+        for read in inputs
+    }
+    job = Job(
+        node=f"my-{kind}-{fingerprint[:2]}", kind=kind, version=1, fingerprint=fingerprint, spec={},
+        identity={}, inputs=refs, launch={},
+        store=store.url, path=path, attempt="first", scratch=str(folder / "scratch" / path),
+        progress=str(folder / "progress"),
+        resume_step=step,
+    )  # fmt: skip
+    made = Attempt(job, store)
+    made.begin()
+    return made
+
+
+def stored(tmp_path: Path) -> Store:
+    """A corpus with a unit, training on it with two checkpoints, an export of the second; and another
+    corpus."""
+    opened = Store.open(str(tmp_path / "store"))
+    store = Store(opened.fs, opened.root, piece_bytes=PIECE)
+    store.initialise()
+    store.write_once("runs/mini/1.json", b'{"parts": {}}')
+    store.write_once("inputs/1.json", b'{"digest": "1"}')
+    store.write_once("something/else/note.json", b"no artifact")
+    for path in (CORPUS, OTHER):
+        corpus = attempt(store, tmp_path, path)
+        (tmp_path / "unit").write_bytes(b"unit")
+        corpus.commit_unit("task", files={"unit.bin": tmp_path / "unit"})
+        corpus.write_bytes("a.bin", DATA)
+        corpus.commit(metrics={})
+    training = attempt(store, tmp_path, TRAINED, CORPUS)
+    for step in (10, 20):
+        with store.writer(training.folder(f"step-{step:08d}/w")) as writer:
+            writer.write(DATA[:step])
+        training.add_metrics({"step": step})
+        training.commit_checkpoint(step, {}, files={"w": writer.record})
+    training.commit(metrics={}, step=20)
+    export = attempt(store, tmp_path, EXPORT, TRAINED)
+    export.write_bytes("model.safetensors", b"weights")
+    export.commit(metrics={})
+    return store
+
+
+def change(store: Store, path: str, offset: int = 0) -> None:
+    full = Path(store.full(path))
+    data = bytearray(full.read_bytes())
+    data[offset] ^= 1
+    full.write_bytes(data)

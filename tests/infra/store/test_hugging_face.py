@@ -1,0 +1,78 @@
+"""What is known of a Hugging Face model before its weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.store.hugging_face import open_model
+from infra.store.inputs import SourceError
+from specs.hugging_face import HuggingFaceError
+from tests.models import MODEL, model_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model")
+
+
+def test_a_folder_states_its_model_files_and_licence(folder: Path) -> None:
+    found = open_model(str(folder))
+    assert found.model.model_copy(update={"flavour": MODEL.flavour}) == MODEL
+    assert found.files == (
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    )
+    assert (found.context, found.license, found.language) == (128, "apache-2.0", "de, rm")
+    assert found.facts["url"] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "chat"),
+    [(2, None, False), (68, None, True), (68, 2, False), (2, 68, True), (2, [2, 68], True)],
+)
+def test_a_model_ends_its_turns_where_generation_ends_at_them(
+    tmp_path: Path, config: int, generation: int | list[int] | None, chat: bool
+) -> None:
+    folder = model_folder(tmp_path / "model", eos=config)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert open_model(str(folder)).chat is chat
+
+
+def test_weights_of_one_file_need_no_index(folder: Path) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    with pytest.raises(HuggingFaceError, match=r"has no model\.safetensors: there are no weights"):
+        open_model(str(folder))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert open_model(str(folder)).files == ("config.json", "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("config.json", SourceError, "there is no config.json in"),
+        ("tokenizer.json", HuggingFaceError, "has no tokenizer.json, so nobody knows what its ids mean"),
+        (
+            "model-00002-of-00002.safetensors",
+            HuggingFaceError,
+            "lacks 1 of 2 files that its index names, the first 'model-00002-of-00002.safetensors'",
+        ),
+    ],
+)
+def test_a_file_that_is_missing_is_named(
+    folder: Path, name: str, kind: type[Exception], message: str
+) -> None:
+    (folder / name).unlink()
+    with pytest.raises(kind, match=message):
+        open_model(str(folder))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=f"there is no folder {tmp_path}/none"):
+        open_model(f"{tmp_path}/none")

@@ -1,0 +1,30 @@
+"""Folders as those of Hugging Face models, without weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specs.hugging_face import hugging_face_config
+from specs.model import ModelSpec
+
+MODEL = ModelSpec(dim=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=64, vocab_size=512)
+
+
+def model_folder(target: Path, *, eos: int = 2, **changes: Any) -> Path:
+    """What a Hugging Face folder looks like from outside."""
+    target.mkdir(parents=True)
+    config = hugging_face_config(MODEL, max_position_embeddings=128, bos_token_id=1, eos_token_id=eos)
+    document = config | {"model_type": "apertus", "architectures": ["ApertusForCausalLM"]} | changes
+    (target / "config.json").write_text(json.dumps(document))
+    (target / "model-00001-of-00002.safetensors").write_bytes(b"one")
+    (target / "model-00002-of-00002.safetensors").write_bytes(b"two")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    (target / "tokenizer.json").write_text(
+        json.dumps({"added_tokens": [{"id": 68, "content": "<|assistant_end|>"}]})
+    )
+    (target / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (target / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [de, rm]\n---\n# A model\n")
+    return target

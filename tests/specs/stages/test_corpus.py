@@ -1,0 +1,44 @@
+"""How a source of a corpus is processed: what it reads, and which steps need text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from specs.stages.corpus import CorpusSource, Repeats, needs_text
+
+LANGUAGE = {"filter": "language", "model": "/lid.bin", "languages": ["de"]}
+SCORE = {"filter": "score", "column": "quality", "min": 2}
+
+
+@pytest.mark.parametrize(
+    ("pii", "replaced"),
+    [
+        (True, ("email", "ip", "iban")),
+        (False, ()),
+        (["phone", "email"], ("email", "phone")),
+    ],
+)
+def test_kinds_of_personal_data_are_replaced_in_one_order(pii: Any, replaced: tuple[str, ...]) -> None:
+    assert CorpusSource(pii=pii).replaced == replaced
+
+
+def test_a_source_reads_the_columns_of_its_filters_but_not_what_an_earlier_one_adds() -> None:
+    by_language = {"filter": "sample", "rate": 1, "rates": {"de": 0.5}, "by": "language"}
+    score = CorpusSource.model_validate({"filters": [SCORE, by_language]})
+    assert score.columns() == ["language", "quality"]
+    told = CorpusSource.model_validate({"filters": [LANGUAGE, by_language, SCORE]})
+    assert told.columns() == ["quality"]
+
+
+def test_steps_that_need_text_are_named() -> None:
+    assert needs_text(CorpusSource(pii=False, holdout=0.5, examples=False)) == []
+    assert needs_text(CorpusSource()) == ["pii"]
+    assert needs_text(CorpusSource.model_validate({"filters": [SCORE], "pii": True})) == ["filters", "pii"]
+
+
+def test_a_bucket_of_probes_is_stated_once() -> None:
+    with pytest.raises(ValidationError, match="2 is repeated; state it once, and raise per_bucket"):
+        Repeats(buckets=[0, 2, 2], per_bucket=1, length=8)

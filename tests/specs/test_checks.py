@@ -1,0 +1,84 @@
+"""Fields that do not fit together are problems, each with file, line, field, value and fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipes import edit, problems, write_recipe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("from: cooldown", "from: coldown", "there is no stage 'coldown'. Fix: did you mean 'cooldown'?"),
+        (
+            "from: pretrain",
+            "from: main",
+            (
+                "stage 'main' is a mixture; one of cooldown, dpo, long_context, merge, pretrain, qrpo,"
+                " select, sft is needed here"
+            ),
+        ),
+        (
+            "tokenizer: tokenizer",
+            "tokenizer: corpus/notes",
+            "stage 'corpus' is a corpus; tokenizer is needed here",
+        ),
+        ("from: pretrain\n", "from: pretrain\n    after: [export]\n", "the stages form a cycle"),
+        ("kind: cooldown", "kind: coolodwn", "'coolodwn' is not a kind. Fix: did you mean 'cooldown'?"),
+        (
+            "sources: [notes]",
+            "sources: [note]",
+            "there is no source 'note' under sources:. Fix: did you mean 'notes'?",
+        ),
+        ("vocab_size: 512, bytes", "vocab_size: 500, bytes", "multiple of 128"),
+        ("format: text", "format: pdf", "'pdf'"),
+        ("name: tiny", "name: tiny\nname: again", "is already on line 1"),
+        (
+            "{{metric: perplexity, max: 1000}}".replace("{{", "{").replace("}}", "}"),
+            "{metric: perplexity}",
+            "a gate needs max or min",
+        ),
+        (
+            "perplexity, max: 1000}}".replace("}}", "}"),
+            "perplexity, max: 5, min: 7}",
+            "no value is at least 7 and at most 5",
+        ),
+        (
+            "checkpoint: {interval: 4}",
+            "checkpoint: {interval: 4, best: [val_los]}",
+            "'val_los': string should match pattern",
+        ),
+        (
+            "budget: 6 steps",
+            "budget: 6 steps\n    schedule: {warmup: 9 steps}",
+            "warm-up of 2,304 and decay of 0 tokens do not fit into 1,536",
+        ),
+    ],
+)
+def test_each_mistake_is_reported_with_its_fix(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = problems(edit(write_recipe(tmp_path), (old, new)))
+    assert message in text
+    assert "tiny.yaml:" in text
+
+
+def test_a_batch_that_the_processes_cannot_divide_is_refused(tmp_path: Path) -> None:
+    text = problems(write_recipe(tmp_path), "launch.processes=3")
+    assert "cannot be divided among 3 data-parallel processes. Fix: use a multiple of 3" in text
+
+
+def test_relation_broken_by_an_override_names_both_places(tmp_path: Path) -> None:
+    text = problems(
+        write_recipe(tmp_path), "stages.pretrain.model.n_kv_heads=3", "stages.cooldown.optimizer.lr=1e-4"
+    )
+    line = next(
+        n
+        for n, line in enumerate((tmp_path / "tiny.yaml").read_text().splitlines(), 1)
+        if line.strip().startswith("model:")
+    )
+    assert text.startswith(
+        f"{tmp_path / 'tiny.yaml'}:{line}, --set stages.pretrain.model.n_kv_heads=3: stages.pretrain.model:"
+        " n_heads 2 "
+    )

@@ -1,0 +1,86 @@
+"""Profiles: facts about a cluster, in a file of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from specs.errors import SpecError
+from specs.profiles import Profile, SlurmProfile, load_profile
+from specs.units import Duration
+
+PROFILES = Path(__file__).resolve().parents[2] / "infra" / "profiles"
+
+
+def test_without_a_file_stages_run_on_this_machine() -> None:
+    assert load_profile(None).launcher == load_profile("").launcher == "local"
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_are_valid_and_name_no_account(path: Path) -> None:
+    profile = load_profile(path)
+    assert profile.launcher == path.stem
+    assert "account" not in {**profile.slurm.arguments} or str(profile.slurm.arguments["account"]).startswith(
+        "<"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("array", "set by the launcher"),
+        ("time", "a field of its own"),
+        ("no-requeue", "set by the launcher"),
+        ("--account", "not a long option"),
+    ],
+)
+def test_an_option_of_sbatch_that_would_break_the_job_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Profile.model_validate({"slurm": {"arguments": {name: "x"}}})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"environment": {"AWS_SECRET_ACCESS_KEY": "x"}}, "looks like a secret"),
+        ({"environment": {"DB_PASS": "x"}}, "looks like a secret"),
+        ({"environment": {"HTTPS_PROXY": "http://me:a/b@proxy:8080"}}, "a URL with credentials in it"),
+        ({"scratch": "s3://me:a/b@bucket"}, "a URL with credentials in it"),
+        ({"launcher": "kubernetes"}, "needs kubernetes"),
+        (
+            {"launcher": "kubernetes", "kubernetes": {"image": "apertus"}, "modules": ["cuda"]},
+            "are for Slurm",
+        ),
+        ({"slurm": {"memory": "lots"}}, "string_pattern_mismatch"),
+    ],
+)
+def test_meaningless_sources_are_refused(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Profile.model_validate(content)
+
+
+def test_variable_that_only_looks_like_a_secret_is_accepted() -> None:
+    environment = {"TOKENIZERS_PARALLELISM": "true", "MAX_TOKENS": "5", "HTTPS_PROXY": "http://proxy:8080"}
+    assert Profile.model_validate({"environment": environment}).environment == environment
+
+
+def test_a_mistake_names_file_line_field_and_fix(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("launcher: slurm\nslurm:\n  partitions: normal\n")
+    with pytest.raises(SpecError) as error:
+        load_profile(file)
+    assert (
+        "cluster.yaml:3: slurm.partitions: there is no field 'partitions' here. Fix: did you mean"
+        " 'partition'?" in str(error.value)
+    )
+
+
+def test_a_stage_that_would_be_told_to_stop_as_it_begins_is_refused() -> None:
+    with pytest.raises(ValidationError, match="stop_before_end is 600s and time_limit 300s"):
+        SlurmProfile(time_limit=Duration(300), stop_before_end=Duration(600))
+    with pytest.raises(ValidationError, match="stop_before_end is 300s and time_limit 300s"):
+        SlurmProfile(time_limit=Duration(300))
+    assert SlurmProfile(time_limit=Duration(301)).stop_before_end == Duration(300)

@@ -1,0 +1,63 @@
+"""The table of published speeds on docs/estimates.md has every row, and says what is not predicted."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from apertus_model.losses import cross_entropy
+from specs.launch import Launch
+from specs.layout import misfits
+from tools.throughput import MARK, MODELS, PAGE, Row, apertus, torchtitan
+
+TEXT = PAGE.read_text().partition(f"<!-- {MARK} -->")[2].partition(f"<!-- end of {MARK} -->")[0]
+LINES = [line.strip() for line in TEXT.strip().splitlines()][1:]
+ROWS = [*torchtitan(), *apertus()]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("8B", 8.03e9), ("70B", 70.6e9), ("405B", 405.9e9)])
+def test_the_models_have_the_parameters_of_llama(name: str, parameters: float) -> None:
+    assert MODELS[name].parameters == pytest.approx(parameters, rel=2e-3)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.gpus}")
+def test_every_row_is_a_layout_that_fits(row: Row) -> None:
+    segment = row.segment
+    launch = Launch(processes=row.gpus, parallel=segment.parallel)
+    assert launch.mismatch is None
+    assert not list(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size))
+
+
+def test_the_batches_are_those_that_are_published() -> None:
+    batches = {(row.name.split()[1], row.gpus): row.segment.global_batch_size for row in torchtitan()}
+    assert batches == {("8B", 8): 16, ("8B", 128): 256, ("70B", 256): 512, ("405B", 512): 256, ("8B", 32): 64}
+
+
+def test_the_table_has_every_row_in_order() -> None:
+    assert len(LINES) == len(ROWS)
+    for line, row in zip(LINES, ROWS, strict=True):
+        assert re.match(rf"{re.escape(row.name)} +{row.gpu} +{row.gpus:,} +{row.speed:,.0f}\b", line)
+
+
+@pytest.mark.parametrize(
+    "index", range(len(ROWS)), ids=lambda index: f"{ROWS[index].name} {ROWS[index].gpus}"
+)
+def test_a_speed_is_predicted_within_15_percent_or_the_row_says_why_not(index: int) -> None:
+    line, row = LINES[index], ROWS[index]
+    if row.unknown:
+        assert line.endswith(f"not predicted: {', '.join(row.unknown)}")
+        return
+    published, _, predicted, ratio = re.split(r" {2,}", line)[3:7]
+    found = float(predicted.replace(",", "")) / float(published.replace(",", ""))
+    assert found == pytest.approx(float(ratio), abs=0.006)
+    assert (0.85 < found < 1.15) == (not row.off)
+    assert line.endswith(row.off)
+
+
+def test_whole_logits_take_what_the_chunks_of_ours_do_not() -> None:
+    """12 N V bytes; ours: a chunk in float32 and bfloat16, and the sum of the weight's gradient."""
+    row = next(row for row in ROWS if row.name == "Llama 8B")
+    tokens, words, width = 2 * 8192, 128_256, 4096
+    chunk = cross_entropy.CHUNK_TOKENS * words * (4 + 2) + 4 * words * width
+    assert row.whole_logits == 12 * tokens * words - chunk
