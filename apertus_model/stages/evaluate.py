@@ -6,7 +6,7 @@ and
 
     memorisation/passes                     passes of training over the corpus with the probes; training saw
                                             the probes of bucket n in it n x passes times
-    task/<task>/<metric>                    results of lm-evaluation-harness
+    <suite>/<task>/<metric>                 results of lm-evaluation-harness
 
 Invariants: the metrics have the names that `EvaluatePart.metrics` lists, against which a plan checks gates.
 Gates do not affect the metrics; the planner compares stored metrics with the gates of the spec.
@@ -27,7 +27,7 @@ from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
 from specs.job import Job
 from specs.model import ModelSpec
-from specs.stages.evaluate import EvaluatePart
+from specs.stages.evaluate import SUITE, EvaluatePart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -86,10 +86,10 @@ class Measurement:
             metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
             metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
-        if "harness" in self.job.inputs:
-            metrics |= {
-                f"task/{name}": value for name, value in self._artifact("harness").manifest.metrics.items()
-            }
+        for role in self.job.inputs:
+            if role.startswith(SUITE):
+                found = self._artifact(role).manifest.metrics
+                metrics |= {f"{role.removeprefix(SUITE)}/{name}": value for name, value in found.items()}
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:

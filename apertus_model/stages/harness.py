@@ -1,73 +1,84 @@
-"""The `harness` part: tasks of lm-evaluation-harness (an extra) on an exported model, from local files only.
+"""The `harness` part: a suite of tasks of lm-evaluation-harness (an extra) on an exported model, from local
+files only.
 
-Artifact: `results.json`, the harness's report per task, and its version. Metrics: `<task>/<metric>`, and
-`<task>/<metric>_stderr`.
+Artifact: `results.json`, the harness's report per task, and its version; `answers.parquet`, every answer
+(`apertus_model.evaluation.harness_answers`); `shown.json`, some of them for people. Metrics:
+`<task>/<metric>`, and `<task>/<metric>_stderr`.
 
 Invariant: nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the
-harness sees them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and tasks
-that run generated code are not confirmed.
+harness sees them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and data
+sets are read without their code.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 from pathlib import Path
-from typing import Any
 
-import torch
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.tokens import TagToken
 
+from apertus_model.evaluation.harness_answers import rows_of, shown, write_answers
+from apertus_model.evaluation.harness_data import Snapshots, local_snapshots
+from apertus_model.evaluation.harness_run import evaluate, finite, flat
+from apertus_model.evaluation.harness_tasks import HarnessError, installed_version
 from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
-from specs.errors import StageError
 from specs.job import Job
-from specs.stages.evaluate import Harness, HarnessPart
+from specs.stages.harness import TASK_FILES, HarnessPart
 
-TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "HF_EVALUATE_OFFLINE": "1",
     "TQDM_DISABLE": "1",
 }
-BATCH = 16
-
-
-class HarnessError(StageError):
-    """The harness is not installed, or a task cannot be run."""
+DATA = "data:"
+"""Begins the role of a data set among the inputs."""
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. HarnessError when the harness is missing, or a task cannot be run."""
-    harness = HarnessPart.model_validate(job.spec).harness
-    os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "datasets")})
+    part = HarnessPart.model_validate(job.spec)
+    os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "cache")})
     with engine_process(threads=job.launch.threads or 2):
         try:
-            import lm_eval
+            from apertus_model.evaluation.harness_model import open_model
         except ImportError as error:
             raise HarnessError(
                 f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or"
                 " leave harness out"
             ) from error
         include = None
-        if harness.include is not None:
-            include = copy_folder(harness.include, attempt.workdir / "tasks", TASK_FILES)
+        if part.include is not None:
+            include = copy_folder(part.include, attempt.workdir / "tasks", TASK_FILES)
             check_tasks(include)
+        names = [role.removeprefix(DATA) for role in job.inputs if role.startswith(DATA)]
+        datasets = None
+        if names:
+            assert part.datasets is not None, "the planner states the folder of data sets"
+            datasets = local_snapshots(part.datasets, names, attempt.workdir / "datasets")
         folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model")
         progress.update(0, 1, "evaluations")
-        results = evaluate(harness, folder, include, job.launch.tensor_parallel)
-    metrics = flat(results)
+        model = open_model(folder, part, job.launch.tensor_parallel)
+        snapshots = Snapshots(datasets, attempt.workdir / "views")
+        found = evaluate(part.suite, model, folder, snapshots, include)
+    metrics = flat(found.results)
     if not metrics:
-        raise HarnessError(f"the tasks {', '.join(harness.tasks)} gave no metric")
-    attempt.write_json("results.json", {"lm_eval": lm_eval.__version__, "results": finite(results)})
+        raise HarnessError(f"the tasks {', '.join(part.suite.tasks)} gave no metric")
+    rows = list(rows_of(found.samples))
+    write_answers(attempt.workdir / "answers.parquet", rows)
+    attempt.put(attempt.workdir / "answers.parquet", "answers.parquet")
+    attempt.write_json("shown.json", finite({"answers": shown(rows, found.higher_is_better)}))
+    attempt.write_json(
+        "results.json",
+        finite({"lm_eval": installed_version(), "results": found.results, "versions": found.versions}),
+    )
     for name, value in metrics.items():
         progress.log(f"{name}: {value:.4g}")
     progress.update(1, 1, "evaluations")
@@ -100,75 +111,3 @@ def check_tasks(folder: Path) -> None:
                 raise HarnessError(
                     f"task file {name} includes '{other}'. Fix: include .yaml files of the same folder only"
                 )
-
-
-def evaluate(
-    harness: Harness, folder: Path, include: Path | None, gpus: int = 1
-) -> dict[str, dict[str, Any]]:
-    """Results by task. Paths of data in task files are relative to `include`. With several `gpus` the layers
-    are spread over all that this process sees.
-
-    HarnessError for tasks that do not exist, or whose data are missing.
-    """
-    import lm_eval.utils
-    from jinja2 import TemplateError
-    from jinja2.sandbox import SandboxedEnvironment
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    sandbox = SandboxedEnvironment(undefined=lm_eval.utils.env.undefined, keep_trailing_newline=True)
-    sandbox.filters = lm_eval.utils.env.filters
-    lm_eval.utils.env = sandbox
-    manager = TaskManager(include_path=str(include) if include else None)
-    if missing := sorted(set(harness.tasks) - set(manager.all_tasks)):
-        where = f"the harness or in {harness.include}" if harness.include else "the harness"
-        raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
-    with contextlib.chdir(include or folder):
-        model = HFLM(
-            pretrained=str(folder),
-            device="cuda" if torch.cuda.is_available() else "cpu",
-            dtype="auto",
-            parallelize=gpus > 1,
-            batch_size=BATCH,
-            trust_remote_code=False,
-        )
-        try:
-            found = lm_eval.simple_evaluate(
-                model=model,
-                tasks=list(harness.tasks),
-                num_fewshot=harness.few_shot,
-                limit=harness.limit,
-                task_manager=manager,
-                log_samples=False,
-                bootstrap_iters=1000,
-            )
-        except (OSError, ValueError, KeyError, TypeError, TemplateError) as error:
-            raise HarnessError(
-                f"the tasks {', '.join(harness.tasks)} cannot be run: {type(error).__name__}: {error}"
-            ) from error
-    assert found is not None, "one process"
-    results: dict[str, dict[str, Any]] = found["results"]
-    return results
-
-
-def flat(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """`{"task": {"acc,none": 0.5, "acc_stderr,none": 0.1}}` -> `{"task/acc": 0.5, "task/acc_stderr": 0.1}`; a
-    filter other than `none` stays in the name. Only finite numbers are included."""
-    metrics: dict[str, float] = {}
-    for task, values in sorted(results.items()):
-        for name, value in values.items():
-            metric, comma, kind = name.partition(",")
-            if comma and isinstance(value, (int, float)) and math.isfinite(value):
-                metrics[f"{task}/{metric}" if kind == "none" else f"{task}/{metric}/{kind}"] = float(value)
-    return metrics
-
-
-def finite(value: Any) -> Any:
-    """The document with null for NaN and infinities, and text for values that JSON does not have."""
-    if isinstance(value, dict):
-        return {str(name): finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)

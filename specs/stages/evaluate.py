@@ -12,8 +12,12 @@ from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
+from specs.stages.harness import Harness
 from specs.stages.preference_data import Sampling
 from specs.units import Reference
+
+SUITE = "harness:"
+"""Begins the role of a suite of tasks among the inputs of an evaluation."""
 
 
 class Memorisation(Spec):
@@ -88,20 +92,6 @@ class Generation(Spec):
     shown: int = identity(8, ge=0, description="prompts whose answers are stored for people to read")
 
 
-class Harness(Spec):
-    """Tasks of lm-evaluation-harness (an extra: `pip install apertus[harness]`) on the exported folder,
-    from local files only."""
-
-    VERSION: ClassVar[int] = 1
-    tasks: list[str] = identity(min_length=1)
-    include: str | None = execution(
-        None,
-        description="folder with your task files; `installed:examples/tasks` has an example",
-    )
-    limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents per task")
-    few_shot: int | None = identity(None, neutral=None, ge=0)
-
-
 class EvaluateStage(FromCheckpoint):
     """Measures a model, alone or against another."""
 
@@ -141,8 +131,9 @@ class EvaluateStage(FromCheckpoint):
 
 class EvaluatePart(Part):
     """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` for memorisation; `prompts`,
-    `completions` and `rewards` for generation; `harness`; `against`, `against_checkpoint`, and, where the
-    same prompts were answered, `against_completions` and `against_rewards`."""
+    `completions` and `rewards` for generation; `harness:<suite>`; `against`,
+    `against_checkpoint`, and, where the same prompts were answered, `against_completions` and
+    `against_rewards`."""
 
     ON_ENGINE: ClassVar[bool] = True
 
@@ -195,10 +186,3 @@ class EvaluatePart(Part):
                 for name in ("against", "difference", "difference/low", "difference/high", "wins")
             ]
         return names
-
-
-class HarnessPart(Part):
-    """Resolved. Inputs: `model` (an export), and `tasks` (the task files) where `include` is given."""
-
-    VERSION: ClassVar[int] = 1
-    harness: Harness = identity()

@@ -13,8 +13,8 @@ from flows.planning.estimate.storage import NOTICED
 from flows.planning.graph import Node
 from specs.launch import Launch
 from specs.layout import misfits
-from specs.stages.evaluate import HarnessPart
 from specs.stages.export import ExportPart
+from specs.stages.harness import HarnessPart
 from specs.stages.preference_data import CompletionsPart
 from specs.stages.training import Segment
 

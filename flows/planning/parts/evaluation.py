@@ -6,10 +6,11 @@ from typing import cast
 
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
-from flows.planning.parts.preferences import add_completions, add_model, add_prompts, add_rewards, check_room
+from flows.planning.parts.harness import add_harness, suite_of
+from flows.planning.parts.preferences import add_completions, add_prompts, add_rewards, check_room
 from specs.errors import FieldPath, did_you_mean
 from specs.stages.corpus import CorpusStage, Repeats
-from specs.stages.evaluate import EvaluatePart, EvaluateStage, HarnessPart, Memorisation
+from specs.stages.evaluate import EvaluatePart, EvaluateStage, Memorisation
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.preference_data import PromptsPart
 from specs.stages.probe import ProbePart, ProbeStage
@@ -45,7 +46,7 @@ def add_evaluate(builder: Builder, name: str) -> None:
     if stage.generation:
         inputs |= _generation(builder, name, stage, checkpoint, trajectory)
     if stage.harness:
-        inputs["harness"] = _harness(builder, name, stage, checkpoint, trajectory)
+        inputs |= add_harness(builder, name, stage, checkpoint, trajectory)
     against_trajectory = _compare(builder, name, stage, inputs) if stage.against else None
     part = EvaluatePart(
         model=trajectory.model,
@@ -70,7 +71,7 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
     has run."""
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
     known = _metrics(builder, stage, evaluation)
-    if metric not in known and not (stage.harness and metric.startswith("task/")):
+    if metric not in known and suite_of(stage, metric) is None:
         builder.problem(
             path, f"'{evaluation.name}' will not have a metric '{metric}'", did_you_mean(metric, known)
         )
@@ -149,22 +150,6 @@ def _generation(
         rewards = add_rewards(builder, name, generation.reward, (*at, "reward"), prompts, completions)
         inputs["rewards"] = reads(rewards)
     return inputs
-
-
-def _harness(
-    builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory
-) -> Input:
-    assert stage.harness is not None
-    inputs = {"model": reads(add_model(builder, name, checkpoint, trajectory))}
-    if stage.harness.include is not None:
-        path: FieldPath = ("stages", name, "harness", "include")
-        files = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
-        inputs["tasks"] = builder.folder(
-            f"{name}.tasks", stage.harness.include, files, path, "name a folder with task files."
-        )
-    return reads(
-        builder.node(f"{name}/harness", name, HarnessPart(harness=stage.harness), inputs, kind="harness")
-    )
 
 
 def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input]) -> Trajectory:

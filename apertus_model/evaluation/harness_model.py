@@ -1,0 +1,121 @@
+"""Exported models as lm-evaluation-harness asks them: by transformers, or by vLLM.
+
+Invariant: the size of a batch follows from the lengths of its requests and from the vocabulary, and not from
+the memory of the machine, so the same requests are computed in the same batches everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+
+from apertus_model.evaluation.harness_tasks import HarnessError
+from specs.stages.harness import HarnessPart
+
+LOGITS = 4 * 2**30
+"""Bytes that the logits of a batch and their logarithms of probabilities may need, in float32."""
+MOST_ROWS = 64
+
+
+def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
+    """An exported folder as the harness's model. With several `gpus` the layers, or each layer with vLLM,
+    are spread over all that this process sees. HarnessError when vLLM is not installed, or the model has no
+    chat template and is asked through it."""
+    if part.engine == "vllm":
+        model = _vllm(folder, part, gpus)
+    else:
+        model = BatchedModel(
+            pretrained=str(folder),
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            dtype="auto",
+            parallelize=gpus > 1,
+            batch_size="auto",
+            max_length=part.suite.max_length,
+            trust_remote_code=False,
+        )
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if part.suite.chat_template and not getattr(tokenizer, "chat_template", None):
+        raise HarnessError(
+            "chat_template is on, and the tokenizer of the model has no chat template. Fix: state"
+            " chat_template: false for this suite"
+        )
+    return model
+
+
+def _vllm(folder: Path, part: HarnessPart, gpus: int) -> LM:
+    from lm_eval.models.vllm_causallms import VLLM
+
+    try:
+        model: LM = VLLM(
+            pretrained=str(folder),
+            dtype="auto",
+            tensor_parallel_size=gpus,
+            batch_size="auto",
+            max_length=part.suite.max_length,
+            trust_remote_code=False,
+            load_format="safetensors",
+            **({} if part.suite.seed is None else {"seed": part.suite.seed}),
+        )
+    except ModuleNotFoundError as error:
+        raise HarnessError(
+            f"engine: vllm is chosen, and vLLM cannot be imported ({error}). Fix: pip install vllm into the"
+            " environment of the stage, on a machine with a GPU, or choose engine: transformers"
+        ) from error
+    return model
+
+
+def rows_in(longest: int, vocab_size: int) -> int:
+    """The number of requests, the longest of `longest` tokens, that are computed in one batch: a power of
+    two, at most `MOST_ROWS`."""
+    tokens = LOGITS // (2 * 4 * vocab_size)
+    rows = max(1, min(MOST_ROWS, tokens // max(1, longest)))
+    return 1 << (rows.bit_length() - 1)
+
+
+class BatchedModel(HFLM):
+    """A transformers model that finds the sizes of its batches by `rows_in`."""
+
+    _texts: Sequence[str] = ()
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+        """The size of all batches where the harness asks for one; 0, which makes it ask `_batch_scheduler`,
+        for generation."""
+        if not self._texts:
+            return 0
+        longest = max(len(text.encode()) for text in self._texts)  # no token has less than a byte
+        return rows_in(min(longest + 1, self.max_length), self._vocabulary)
+
+    def _batch_scheduler(self, pos: int, n_reordered_requests: Sequence[Any]) -> int:
+        """The size of the batch that request `pos` is in. The longest requests come first."""
+        requests = n_reordered_requests
+        start, size = 0, 0
+        while start + size <= pos:
+            start += size
+            size = rows_in(self._length(requests[start]), self._vocabulary)
+        return size
+
+    def _length(self, request: Any) -> int:
+        if len(request) == 3:  # (texts, context, continuation)
+            return min(len(request[1]) + len(request[2]), self.max_length)
+        context, arguments = request
+        new = int(arguments.get("max_gen_toks", self.max_gen_toks))
+        return min(len(self.tok_encode(context)) + new, self.max_length)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        self._texts = [request.args[0] for request in requests]
+        try:
+            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            return found
+        finally:
+            self._texts = ()

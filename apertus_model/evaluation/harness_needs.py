@@ -1,0 +1,189 @@
+"""What a task of lm-evaluation-harness needs: data sets with their subsets and splits, files, packages, a
+tokenizer; and why it cannot be run here.
+
+Invariant: found from task files and by reading code, without the harness, torch or the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from apertus_model.evaluation.harness_code import code_needs
+from apertus_model.evaluation.harness_tasks import Config, Function, Task, functions
+
+PACKAGED = ("json", "csv", "parquet", "arrow", "text")
+"""Readers of files, which a task names in place of a data set."""
+HUB = ("https://huggingface.co/datasets/", "hf://datasets/")
+NLTK = "nltk_data"
+"""Folder, beside the data sets, of the resources of NLTK."""
+NLTK_FOLDERS = {"punkt_tab": "tokenizers", "punkt": "tokenizers", "stopwords": "corpora"}
+SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+NOT_DATA = ("revision", "trust_remote_code", "token", "download_mode", "cache_dir")
+"""Arguments of `load_dataset` that say how a data set is fetched, not what it holds."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """One reading of a data set, as the task asks for it."""
+
+    dataset: str  # its folder below that of all data sets: the Hub id
+    subset: str | None = None
+    splits: tuple[str, ...] = ()  # that the task uses
+    arguments: tuple[tuple[str, Any], ...] = ()  # further ones of `load_dataset`
+    columns: tuple[str, ...] = ()  # that every row must have
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task needs."""
+
+    task: str
+    reads: tuple[Reads, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)  # path below the data sets -> url
+    nltk: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()  # that are not installed
+    tokenizer: bool = False  # whether it writes its prompts with the model's tokenizer
+    runs_code: bool = False  # whether it runs code that the model writes
+    refusal: str = ""  # why it cannot be run here
+
+    @property
+    def datasets(self) -> list[str]:
+        """Folders below that of all data sets, sorted."""
+        found = {one.dataset for one in self.reads} | {folder_of(url) for url in self.files.values()}
+        return sorted(found | ({NLTK} if self.nltk else set()))
+
+
+def needs_of(task: Task) -> Needs:
+    """What one task needs."""
+    config = task.config
+    code = code_needs(functions(config))
+    reads = list(_own_data(config))
+    reads += [
+        Reads(name, subset, (split,) if split else ())
+        for name, subset, split in sorted(code.datasets, key=str)
+    ]
+    runs_code = config.get("unsafe_code", False) is not False
+    refusal = ""
+    if config.get("doc_to_image") or config.get("doc_to_audio"):
+        refusal = "it asks about images or sound, and the models read text"
+    elif code.services:
+        refusal = f"it asks a web service ({', '.join(sorted(code.services))}), and nothing here uses one"
+    elif not runs_code and (metrics := {*code.hub_metrics, *_hub_metrics(config)}):
+        refusal = f"it runs code of the Hub to compute {', '.join(sorted(metrics))}, and no code is fetched"
+    return Needs(
+        task=task.name,
+        reads=tuple(reads),
+        files={placed(url): url for url in sorted(code.urls)},
+        nltk=tuple(sorted(code.nltk)),
+        packages=tuple(sorted(code.packages)),
+        tokenizer=isinstance(config.get("custom_dataset"), Function),
+        runs_code=runs_code,
+        refusal=refusal,
+    )
+
+
+def _own_data(config: Config) -> Iterator[Reads]:
+    """The data set that the task file names."""
+    path, name = config.get("dataset_path"), config.get("dataset_name")
+    if isinstance(config.get("custom_dataset"), Function) or not path or not isinstance(path, str):
+        return  # its code says what it reads
+    arguments = {
+        key: value for key, value in (config.get("dataset_kwargs") or {}).items() if key not in NOT_DATA
+    }
+    if path in PACKAGED:
+        for url in _texts(arguments.get("data_files")):
+            if url.startswith(HUB):
+                yield Reads(folder_of(url), arguments=(("file", placed(url)),))
+        return
+    splits, columns = _splits(config), _columns(config)
+    yield Reads(path, str(name) if name else None, splits, tuple(sorted(arguments.items())), columns)
+
+
+def _splits(config: Config) -> tuple[str, ...]:
+    """The splits that are asked about, and that examples come from."""
+    asked = config.get("test_split") or config.get("validation_split")
+    shots = config.get("fewshot_config") or {}
+    shots = shots if isinstance(shots, dict) else {}
+    examples = None
+    if not shots.get("samples"):
+        stated = config.get("fewshot_split") or shots.get("split")
+        examples = stated or config.get("training_split") or config.get("validation_split")
+    return tuple(dict.fromkeys(str(split) for split in (asked, examples) if split))
+
+
+def _columns(config: Config) -> tuple[str, ...]:
+    """The columns that the templates of a task name; none where code changes the rows first."""
+    if config.get("process_docs") or config.get("class"):
+        return ()
+    found: dict[str, None] = {}
+    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        found |= dict.fromkeys(_variables(config.get(key)))
+    return tuple(found)
+
+
+def _variables(template: Any) -> list[str]:
+    """The columns of a template. One that asks whether a column is defined needs none."""
+    if not isinstance(template, str) or "{" not in template or " defined" in template:
+        return []
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    try:
+        return sorted(meta.find_undeclared_variables(Environment().parse(template)))
+    except TemplateSyntaxError:
+        return []  # the harness says so
+
+
+def _hub_metrics(config: Config) -> Iterator[str]:
+    for metric in config.get("metric_list") or []:
+        if isinstance(metric, dict) and metric.get("hf_evaluate") is True:
+            yield str(metric.get("metric"))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def placed(url: str) -> str:
+    """Where a file of the web lies below the data sets: a file of the Hub in the folder of its data set,
+    another under its host.
+
+    `https://huggingface.co/datasets/a/b/resolve/main/x.json` -> `a/b/x.json`;
+    `https://example.org/x/y.json` -> `example.org/x/y.json`.
+    """
+    for prefix in HUB:
+        if url.startswith(prefix):
+            owner, name, *rest = url.removeprefix(prefix).split("/")
+            if prefix.startswith("https") and rest[:1] in (["resolve"], ["raw"], ["blob"]):
+                rest = rest[2:]
+            return "/".join([owner, name.split("@")[0], *rest])
+    parts = urlsplit(url)
+    return f"{parts.netloc}{parts.path}"
+
+
+def folder_of(url: str) -> str:
+    """The folder of a file of the web below the data sets: the id of its data set, or its host."""
+    return "/".join(placed(url).split("/")[: 2 if url.startswith(HUB) else 1])
+
+
+def fetch_command(dataset: str, needs: Iterable[Needs], datasets: str) -> str:
+    """The commands that fetch a folder below `datasets`, on a machine with a network."""
+    folder = f"{datasets.rstrip('/')}/{dataset}"
+    if dataset == NLTK:
+        names = sorted({name for one in needs for name in one.nltk})
+        return f"python -m nltk.downloader -d {folder} {' '.join(names)}"
+    urls = {path: url for one in needs for path, url in one.files.items() if folder_of(url) == dataset}
+    if urls and not any(url.startswith(HUB) for url in urls.values()):
+        return "\n".join(
+            f"curl -L --create-dirs -o {datasets.rstrip('/')}/{path} {url}"
+            for path, url in sorted(urls.items())
+        )
+    return f"hf download --repo-type dataset {dataset} --local-dir {folder}"

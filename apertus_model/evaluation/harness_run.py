@@ -1,0 +1,133 @@
+"""Runs a suite of tasks of lm-evaluation-harness on an opened model.
+
+Invariant: nothing is fetched, and templates of tasks are rendered in Jinja's sandbox. Code that a model wrote
+runs in a sandbox, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apertus_model.evaluation.harness_data import Snapshots
+from apertus_model.evaluation.harness_tasks import HarnessError
+from specs.stages.harness import Suite
+
+SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewshot_random": 1234}
+"""The harness's own, which published scores have."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the harness reports."""
+
+    results: dict[str, dict[str, Any]]  # by task and group, then `<metric>,<filter>`
+    samples: dict[str, list[dict[str, Any]]]  # by task
+    versions: dict[str, Any]  # of the tasks
+    higher_is_better: dict[str, bool]  # by metric
+
+
+def evaluate(
+    suite: Suite, model: Any, folder: Path, snapshots: Snapshots, include: Path | None = None
+) -> Results:
+    """Asks a model the questions of a suite.
+
+    Args:
+        suite: with every setting resolved.
+        model: a model of the harness (`lm_eval.api.model.LM`).
+        folder: the exported model, whose tokenizer some tasks write their prompts with.
+        snapshots: the data of the tasks.
+        include: local folder of own task files, to which paths of data in them are relative.
+
+    HarnessError for tasks that do not exist, whose data are missing, or that cannot be run.
+    """
+    import lm_eval.utils
+    from jinja2 import TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval.tasks import TaskManager
+
+    sandbox = SandboxedEnvironment(undefined=lm_eval.utils.env.undefined, keep_trailing_newline=True)
+    sandbox.filters = lm_eval.utils.env.filters
+    lm_eval.utils.env = sandbox
+    named = ", ".join(suite.tasks)
+    with contextlib.chdir(include or folder), snapshots.in_place(), code_of_models(suite):
+        manager = TaskManager(
+            include_path=str(include) if include else None, metadata=metadata(suite, folder)
+        )
+        if missing := sorted(set(suite.tasks) - set(manager.all_tasks)):
+            where = "the harness or in include" if include else "the harness"
+            raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
+        try:
+            found = lm_eval.simple_evaluate(
+                model=model,
+                tasks=list(suite.tasks),
+                num_fewshot=suite.few_shot,
+                limit=suite.limit,
+                task_manager=manager,
+                log_samples=True,
+                system_instruction=suite.system_instruction,
+                apply_chat_template=bool(suite.chat_template),
+                fewshot_as_multiturn=bool(suite.few_shot_as_turns),
+                gen_kwargs=suite.generation.stated() if suite.generation else None,
+                confirm_run_unsafe_code=suite.sandbox is not None,
+                **seeds(suite),
+            )
+        except KeyError as error:
+            raise HarnessError(
+                f"the tasks {named} cannot be run: a document has no column {error}. Fix: the data set"
+            ) from error
+        except (OSError, ValueError, TypeError, AssertionError, ImportError, TemplateError) as error:
+            raise HarnessError(f"the tasks {named} cannot be run: {type(error).__name__}: {error}") from error
+    assert found is not None, "one process"
+    higher = {
+        metric: better
+        for metrics in found.get("higher_is_better", {}).values()
+        for metric, better in metrics.items()
+        if better is not None
+    }
+    return Results(found["results"], found["samples"], found.get("versions", {}), higher)
+
+
+def seeds(suite: Suite) -> dict[str, int]:
+    """The seeds of a suite, by the harness's arguments."""
+    return {f"{name}_seed": seed if suite.seed is None else suite.seed for name, seed in SEEDS.items()}
+
+
+def metadata(suite: Suite, folder: Path) -> dict[str, Any]:
+    """What tasks that write their prompts are told: the tokenizer, and the lengths."""
+    lengths = {} if suite.sequence_lengths is None else {"max_seq_lengths": list(suite.sequence_lengths)}
+    return {"pretrained": str(folder), "tokenizer": str(folder), **lengths}
+
+
+@contextlib.contextmanager
+def code_of_models(suite: Suite) -> Iterator[None]:
+    """Where code that a model wrote is run: within this block, in the sandbox that the suite states. Without
+    one the harness refuses the tasks that need it."""
+    yield
+
+
+def flat(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """`{"task": {"acc,none": 0.5, "acc_stderr,none": 0.1}}` -> `{"task/acc": 0.5, "task/acc_stderr": 0.1}`; a
+    filter other than `none` stays in the name. Only finite numbers are included."""
+    metrics: dict[str, float] = {}
+    for task, values in sorted(results.items()):
+        for name, value in values.items():
+            metric, comma, kind = name.partition(",")
+            if comma and isinstance(value, (int, float)) and math.isfinite(value):
+                metrics[f"{task}/{metric}" if kind == "none" else f"{task}/{metric}/{kind}"] = float(value)
+    return metrics
+
+
+def finite(value: Any) -> Any:
+    """The document with null for NaN and infinities, and text for values that JSON does not have."""
+    if isinstance(value, dict):
+        return {str(name): finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)

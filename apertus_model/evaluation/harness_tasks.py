@@ -1,0 +1,305 @@
+"""The tasks of lm-evaluation-harness by name, read from task files without importing the harness or torch.
+
+A plan has to know what `mmlu` stands for and which data it reads. The harness itself answers this only by
+importing torch and parsing all of its 14,000 task files, which takes most of a minute. Here one pass over the
+files finds their names with a regular expression, and only those that a recipe needs are parsed.
+
+Invariant: what a name stands for is what `lm_eval.tasks.TaskManager` makes of it: files in the order of
+their paths, the first file of a name in a folder, the last folder of a name; settings of a group over those
+of its tasks. Nothing of a task file is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from infra.store.reading.artifact import cache_folder
+from specs.errors import StageError
+
+Config = dict[str, Any]
+"""What a task file says, `include:` resolved: whatever YAML holds, with `Function` for `!function`."""
+GROUP_FIELDS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
+HEADING = re.compile(
+    rb"^[\"']?(task|group|tag|include|class)[\"']?[ \t]*:"
+    rb"(?P<value>.*(?:\n(?:[ \t]+\S|-[ \t]|#).*|\n[ \t]*(?=\n))*)",
+    re.M,
+)
+PLAIN = re.compile(rb"[ \t]*([\"']?)([\w./+-]+)\1[ \t]*(?:#.*)?\r?")
+ITEM = re.compile(rb"^[ \t]*- ([\w./+-]+)[ \t]*\r?$", re.M)
+LIST = re.compile(rb"[ \t]*\r?(?:\n[ \t]*- [\w./+-]+[ \t]*\r?)+\s*")
+INDEX_FORMAT = 1
+"""Raised when the kept index changes."""
+IGNORED = {"__pycache__", ".ipynb_checkpoints"}
+
+
+class HarnessError(StageError):
+    """The harness is not installed, or a task cannot be run."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """`!function name` in a task file: code of the harness that a task uses."""
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that a suite runs."""
+
+    name: str
+    config: Config = field(repr=False, hash=False, compare=False)
+    groups: tuple[str, ...] = ()  # that it was found by, the outermost first
+
+    def text(self, key: str) -> str:
+        """A setting that is text; "" where it is not stated."""
+        value = self.config.get(key)
+        return value if isinstance(value, str) else ""
+
+
+def installed_version() -> str | None:
+    """The version of the installed harness, or None. Imports nothing."""
+    try:
+        return importlib.metadata.version("lm_eval")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installed_folder() -> Path:
+    """The folder of the installed harness's task files. HarnessError when it is not installed."""
+    found = importlib.util.find_spec("lm_eval")
+    if found is None or not found.submodule_search_locations:
+        raise HarnessError(
+            "lm-evaluation-harness is not installed. Fix: pip install 'apertus[harness]', or leave harness"
+            " out"
+        )
+    return Path(next(iter(found.submodule_search_locations))) / "tasks"
+
+
+class Catalogue:
+    """Tasks, groups and tags by name, of the installed harness and of a folder of own task files."""
+
+    def __init__(self, *own: Path) -> None:
+        """`own`: local folders of task files, which come before the harness's. HarnessError when the harness
+        is not installed."""
+        self.own = own
+        self._files: dict[str, str] = {}
+        self._groups: set[str] = set()
+        self._tags: dict[str, list[str]] = {}
+        for folder in (installed_folder(), *own):
+            index = _own_index(folder) if folder in own else _installed_index(folder)
+            self._files |= index.files
+            self._groups = (self._groups - set(index.files)) | index.groups
+            for tag, tasks in index.tags.items():
+                self._tags.setdefault(tag, []).extend(tasks)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files or name in self._tags
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tasks, groups and tags."""
+        return sorted({*self._files, *self._tags})
+
+    def tasks(self, name: str) -> list[Task]:
+        """The tasks that a name stands for. HarnessError for one that does not exist."""
+        return list(self._members(name, {}, ()))
+
+    def _members(self, name: str, overrides: Config, groups: tuple[str, ...]) -> Iterator[Task]:
+        if name in groups:
+            raise HarnessError(f"the group {name} of the harness contains itself")
+        if name in self._groups:
+            yield from self._group(name, load_config(Path(self._files[name])), overrides, (*groups, name))
+        elif name in self._files:
+            config = {**load_config(Path(self._files[name])), **overrides}
+            yield Task(str(config.get("task", name)), config, groups)
+        elif name in self._tags:
+            for task in sorted(set(self._tags[name])):
+                yield from self._members(task, {"task": task, **overrides} if groups else overrides, groups)
+        else:
+            raise HarnessError(f"there is no task {name} in the harness")
+
+    def _group(self, name: str, config: Config, overrides: Config, groups: tuple[str, ...]) -> Iterator[Task]:
+        below = {key: value for key, value in config.items() if key not in GROUP_FIELDS} | overrides
+        members = config.get("task")
+        for member in members if isinstance(members, list) else []:
+            if isinstance(member, str):
+                member = {"task": member}
+                stated = dict(below)
+            elif "group" in member:
+                inline = {key: value for key, value in member.items() if key != "group"}
+                if member["group"] in self._files:
+                    yield from self._members(member["group"], below | inline, groups)
+                else:
+                    inner = f"{name}::{member['group']}"
+                    yield from self._group(inner, member, below, (*groups, inner))
+                continue
+            else:
+                stated = below | member
+            base = member["task"]
+            if base in self:
+                stated = {key: value for key, value in stated.items() if key not in ("group",)}
+                nested = base in self._groups
+                yield from self._members(base, stated if nested else {"task": base, **stated}, groups)
+            else:
+                own = f"{name}::{base}"
+                yield Task(own, {**stated, "task": own}, groups)
+
+
+@dataclass(frozen=True)
+class _Index:
+    files: dict[str, str]  # of tasks and groups
+    groups: set[str]
+    tags: dict[str, list[str]]
+
+
+@cache
+def _installed_index(folder: Path) -> _Index:
+    """As `_own_index`, kept on this machine for each version of the harness: its files are only read once."""
+    key = json.dumps([INDEX_FORMAT, str(folder), installed_version(), folder.stat().st_mtime_ns])
+    kept = cache_folder() / f"harness-tasks-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if kept.is_file():
+        stored = json.loads(kept.read_bytes())
+        return _Index(stored["files"], set(stored["groups"]), stored["tags"])
+    index = _own_index(folder)
+    partial = kept.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({"files": index.files, "groups": sorted(index.groups), "tags": index.tags}))
+    os.replace(partial, kept)
+    return index
+
+
+def _own_index(folder: Path) -> _Index:
+    """Names of all task files below a folder. A file that is not a task file is passed over."""
+    headings = _Headings()
+    files: dict[str, str] = {}
+    groups: set[str] = set()
+    tags: dict[str, list[str]] = {}
+    for path in _yaml_files(folder):
+        heading = headings.of(path)
+        group = heading.get("group") if "class" not in heading else None
+        name = heading.get("task") if group is None else group
+        if not isinstance(name, str) or name in files:
+            continue
+        files[name] = path
+        if group is not None:
+            groups.add(name)
+        else:
+            for tag in _listed(heading.get("tag")):
+                tags.setdefault(tag, []).append(name)
+    return _Index(files, groups, tags)
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in IGNORED]
+        found += [f"{root}/{name}" for name in names if name.endswith(".yaml")]
+    return sorted(found)
+
+
+class _Headings:
+    """The keys of task files by which they are found, each file read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def of(self, path: str, within: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The keys of a file and of what it includes; none for a file that cannot be read."""
+        if path not in self._known and path not in within:
+            own: dict[str, Any] = {}
+            try:
+                with open(path, "rb", buffering=0) as stream:
+                    content = stream.readall()
+                own = {match[1].decode(): _value(match["value"]) for match in HEADING.finditer(content)}
+            except (OSError, ValueError, HarnessError):
+                pass  # no task file
+            found: dict[str, Any] = {}
+            for name in _listed(own.pop("include", None)):
+                other = os.path.normpath(os.path.join(os.path.dirname(path), name))
+                found |= self.of(other, (*within, path))
+            self._known[path] = found | own
+        return self._known.get(path, {})
+
+
+def _value(written: bytes) -> Any:
+    if (plain := PLAIN.fullmatch(written)) is not None:
+        return plain[2].decode()
+    if LIST.fullmatch(written):
+        return [item.decode() for item in ITEM.findall(written)]
+    return _parse(b"value:" + written, Path("/")).get("value")
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)] if value else []
+
+
+def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
+    """A task file with what it includes. HarnessError for one that cannot be read."""
+    path = path.resolve()
+    if path in seen:
+        raise HarnessError(f"the task file {path} includes itself")
+    try:
+        config = _parse(path.read_bytes(), path.parent)
+    except OSError as error:
+        raise HarnessError(f"cannot read the task file {path}: {error}") from error
+    included = config.pop("include", None)
+    merged: Config = {}
+    for name in _listed(included):
+        other = load_config(Path(name) if Path(name).is_absolute() else path.parent / name, (*seen, path))
+        other.pop("task_list", None)
+        merged |= other
+    return merged | config
+
+
+def _parse(content: bytes, folder: Path) -> Config:
+    """YAML as a mapping. HarnessError when it is none, or has a tag other than `!function`."""
+    import yaml  # of the harness
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        pass
+
+    Loader.add_constructor(
+        "!function", lambda loader, node: Function(str(loader.construct_scalar(node)), folder)
+    )
+    try:
+        found = yaml.load(content, Loader=Loader)
+    except yaml.YAMLError as error:
+        raise HarnessError(f"a task file in {folder} is not YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise HarnessError(f"a task file in {folder} is not a mapping")
+    return found
+
+
+def functions(value: Any) -> Iterator[Function]:
+    """The functions that a setting names."""
+    if isinstance(value, Function):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from functions(list(value.values()))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from functions(item)
+
+
+def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]:
+    """The tasks of each name. HarnessError for names that do not exist, and for a task that two names of the
+    suite have, which the harness refuses."""
+    names = list(names)
+    found = {name: catalogue.tasks(name) for name in names}
+    owner: dict[str, str] = {}
+    for name, tasks in found.items():
+        for task in tasks:
+            if owner.setdefault(task.name, name) != name:
+                raise HarnessError(f"{owner[task.name]} and {name} both have the task {task.name}")
+    return found

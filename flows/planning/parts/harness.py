@@ -1,0 +1,260 @@
+"""Parts of the suites of tasks of an evaluation: each task and all that it needs is looked up before anything
+starts.
+
+Invariant: torch and the harness are not imported; task files and the listing of data sets say what there is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from apertus_model.evaluation.harness_data import CONVERTED, Snapshot, snapshot_source
+from apertus_model.evaluation.harness_needs import NLTK, Needs, fetch_command, needs_of
+from apertus_model.evaluation.harness_tasks import (
+    Catalogue,
+    HarnessError,
+    installed_version,
+    resolve,
+)
+from apertus_model.files import copy_folder
+from flows.planning.graph import Input
+from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.preferences import add_model
+from flows.planning.unavailable import Unavailable, is_local, provisional
+from infra.store.inputs import Listing, SourceError, list_source
+from specs.errors import FieldPath, did_you_mean
+from specs.sources import SourceSpec, resolve_url
+from specs.stages.evaluate import SUITE, EvaluateStage
+from specs.stages.harness import TASK_FILES, Harness, HarnessPart, Suite
+from specs.trajectory import Trajectory
+
+EXTRA = "lm-evaluation-harness"
+
+
+def add_harness(
+    builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory
+) -> dict[str, Input]:
+    """A part for each suite, as inputs of the evaluation by their roles."""
+    harness = stage.harness
+    assert harness is not None, "the caller has seen it"
+    at: FieldPath = ("stages", name, "harness")
+    model = reads(add_model(builder, name, checkpoint, trajectory))
+    own: dict[str, Input] = {}
+    if harness.include is not None:
+        own["tasks"] = builder.folder(
+            f"{name}.tasks", harness.include, TASK_FILES, (*at, "include"), "name a folder with task files."
+        )
+    suites = {key: suite.resolved(trajectory.chat) for key, suite in harness.suites.items()}
+    for key, suite in suites.items():
+        _check_template(builder, (*at, "suites", key, "chat_template"), suite, trajectory)
+    needs = _Checked(builder, at, harness, suites).needs
+    found = {}
+    for key, suite in suites.items():
+        part = HarnessPart(
+            suite=suite, engine=harness.engine, datasets=harness.datasets, include=harness.include
+        )
+        data = {f"data:{one}": read for one, read in needs.inputs(key).items()}
+        node = builder.node(
+            f"{name}/harness/{key}", name, part, {"model": model, **own, **data}, kind="harness"
+        )
+        found[f"{SUITE}{key}"] = reads(node)
+    builder.graph.notes.append(_story(name, suites, needs))
+    return found
+
+
+def _check_template(builder: Builder, path: FieldPath, suite: Suite, trajectory: Trajectory) -> None:
+    if suite.chat_template and not trajectory.chat:
+        message = "the model has no chat template: it was not trained on conversations"
+        builder.problem(path, message, "leave chat_template out, or evaluate an instruct model.")
+
+
+def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
+    """What a suite asks, for the plan."""
+    told = []
+    for key, suite in suites.items():
+        count = f"{len(needs.tasks[key])} tasks" if key in needs.tasks else "tasks that are not looked up"
+        how = "through the chat template" if suite.chat_template else "as plain text"
+        told.append(f"'{key}' asks {count} {how}")
+    return f"{name}: {', '.join(told)}"
+
+
+@dataclass
+class _Found:
+    """What the suites of a stage need."""
+
+    tasks: dict[str, list[Needs]] = field(default_factory=dict)  # by suite
+    data: dict[str, Input] = field(default_factory=dict)  # by data set
+    unknown: Input | None = None  # where the harness is not installed
+
+    def inputs(self, suite: str) -> dict[str, Input]:
+        """The data sets of one suite."""
+        if self.unknown is not None:
+            return {"?": self.unknown}
+        names = {one for task in self.tasks.get(suite, []) for one in task.datasets}
+        return {name: self.data[name] for name in sorted(names) if name in self.data}
+
+
+class _Checked:
+    """Looks up the tasks of a stage, and what they need; adds problems to the builder."""
+
+    def __init__(self, builder: Builder, at: FieldPath, harness: Harness, suites: dict[str, Suite]) -> None:
+        self.builder, self.at, self.harness = builder, at, harness
+        self.needs = _Found()
+        self._unfetched: dict[str, str] = {}  # data set -> what is missing
+        if installed_version() is None:
+            self.needs.unknown = self._not_installed()
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            self._resolve(suites, self._catalogue(Path(scratch)))
+        read = dict.fromkeys(
+            one for tasks in self.needs.tasks.values() for task in tasks for one in task.datasets
+        )
+        self._data(sorted(read))
+        for key, suite in suites.items():
+            self._refuse(key, suite)
+
+    @property
+    def _all(self) -> list[Needs]:
+        return [task for tasks in self.needs.tasks.values() for task in tasks]
+
+    def _not_installed(self) -> Input:
+        """A place for the data of tasks that are unknown: no fingerprint can be made."""
+        reason = "it is not installed, so no task is looked up: pip install 'apertus[harness]'"
+        self.builder.graph.unavailable[EXTRA] = Unavailable(EXTRA, reason, (*self.at, "suites"))
+        return Input("external", provisional(SourceSpec(url=EXTRA, format="text")), EXTRA)
+
+    def _catalogue(self, scratch: Path) -> Catalogue:
+        """The tasks that there are, own ones first."""
+        include = self.harness.include
+        if include is None:
+            return Catalogue()
+        url = resolve_url(include)
+        fs, root = fsspec.core.url_to_fs(url)
+        if isinstance(fs, LocalFileSystem):
+            return Catalogue(Path(root))
+        if f"{self.at[1]}.tasks" not in self.builder.graph.listings:
+            return Catalogue()  # unavailable
+        return Catalogue(copy_folder(include, scratch / "tasks", ["**/*.yaml"]))
+
+    def _resolve(self, suites: dict[str, Suite], catalogue: Catalogue) -> None:
+        """Finds the tasks of each suite."""
+        for key, suite in suites.items():
+            path = (*self.at, "suites", key, "tasks")
+            known = [name for name in suite.tasks if name in catalogue]
+            for index, name in enumerate(suite.tasks):
+                if name not in catalogue:
+                    message = f"{EXTRA} {installed_version()} has no task '{name}'"
+                    self.builder.problem((*path, index), message, did_you_mean(name, catalogue.names))
+            try:
+                tasks = resolve(catalogue, known)
+            except HarnessError as error:
+                self.builder.problem(path, str(error), "state other tasks.")
+                continue
+            self.needs.tasks[key] = [needs_of(task) for members in tasks.values() for task in members]
+
+    def _data(self, names: list[str]) -> None:
+        """The data sets as inputs; one problem for all that is not there."""
+        datasets, builder = self.harness.datasets, self.builder
+        path: FieldPath = (*self.at, "datasets")
+        if datasets is None:
+            if names:
+                shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+                builder.problem(
+                    self.at,
+                    f"the tasks read {shown}, and datasets is not stated",
+                    "state datasets: FOLDER, and put each at FOLDER/<its name>.",
+                )
+            return
+        for name in names:
+            try:
+                source = snapshot_source(datasets, name)
+            except ValueError as error:
+                builder.problem(path, str(error), "name a folder.")
+                return
+            declared = builder.pipeline.assumed_inputs.covers(source.url)
+            if not declared and (missing := self._lacks(name, source)) is not None:
+                self._unfetched[name] = missing
+                continue
+            self.needs.data[name] = builder.outside(
+                f"{self.at[1]}.datasets.{name}", source, path, "correct the url."
+            )
+            listing = builder.graph.listings.get(f"{self.at[1]}.datasets.{name}")
+            if declared and listing is not None and (missing := self._incomplete(name, listing)) is not None:
+                self._unfetched[name] = missing
+        if self._unfetched:
+            self._tell(datasets)
+
+    def _lacks(self, name: str, source: SourceSpec) -> str | None:
+        """What is missing of a data set; None when all is there."""
+        if not self.builder.ask_network and not is_local(source.url):
+            return None
+        try:
+            return self._incomplete(name, list_source(source))
+        except SourceError:
+            return "not there"
+
+    def _incomplete(self, name: str, listing: Listing) -> str | None:
+        """What the tasks ask for that a data set has not."""
+        snapshot = Snapshot(listing)
+        paths = {one.path for one in listing.files}
+        if name == NLTK:
+            wanted = sorted({resource for task in self._all for resource in task.nltk})
+            absent = [one for one in wanted if not any(f"/{one}" in f"/{path}" for path in paths)]
+            return f"no {', '.join(absent)}" if absent else None
+        for task in self._all:
+            for place in task.files:
+                if place.startswith(f"{name}/") and place.removeprefix(f"{name}/") not in paths:
+                    return f"no file {place.removeprefix(f'{name}/')}, which {task.task} reads"
+            for one in dict.fromkeys(task.reads):
+                if one.dataset == name and (missing := snapshot.missing(one)) is not None:
+                    return f"{missing} ({task.task})"
+        return None
+
+    def _tell(self, datasets: str) -> None:
+        """One problem with all that is to be fetched."""
+        lines = [f"{name}: {what}" for name, what in self._unfetched.items()]
+        commands = [fetch_command(name, self._all, datasets) for name in self._unfetched]
+        message = f"{len(lines)} data sets of the tasks are not in {datasets}:\n  " + "\n  ".join(lines)
+        fix = "on a machine with a network:\n  " + "\n  ".join(commands)
+        fix += f"\n  (with --revision {CONVERTED} where the repository has a loading script in place of data)"
+        self.builder.problem((*self.at, "datasets"), message, fix)
+
+    def _refuse(self, key: str, suite: Suite) -> None:
+        """Problems for tasks that cannot be run, one for each reason."""
+        path = (*self.at, "suites", key, "tasks")
+        tasks = self.needs.tasks.get(key, [])
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for task in tasks:
+            if task.refusal:
+                reasons.setdefault((task.refusal, "leave it out."), []).append(task.task)
+            if task.runs_code and suite.sandbox is None:
+                why = "it runs the code that the model writes"
+                reasons.setdefault((why, "state sandbox: bubblewrap."), []).append(task.task)
+        for (why, fix), names in reasons.items():
+            self.builder.problem(path, f"{_some(names)} cannot be run: {why}", fix)
+        packages = sorted({package for task in tasks for package in task.packages})
+        if packages:
+            needing = _some([task.task for task in tasks if task.packages])
+            message = f"{needing} need packages that are not installed: {', '.join(packages)}"
+            if any(read.name in self.builder.graph.unavailable for read in self.needs.inputs(key).values()):
+                self.builder.graph.notes.append(f"{self.at[1]}: {message}")
+            else:
+                self.builder.problem(path, message, f"pip install {' '.join(packages)}.")
+
+
+def _some(names: Iterable[str]) -> str:
+    named = list(names)
+    return ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
+
+
+def suite_of(stage: EvaluateStage, metric: str) -> str | None:
+    """The suite that a metric is of; None for a metric of no suite."""
+    suite = metric.partition("/")[0]
+    return suite if stage.harness and suite in stage.harness.suites else None

@@ -1,0 +1,145 @@
+"""Tasks of lm-evaluation-harness, as an `evaluate` stage states them and as its `harness` parts hold them.
+
+A suite is a set of tasks with one set of settings, and a part of its own: changing a suite reruns no other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from specs.base import Spec, execution, identity
+from specs.stages.base import Part
+
+FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "task", "sharpness")
+"""First words of other metrics, which no suite may have as its name."""
+TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
+"""What is read of a folder of own task files."""
+SuiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+TaskName = Annotated[str, StringConstraints(pattern=r"^[^\s/:][^\s:]*$")]
+
+
+class GenerationArguments(Spec):
+    """Arguments of generation, in place of those of every task of a suite that generates text."""
+
+    max_gen_toks: int | None = identity(
+        None, neutral=None, ge=1, description="maximum number of generated tokens"
+    )
+    until: list[str] | None = identity(None, neutral=None, description="texts that end an answer")
+    do_sample: bool | None = identity(
+        None, neutral=None, description="needed for a temperature, which is ignored without it"
+    )
+    temperature: float | None = identity(None, neutral=None, ge=0)
+    top_p: float | None = identity(None, neutral=None, gt=0, le=1)
+    top_k: int | None = identity(None, neutral=None, ge=0)
+
+    @model_validator(mode="after")
+    def _samples(self) -> GenerationArguments:
+        drawn = [name for name in ("temperature", "top_p", "top_k") if getattr(self, name)]
+        if drawn and self.do_sample is not True:
+            raise ValueError(f"{' and '.join(drawn)} need do_sample: true; answers are greedy without it")
+        return self
+
+
+class Suite(Spec):
+    """Tasks with one set of settings. What is not stated is as the harness has it."""
+
+    tasks: list[TaskName] = identity(
+        min_length=1, description="names of tasks, groups or tags, each as the installed harness has it"
+    )
+    few_shot: int | None = identity(
+        None, neutral=None, ge=0, description="examples before each question; by default as each task says"
+    )
+    chat_template: bool | None = identity(
+        None,
+        neutral=False,
+        description="whether questions are asked through the model's chat template; by default for models "
+        "that were trained on conversations, and not for others",
+    )
+    system_instruction: str | None = identity(None, neutral=None, min_length=1)
+    few_shot_as_turns: bool | None = identity(
+        None,
+        neutral=False,
+        description="whether each example is a turn of the conversation, in place of text in the "
+        "question; by default with the chat template",
+    )
+    generation: GenerationArguments | None = identity(None, neutral=None)
+    max_length: int | None = identity(
+        None,
+        neutral=None,
+        ge=16,
+        description="tokens of a prompt and its answer; the model's context by default",
+    )
+    sequence_lengths: list[Annotated[int, Field(ge=256)]] | None = identity(
+        None,
+        neutral=None,
+        min_length=1,
+        description="of tasks that write prompts of stated lengths (ruler), in tokens; 4096 by default",
+    )
+    seed: int | None = identity(
+        None,
+        neutral=None,
+        ge=0,
+        description="of examples and sampling; by default the harness's own, 0 for Python and 1234 for "
+        "the others",
+    )
+    limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents per task")
+    sandbox: Literal["bubblewrap"] | None = identity(
+        None,
+        neutral=None,
+        description="runs the code that a model writes in the tasks that need it (HumanEval, MBPP), "
+        "which are refused without it",
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Suite:
+        if len(set(self.tasks)) < len(self.tasks):
+            twice = sorted({task for task in self.tasks if self.tasks.count(task) > 1})
+            raise ValueError(f"tasks names {', '.join(twice)} twice; state each once")
+        if self.few_shot_as_turns and self.chat_template is False:
+            raise ValueError("few_shot_as_turns needs the chat template; leave out chat_template: false")
+        return self
+
+    def resolved(self, chat: bool) -> Suite:
+        """The suite with every default that depends on the model stated. `chat`: whether the model was
+        trained on conversations."""
+        template = chat if self.chat_template is None else self.chat_template
+        turns = template if self.few_shot_as_turns is None else self.few_shot_as_turns
+        return self.model_copy(update={"chat_template": template, "few_shot_as_turns": turns})
+
+
+class Harness(Spec):
+    """Suites of tasks of lm-evaluation-harness (an extra: `pip install apertus[harness]`), run on the
+    exported model from local files only. Metrics are named `<suite>/<task>/<metric>`."""
+
+    suites: dict[SuiteName, Suite] = identity(min_length=1)
+    datasets: str | None = execution(
+        None,
+        min_length=1,
+        description="folder, on any fsspec URL, with the data sets of the tasks by their Hub id: "
+        "`<datasets>/allenai/ai2_arc/` is that repository as a download gives it",
+    )
+    include: str | None = execution(
+        None,
+        min_length=1,
+        description="folder with your task files; `installed:examples/tasks` has an example",
+    )
+    engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")
+
+    @model_validator(mode="after")
+    def _names(self) -> Harness:
+        if taken := sorted(set(self.suites) & set(FAMILIES)):
+            raise ValueError(f"suite {taken[0]!r} has the name of other metrics; choose another name")
+        return self
+
+
+class HarnessPart(Part):
+    """Resolved: one suite, with its tasks as the recipe names them. Inputs: `model` (an export), `tasks`
+    (the task files) where `include` is given, and `data:<Hub id>` for each data set that the tasks read."""
+
+    VERSION: ClassVar[int] = 2
+    suite: Suite = identity()
+    engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")
+    datasets: str | None = execution(None, description="folder of the data sets")
+    include: str | None = execution(None, description="folder of the task files")
