@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from apertus_model.evaluation.harness_data import Snapshots
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness_tasks import Catalogue, HarnessError
 from specs.stages.harness import Suite
 
 SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewshot_random": 1234}
@@ -45,6 +46,7 @@ def evaluate(
 
     HarnessError for tasks that do not exist, whose data are missing, or that cannot be run.
     """
+    import lm_eval.evaluator
     import lm_eval.utils
     from jinja2 import TemplateError
     from jinja2.sandbox import SandboxedEnvironment
@@ -54,13 +56,22 @@ def evaluate(
     sandbox.filters = lm_eval.utils.env.filters
     lm_eval.utils.env = sandbox
     named = ", ".join(suite.tasks)
-    with contextlib.chdir(include or folder), snapshots.in_place(), code_of_models(suite):
+    own = [include] if include else []
+    catalogue = Catalogue(*own)
+    if missing := sorted(name for name in suite.tasks if name not in catalogue):
+        where = "the harness or in include" if include else "the harness"
+        raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
+    with (
+        contextlib.chdir(include or folder),
+        snapshots.in_place(),
+        code_of_models(suite),
+        mock.patch.object(lm_eval.evaluator, "add_env_info"),  # it lists every package, for seconds
+    ):
         manager = TaskManager(
-            include_path=str(include) if include else None, metadata=metadata(suite, folder)
+            include_path=[*catalogue.folders(suite.tasks), *own],
+            include_defaults=False,
+            metadata=metadata(suite, folder),
         )
-        if missing := sorted(set(suite.tasks) - set(manager.all_tasks)):
-            where = "the harness or in include" if include else "the harness"
-            raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
         try:
             found = lm_eval.simple_evaluate(
                 model=model,

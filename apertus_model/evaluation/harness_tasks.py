@@ -97,6 +97,7 @@ class Catalogue:
         self._files: dict[str, str] = {}
         self._groups: set[str] = set()
         self._tags: dict[str, list[str]] = {}
+        self._read: set[str] = set()
         for folder in (installed_folder(), *own):
             index = _own_index(folder) if folder in own else _installed_index(folder)
             self._files |= index.files
@@ -116,13 +117,28 @@ class Catalogue:
         """The tasks that a name stands for. HarnessError for one that does not exist."""
         return list(self._members(name, {}, ()))
 
+    def folders(self, names: Iterable[str]) -> list[Path]:
+        """Folders of the harness with all task files that the names stand for, none inside another, so that
+        the harness need not read the others. Those whose files come first are last."""
+        self._read = set()
+        for name in names:
+            self.tasks(name)
+        own = tuple(f"{folder}/" for folder in self.own)
+        parents = sorted({os.path.dirname(path) for path in self._read if not path.startswith(own)})
+        outer = [one for one in parents if not any(one.startswith(f"{other}/") for other in parents)]
+        return [Path(one) for one in reversed(outer)]
+
+    def _load(self, name: str) -> Config:
+        self._read.add(self._files[name])
+        return load_config(Path(self._files[name]))
+
     def _members(self, name: str, overrides: Config, groups: tuple[str, ...]) -> Iterator[Task]:
         if name in groups:
             raise HarnessError(f"the group {name} of the harness contains itself")
         if name in self._groups:
-            yield from self._group(name, load_config(Path(self._files[name])), overrides, (*groups, name))
+            yield from self._group(name, self._load(name), overrides, (*groups, name))
         elif name in self._files:
-            config = {**load_config(Path(self._files[name])), **overrides}
+            config = {**self._load(name), **overrides}
             yield Task(str(config.get("task", name)), config, groups)
         elif name in self._tags:
             for task in sorted(set(self._tags[name])):
