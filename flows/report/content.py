@@ -26,6 +26,7 @@ from flows.report.results import (
     side_by_side,
 )
 from flows.report.run_data import Part, Run, Share, Source, Stage, State
+from flows.report.task_answers import TaskAnswers, by_part, read_answers
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
 from specs.stages.mixture import MixturePart
@@ -40,12 +41,14 @@ def collect(plan: Plan) -> Run:
     parts = {name: _part(plan, step, notes) for name, step in plan.steps.items()}
     names = dict.fromkeys(part.stage for part in parts.values())  # inputs first
     stages = [_stage(plan, name, [part for part in parts.values() if part.stage == name]) for name in names]
-    evaluations, sampled = [], []
+    evaluations, sampled, answers = [], [], list[TaskAnswers]()
     for part in parts.values():
         if is_evaluation(part.kind, part.inputs, metrics := numbers(part.metrics)):
             evaluations.append(_evaluation(plan, part, metrics, notes))
         if "samples.json" in part.files:
             sampled.append(read_samples(_document(plan, part, "samples.json", notes)))
+        if part.kind == "harness" and "shown.json" in part.files:
+            answers += read_answers(part.name, _document(plan, part, "shown.json", notes))
     models = [model for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))]
     return Run(
         name=plan.pipeline.name,
@@ -58,6 +61,7 @@ def collect(plan: Plan) -> Run:
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
         prompts=side_by_side(sampled),
+        answers=by_part(answers),
         experiments=_experiments(plan, stages),
         sources=_sources(plan),
         notes=notes,

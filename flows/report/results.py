@@ -83,7 +83,6 @@ FAMILIES = (
     "reward/",
     "kl/",
     "forgetting/",
-    "task/",
     "sharpness",
 )
 DRAWN = ("perplexity/", "loss/position/", "forgetting/")

@@ -9,6 +9,7 @@ from flows.planning.graph import Input
 from flows.report.experiments import Experiment
 from flows.report.history import Curve
 from flows.report.results import Evaluation, Prompt
+from flows.report.task_answers import TaskAnswers
 
 State = Literal["finished", "gate failed", "partial", "not run"]
 SECONDS = ("startup", "compute", "storage")
@@ -107,6 +108,7 @@ class Run:
     mixtures: dict[str, list[Share]]
     evaluations: list[Evaluation]
     prompts: list[Prompt]
+    answers: dict[str, list[TaskAnswers]]  # to tasks, by part
     experiments: dict[str, Experiment]
     sources: list[Source]
     notes: list[str]

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 from specs.base import Spec, execution, identity
 from specs.stages.base import Part
 
-FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "task", "sharpness")
+FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "sharpness")
 """First words of other metrics, which no suite may have as its name."""
 TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
 """What is read of a folder of own task files."""
