@@ -85,6 +85,7 @@ class Snapshots:
         what is asked for."""
         assert self._load is not None, "called in place"
         kept = {key: value for key, value in arguments.items() if key not in NOT_DATA}
+        kept["cache_dir"] = str(self.scratch / ".prepared")
         if path in PACKAGED:
             return self._load(path, name, **{**kept, "data_files": self._placed(kept.get("data_files"))})
         view = self._view(path)
@@ -218,6 +219,8 @@ class Snapshot:
                 )
                 files = builder.config.data_files or {}
             except (OSError, ValueError, RuntimeError, TypeError) as error:
+                if self.script is not None:
+                    return f"it has the loading script {self.script} in place of data, and no code is run"
                 what = f"subset {reads.subset}" if reads.subset else "data"
                 first = str(error).splitlines()[0].replace(f"{view}", self.listing.url)
                 return f"no {what}: {first}"

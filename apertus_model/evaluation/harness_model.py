@@ -50,9 +50,9 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
 
 
 def _vllm(folder: Path, part: HarnessPart, gpus: int) -> LM:
-    from lm_eval.models.vllm_causallms import VLLM
-
     try:
+        from lm_eval.models.vllm_causallms import VLLM
+
         model: LM = VLLM(
             pretrained=str(folder),
             dtype="auto",

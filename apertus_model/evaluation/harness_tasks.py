@@ -23,6 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.tokens import TagToken
+
 from infra.store.reading.artifact import cache_folder
 from specs.errors import StageError
 
@@ -319,3 +323,31 @@ def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]
             if owner.setdefault(task.name, name) != name:
                 raise HarnessError(f"{owner[task.name]} and {name} both have the task {task.name}")
     return found
+
+
+def check_tasks(folder: Path) -> None:
+    """HarnessError for a task file that could name code to run: by a YAML tag, or by including an unchecked
+    file."""
+    for path in sorted(folder.rglob("*.yaml")):
+        name, text = path.relative_to(folder), path.read_text("utf-8", errors="replace")
+        try:
+            tag = next(
+                (token for token in YAML(typ="safe", pure=True).scan(text) if isinstance(token, TagToken)),
+                None,
+            )
+            content = None if tag else YAML(typ="safe", pure=True).load(text)
+        except YAMLError as error:
+            raise HarnessError(f"task file {name} is not YAML: {error}") from error
+        if tag is not None:
+            written = "".join(part for part in tag.value if part)
+            raise HarnessError(
+                f"task file {name}, line {tag.start_mark.line + 1}, has the tag '{written}': tags run code,"
+                " and task files may not. Fix: use a template, or prepare the data before"
+            )
+        included = content.get("include", []) if isinstance(content, dict) else []
+        for other in included if isinstance(included, list) else [included]:
+            target = (path.parent / str(other)).resolve()
+            if target.suffix != ".yaml" or not target.is_relative_to(folder.resolve()):
+                raise HarnessError(
+                    f"task file {name} includes '{other}'. Fix: include .yaml files of the same folder only"
+                )

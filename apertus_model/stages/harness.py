@@ -13,16 +13,11 @@ sets are read without their code.
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.tokens import TagToken
 
 from apertus_model.evaluation.harness_answers import rows_of, shown, write_answers
 from apertus_model.evaluation.harness_data import Snapshots, local_snapshots
 from apertus_model.evaluation.harness_run import evaluate, finite, flat
-from apertus_model.evaluation.harness_tasks import HarnessError, installed_version
+from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_version
 from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
 from apertus_model.progress import Progress
@@ -83,31 +78,3 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         progress.log(f"{name}: {value:.4g}")
     progress.update(1, 1, "evaluations")
     attempt.commit(metrics=metrics)
-
-
-def check_tasks(folder: Path) -> None:
-    """HarnessError for a task file that could name code to run: by a YAML tag, or by including an unchecked
-    file."""
-    for path in sorted(folder.rglob("*.yaml")):
-        name, text = path.relative_to(folder), path.read_text("utf-8", errors="replace")
-        try:
-            tag = next(
-                (token for token in YAML(typ="safe", pure=True).scan(text) if isinstance(token, TagToken)),
-                None,
-            )
-            content = None if tag else YAML(typ="safe", pure=True).load(text)
-        except YAMLError as error:
-            raise HarnessError(f"task file {name} is not YAML: {error}") from error
-        if tag is not None:
-            written = "".join(part for part in tag.value if part)
-            raise HarnessError(
-                f"task file {name}, line {tag.start_mark.line + 1}, has the tag '{written}': tags run code,"
-                " and task files may not. Fix: use a template, or prepare the data before"
-            )
-        included = content.get("include", []) if isinstance(content, dict) else []
-        for other in included if isinstance(included, list) else [included]:
-            target = (path.parent / str(other)).resolve()
-            if target.suffix != ".yaml" or not target.is_relative_to(folder.resolve()):
-                raise HarnessError(
-                    f"task file {name} includes '{other}'. Fix: include .yaml files of the same folder only"
-                )

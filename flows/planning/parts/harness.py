@@ -10,16 +10,13 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
-
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from apertus_model.evaluation.harness_data import CONVERTED, Snapshot, snapshot_source
 from apertus_model.evaluation.harness_needs import NLTK, Needs, fetch_command, needs_of
 from apertus_model.evaluation.harness_tasks import (
     Catalogue,
     HarnessError,
+    check_tasks,
     installed_version,
     resolve,
 )
@@ -30,7 +27,7 @@ from flows.planning.parts.preferences import add_model
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store.inputs import Listing, SourceError, list_source
 from specs.errors import FieldPath, did_you_mean
-from specs.sources import SourceSpec, resolve_url
+from specs.sources import SourceSpec
 from specs.stages.evaluate import SUITE, EvaluateStage
 from specs.stages.harness import TASK_FILES, Harness, HarnessPart, Suite
 from specs.trajectory import Trajectory
@@ -112,7 +109,12 @@ class _Checked:
             self.needs.unknown = self._not_installed()
             return
         with tempfile.TemporaryDirectory() as scratch:
-            self._resolve(suites, self._catalogue(Path(scratch)))
+            try:
+                catalogue = self._catalogue(Path(scratch))
+            except HarnessError as error:
+                builder.problem((*at, "include"), str(error))
+                return
+            self._resolve(suites, catalogue)
         read = dict.fromkeys(
             one for tasks in self.needs.tasks.values() for task in tasks for one in task.datasets
         )
@@ -131,17 +133,13 @@ class _Checked:
         return Input("external", provisional(SourceSpec(url=EXTRA, format="text")), EXTRA)
 
     def _catalogue(self, scratch: Path) -> Catalogue:
-        """The tasks that there are, own ones first."""
+        """The tasks that there are, own ones first. HarnessError for own ones that may not be run."""
         include = self.harness.include
-        if include is None:
+        if include is None or f"{self.at[1]}.tasks" not in self.builder.graph.listings:
             return Catalogue()
-        url = resolve_url(include)
-        fs, root = fsspec.core.url_to_fs(url)
-        if isinstance(fs, LocalFileSystem):
-            return Catalogue(Path(root))
-        if f"{self.at[1]}.tasks" not in self.builder.graph.listings:
-            return Catalogue()  # unavailable
-        return Catalogue(copy_folder(include, scratch / "tasks", ["**/*.yaml"]))
+        folder = copy_folder(include, scratch / "tasks", ["**/*.yaml"])
+        check_tasks(folder)
+        return Catalogue(folder)
 
     def _resolve(self, suites: dict[str, Suite], catalogue: Catalogue) -> None:
         """Finds the tasks of each suite."""

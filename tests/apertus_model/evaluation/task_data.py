@@ -60,7 +60,7 @@ def write_wikitext(datasets: Path, count: int = 3) -> Path:
         {"page": f" = Title {index} = \n\n" + "some words , and more . " * (index + 4)}
         for index in range(count)
     ]
-    splits = {"train": rows[:1], "validation": rows[:1], "test": rows}
+    splits = {"train": rows, "validation": rows[:1], "test": rows}
     return write_dataset(datasets, WIKITEXT, {"wikitext-2-raw-v1": splits})
 
 

@@ -46,7 +46,7 @@ def test_packages_that_are_not_installed_count_unless_they_are_optional(tmp_path
         tmp_path,
         "import no_such_package\n"
         "try:\n    import optional_package\nexcept ImportError:\n    optional_package = None\n"
-        "try:\n    import needed_package\nexcept ImportError as error:\n    raise ImportError('pip') from error\n"
+        "try:\n    import needed_package\nexcept ImportError:\n    raise ImportError('pip')\n"
         "def used(x): return x\n",
     )
     assert found.packages == {"no_such_package", "needed_package"}

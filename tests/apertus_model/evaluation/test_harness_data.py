@@ -95,7 +95,8 @@ def test_code_of_a_data_set_is_never_run(tmp_path: Path) -> None:
     (folder / "y.py").write_text(script)
     with pytest.raises(HarnessError, match="the data set x/y cannot be read"):
         load(tmp_path / "d", tmp_path / "s", "x/y", trust_remote_code=True)
-    assert "no data" in str(snapshot(tmp_path / "d", "x/y").missing(Reads("x/y", None, ("test",))))
+    missing = snapshot(tmp_path / "d", "x/y").missing(Reads("x/y", None, ("test",)))
+    assert missing == "it has the loading script y.py in place of data, and no code is run"
     write_arc(tmp_path / "d")
     (tmp_path / "d" / ARC / "ai2_arc.py").write_text(script)  # left beside the data
     assert len(load(tmp_path / "d", tmp_path / "s2", ARC, "ARC-Easy")["test"]) == 6

@@ -8,6 +8,7 @@ from apertus_model.evaluation.harness_tasks import (
     Catalogue,
     Function,
     HarnessError,
+    check_tasks,
     installed_folder,
     load_config,
     resolve,
@@ -97,3 +98,44 @@ def test_task_files_that_cannot_be_read_are_messages(tmp_path: Path) -> None:
         load_config(tmp_path / "c.yaml")
     with pytest.raises(HarnessError, match="cannot read the task file"):
         load_config(tmp_path / "d.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "doc_to_text: !function utils.text",
+        "a:\n  - b\n  - !!python/object/apply:os.system ['true']",
+        "x: ! y",
+    ],
+)
+def test_task_files_with_tags_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "task.yaml").write_text(f"task: mine\n{text}\n")
+    line = text.count("\n") + 2
+    with pytest.raises(
+        HarnessError, match=rf"task file sub/task.yaml, line {line}, has the tag '!.*tags run code"
+    ):
+        check_tasks(tmp_path)
+
+
+def test_text_that_looks_like_a_tag_is_none(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(
+        "task: mine\ndoc_to_text: 'Hello !function {{x}}'  # !function\nother: a !b\n"
+    )
+    check_tasks(tmp_path)
+
+
+@pytest.mark.parametrize("included", ["data.json", "../outside.yaml", "[fine.yaml, /outside.yaml]"])
+def test_task_files_include_checked_files_only(tmp_path: Path, included: str) -> None:
+    (tmp_path / "fine.yaml").write_text("task: fine\n")
+    (tmp_path / "task.yaml").write_text("include: fine.yaml\n")
+    check_tasks(tmp_path)
+    (tmp_path / "task.yaml").write_text(f"include: {included}\n")
+    with pytest.raises(HarnessError, match=r"task file task\.yaml includes '(data\.json|.*outside\.yaml)'"):
+        check_tasks(tmp_path)
+
+
+def test_a_file_that_is_no_yaml_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("a: 'b\n")
+    with pytest.raises(HarnessError, match=r"task file task\.yaml is not YAML"):
+        check_tasks(tmp_path)

@@ -1,18 +1,36 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from apertus_model.evaluation.harness_answers import read_answers
+from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_folder
 from apertus_model.files import copy_folder
-from apertus_model.stages.harness import ENVIRONMENT, HarnessError, check_tasks, finite, flat
+from apertus_model.generation import local_folder
+from apertus_model.stages.harness import DATA, ENVIRONMENT
 from infra.store import Artifact
+from tests.apertus_model.evaluation.task_data import (
+    ARC,
+    GSM8K,
+    WIKITEXT,
+    write_arc,
+    write_dataset,
+    write_gsm8k,
+    write_wikitext,
+)
 from tests.apertus_model.preference_artifacts import put_model
 
-TASK = {"tasks": ["stdlib_functions"], "include": "installed:examples/tasks"}
+OWN = {"suite": {"tasks": ["stdlib_functions"]}, "include": "installed:examples/tasks"}
+THREE = ["arc_easy", "gsm8k", "wikitext"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,50 +44,12 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_message_says_how_to_install_it(
     bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    for name in [name for name in sys.modules if name.startswith("apertus_model.evaluation.harness_model")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("lm_eval.api.instance", "lm_eval.models.huggingface"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(HarnessError, match=r"pip install 'apertus\[harness\]'"):
-        bench.run("harness", "h", {"harness": TASK}, {"model": put_model(bench, tokenizer)})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "doc_to_text: !function utils.text",
-        "a:\n  - b\n  - !!python/object/apply:os.system ['true']",
-        "x: ! y",
-    ],
-)
-def test_task_files_with_tags_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "task.yaml").write_text(f"task: mine\n{text}\n")
-    line = text.count("\n") + 2
-    with pytest.raises(
-        HarnessError, match=rf"task file sub/task.yaml, line {line}, has the tag '!.*tags run code"
-    ):
-        check_tasks(tmp_path)
-
-
-def test_text_that_looks_like_a_tag_is_none(tmp_path: Path) -> None:
-    (tmp_path / "task.yaml").write_text(
-        "task: mine\ndoc_to_text: 'Hello !function {{x}}'  # !function\nother: a !b\n"
-    )
-    check_tasks(tmp_path)
-
-
-@pytest.mark.parametrize("included", ["data.json", "../outside.yaml", "[fine.yaml, /outside.yaml]"])
-def test_task_files_include_checked_files_only(tmp_path: Path, included: str) -> None:
-    (tmp_path / "fine.yaml").write_text("task: fine\n")
-    (tmp_path / "task.yaml").write_text("include: fine.yaml\n")
-    check_tasks(tmp_path)
-    (tmp_path / "task.yaml").write_text(f"include: {included}\n")
-    with pytest.raises(HarnessError, match=r"task file task\.yaml includes '(data\.json|.*outside\.yaml)'"):
-        check_tasks(tmp_path)
-
-
-def test_a_file_that_is_no_yaml_is_a_message(tmp_path: Path) -> None:
-    (tmp_path / "task.yaml").write_text("a: 'b\n")
-    with pytest.raises(HarnessError, match=r"task file task\.yaml is not YAML"):
-        check_tasks(tmp_path)
+        bench.run("harness", "h", OWN, {"model": put_model(bench, tokenizer)})
 
 
 def test_the_example_task_is_installed_and_well_formed(tmp_path: Path) -> None:
@@ -87,19 +67,43 @@ def test_the_example_task_is_installed_and_well_formed(tmp_path: Path) -> None:
     assert not list(folder.rglob("*.py"))
 
 
-def test_metrics_are_named_by_task_and_filter() -> None:
-    results = {
-        "t": {
-            "alias": "t",
-            "acc,none": 0.5,
-            "acc_stderr,none": "N/A",
-            "exact_match,strict": 1,
-            "sample_len": 7,
-            "bad,none": float("nan"),
-        }
-    }
-    assert flat(results) == {"t/acc": 0.5, "t/exact_match/strict": 1.0}
-    assert finite(results)["t"]["bad,none"] is None
+def without_template(artifact: Artifact, folder: Path) -> Path:
+    """The files of a model but its chat template."""
+    local_folder(artifact, folder)
+    (folder / "chat_template.jinja").unlink()
+    stated = json.loads((folder / "tokenizer_config.json").read_text())
+    stated.pop("chat_template", None)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    return folder
+
+
+def by_hand(model: Path, datasets: Path, tasks: list[str], out: Path, *more: str) -> dict[str, float]:
+    """What the harness's own command line reports for the same folder and the same snapshots."""
+    from apertus_model.evaluation.harness_run import flat
+
+    command = [
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model}",
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command, "--tasks", ",".join(tasks), "--output_path", str(out), *more],
+        cwd=datasets,
+        env=os.environ | {"HF_HOME": str(out / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (report,) = out.rglob("results_*.json")
+    return flat(json.loads(report.read_text())["results"])
 
 
 class TestWithTheExtra:
@@ -108,6 +112,14 @@ class TestWithTheExtra:
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
         pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+
+    def run(self, bench: Any, model: Artifact, folder: Path, suite: dict[str, Any]) -> Artifact:
+        """A suite of the three tasks' data sets, which any artifact stands for among the inputs."""
+        data = {f"{DATA}{name}": model for name in (ARC, GSM8K, WIKITEXT)}
+        found: Artifact = bench.run(
+            "harness", "h", {"suite": suite, "datasets": str(folder)}, {"model": model} | data
+        )
+        return found
 
     def test_the_example_task_runs_on_an_exported_model_whose_layers_may_lie_on_several_gpus(
         self, bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
@@ -119,12 +131,9 @@ class TestWithTheExtra:
             HFLM, "__init__", lambda self, **k: (stated.append(k["parallelize"]), opened(self, **k))[1]
         )
         launch = {"processes": 2, "parallel": {"tp": 2}}
+        suite = OWN["suite"] | {"limit": 8}  # type: ignore[operator]
         artifact = bench.run(
-            "harness",
-            "h",
-            {"harness": TASK | {"limit": 8}},
-            {"model": put_model(bench, tokenizer)},
-            launch=launch,
+            "harness", "h", OWN | {"suite": suite}, {"model": put_model(bench, tokenizer)}, launch=launch
         )
         assert stated == [True]
         metrics = artifact.manifest.metrics
@@ -139,12 +148,107 @@ class TestWithTheExtra:
             == metrics["stdlib_functions/acc"]
         )
 
+    def test_metrics_can_be_recomputed_from_the_stored_answers(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "data"
+        for write in (write_arc, write_gsm8k, write_wikitext):
+            write(folder)
+        suite = {"tasks": THREE, "generation": {"max_gen_toks": 8}, "few_shot": 1}
+        artifact = self.run(bench, put_model(bench, tokenizer), folder, suite)
+        rows, metrics = read_answers(artifact.local("answers.parquet")), artifact.manifest.metrics
+        arc = [row for row in rows if row["task"] == "arc_easy"]
+        best = [max(range(4), key=row["log_likelihoods"].__getitem__) for row in arc]
+        assert [row["target"] for row in arc] == [0, 1, 2, 3, 0, 1]
+        assert (
+            metrics["arc_easy/acc"] == sum(a == row["target"] for a, row in zip(best, arc, strict=True)) / 6
+        )
+        perplexed = [row for row in rows if row["task"] == "wikitext"]
+        words = sum(row["metrics"]["word_perplexity"][1] for row in perplexed)
+        total = sum(row["log_likelihoods"][0] for row in perplexed)
+        assert metrics["wikitext/word_perplexity"] == pytest.approx(math.exp(-total / words), rel=1e-12)
+        said = [row for row in rows if row["task"] == "gsm8k"]
+        assert {row["filter"] for row in said} == {"strict-match", "flexible-extract"} and len(said) == 8
+        for row in said:
+            pattern = (
+                r"#### (\-?[0-9\.\,]+)" if row["filter"] == "strict-match" else r"-?[$0-9.,]{2,}|-?[0-9]+"
+            )
+            found = re.findall(pattern, row["answers"][0])
+            at = 0 if row["filter"] == "strict-match" else -1
+            assert row["filtered"] == [found[at] if found else "[invalid]"]
+            assert row["prompts"][0].count("Question:") == 2
+        shown = artifact.json("shown.json")["answers"]
+        assert {(one["task"], one["chosen"]) for one in shown} == {
+            *((task, "worst") for task in THREE),
+            ("arc_easy", "random"),
+            ("gsm8k", "random"),
+        }
+
+    def test_scores_of_a_task_are_those_of_the_harness_by_hand(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+
+        from apertus_model.evaluation.harness_run import flat
+
+        write_arc(tmp_path)
+        model = put_model(bench, tokenizer)
+        artifact = self.run(bench, model, tmp_path, {"tasks": ["arc_easy"], "few_shot": 2})
+        arc = installed_folder() / "arc"
+        with contextlib.chdir(tmp_path):  # where `allenai/ai2_arc` is a folder
+            found = lm_eval.simple_evaluate(
+                HFLM(str(local_folder(model, tmp_path / "m")), device="cpu", batch_size=3),
+                tasks=["arc_easy"],
+                num_fewshot=2,
+                task_manager=TaskManager(include_path=str(arc), include_defaults=False),
+            )
+        assert found is not None and artifact.manifest.metrics == flat(found["results"])
+        rows = read_answers(artifact.local("answers.parquet"))
+        by_hand = [[response[0][0] for response in one["resps"]] for one in found["samples"]["arc_easy"]]
+        assert [row["log_likelihoods"] for row in rows] == by_hand
+
+    @pytest.mark.slow
+    def test_scores_are_those_of_the_command_line_to_the_last_digit(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "data"
+        for write in (write_arc, write_gsm8k, write_wikitext):
+            write(folder)
+        model = put_model(bench, tokenizer)
+        suite = {"tasks": THREE, "generation": {"max_gen_toks": 8}, "few_shot": 2}
+        artifact = self.run(bench, model, folder, suite)
+        exported = bench.folder / "scratch" / "harness" / "h" / "first" / "work" / "model"
+        more = ("--batch_size", "64", "--num_fewshot", "2", "--gen_kwargs", "max_gen_toks=8")
+        found = by_hand(exported, folder, THREE, tmp_path / "out", *more)
+        assert artifact.manifest.metrics == found
+        assert len(found) == 11
+
+    def test_a_chat_template_that_the_model_lacks_is_a_message(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_arc(tmp_path)
+        model = put_model(bench, tokenizer)
+        assert "chat_template.jinja" in model.manifest.files
+        monkeypatch.setattr("apertus_model.stages.harness.local_folder", without_template)
+        with pytest.raises(HarnessError, match="the tokenizer of the model has no chat template"):
+            self.run(bench, model, tmp_path, {"tasks": ["arc_easy"], "chat_template": True})
+
+    def test_a_column_that_a_snapshot_lacks_is_a_message(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        rows = [{"question": "?", "choices": {"text": ["a"], "label": ["A"]}}]
+        write_dataset(tmp_path, ARC, {"ARC-Easy": {"train": rows, "validation": rows, "test": rows}})
+        with pytest.raises(HarnessError, match=r"the tasks arc_easy cannot be run: .*answerKey"):
+            self.run(bench, put_model(bench, tokenizer), tmp_path, {"tasks": ["arc_easy"]})
+
     def test_a_task_that_does_not_exist_is_a_message(self, bench: Any, tokenizer: Artifact) -> None:
         with pytest.raises(HarnessError, match="there is no task no_such_task"):
             bench.run(
                 "harness",
                 "h",
-                {"harness": TASK | {"tasks": ["no_such_task"]}},
+                OWN | {"suite": {"tasks": ["no_such_task"]}},
                 {"model": put_model(bench, tokenizer)},
             )
 
@@ -163,6 +267,6 @@ class TestWithTheExtra:
             bench.run(
                 "harness",
                 "h",
-                {"harness": {"tasks": ["mine"], "include": str(folder)}},
+                {"suite": {"tasks": ["mine"]}, "include": str(folder)},
                 {"model": put_model(bench, tokenizer)},
             )

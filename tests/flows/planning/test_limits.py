@@ -85,7 +85,9 @@ OTHERS = """\
     sequence_length: 16
     by_position: {{sequence_length: 32, buckets: 4}}
     memorisation: {{probes: filtered/rows, prefix: 8, suffix: 8}}
-    harness: {{tasks: [x], limit: 5, few_shot: 1}}
+    harness:
+      include: installed:examples/tasks
+      suites: {{own: {{tasks: [stdlib_functions], limit: 5, few_shot: 1, seed: 1, max_length: 64}}}}
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
   sharpness: {{kind: probe, from: pretrain, sources: [corpus/notes], sequence_length: 16}}
   averaged: {{kind: merge, checkpoints: [qrpo, dpo], weights: [1, 2]}}

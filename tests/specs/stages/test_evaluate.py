@@ -43,7 +43,7 @@ def test_buckets_of_positions_are_as_equal_as_whole_numbers_allow() -> None:
     [
         ({}, "the stage measures nothing"),
         (
-            {"harness": {"tasks": ["x"]}, "by_position": {"sequence_length": 16}},
+            {"harness": {"suites": {"a": {"tasks": ["x"]}}}, "by_position": {"sequence_length": 16}},
             "by_position needs sources",
         ),
     ],
