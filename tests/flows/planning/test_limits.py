@@ -87,7 +87,15 @@ OTHERS = """\
     memorisation: {{probes: filtered/rows, prefix: 8, suffix: 8}}
     harness:
       include: installed:examples/tasks
-      suites: {{own: {{tasks: [stdlib_functions], limit: 5, few_shot: 1, seed: 1, max_length: 64}}}}
+      suites:
+        own:
+          tasks: [stdlib_functions]
+          limit: 5
+          few_shot: 1
+          seed: 1
+          max_length: 64
+          sequence_lengths: [4096]
+          generation: {{max_gen_toks: 4, do_sample: true, temperature: 1, top_p: 1, top_k: 1}}
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
   sharpness: {{kind: probe, from: pretrain, sources: [corpus/notes], sequence_length: 16}}
   averaged: {{kind: merge, checkpoints: [qrpo, dpo], weights: [1, 2]}}
