@@ -14,7 +14,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +38,11 @@ class CodeNeeds:
 
 def code_needs(functions: Iterable[Function]) -> CodeNeeds:
     """What the code that the functions reach needs. A function of an installed package is taken as it is."""
+    return _code_needs(frozenset(functions))
+
+
+@cache
+def _code_needs(functions: frozenset[Function]) -> CodeNeeds:
     needs = CodeNeeds()
     seen: set[tuple[Path, str]] = set()
     waiting = [
@@ -51,14 +56,22 @@ def code_needs(functions: Iterable[Function]) -> CodeNeeds:
         module = _module(path)
         if (path, "") not in seen:
             waiting.append((path, ""))
-        for node in module.statements(name):
-            _read(node, module, needs)
-            for used in _names(node):
-                if used in module.named:
-                    waiting.append((path, used))
-                if used in module.imported:
-                    waiting.append(module.imported[used])
+        own, names = _local(path, name)
+        for group in fields(CodeNeeds):
+            getattr(needs, group.name).update(getattr(own, group.name))
+        waiting += [(path, used) for used in names if used in module.named]
+        waiting += [module.imported[used] for used in names if used in module.imported]
     return needs
+
+
+@cache
+def _local(path: Path, name: str) -> tuple[CodeNeeds, frozenset[str]]:
+    """What one definition of a module needs by itself, and the names in it."""
+    module, needs = _module(path), CodeNeeds()
+    names: set[str] = set()
+    for node in module.statements(name):
+        names |= _read(node, module, needs)
+    return needs, frozenset(names)
 
 
 @dataclass
@@ -145,13 +158,10 @@ def _harness_module(name: str, path: Path) -> Path | None:
     return beside if beside.is_file() else None
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
-def _read(statement: ast.stmt, module: _Module, needs: CodeNeeds) -> None:
-    """Adds what one statement needs."""
+def _read(statement: ast.stmt, module: _Module, needs: CodeNeeds) -> set[str]:
+    """Adds what one statement needs. Returns the names in it."""
     fetches = False
+    names: set[str] = set()
     texts: list[str] = []
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
@@ -172,13 +182,14 @@ def _read(statement: ast.stmt, module: _Module, needs: CodeNeeds) -> None:
                 needs.services.add(called.split(".")[0])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
-        if isinstance(node, ast.Name) and module.aliases.get(node.id, "").startswith(
-            tuple(f"{name}." for name in WEB)
-        ):
-            needs.services.add(module.aliases[node.id].split(".")[0])
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+            if module.aliases.get(node.id, "").startswith(tuple(f"{name}." for name in WEB)):
+                needs.services.add(module.aliases[node.id].split(".")[0])
     urls = {text for text in texts if text.startswith(("https://", "http://")) and " " not in text}
     if fetches or (urls and "requests" in module.aliases and _default_urls(statement)):
         needs.urls |= urls
+    return names
 
 
 def _default_urls(statement: ast.stmt) -> bool:

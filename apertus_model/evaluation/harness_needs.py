@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -120,13 +121,14 @@ def _columns(config: Config) -> tuple[str, ...]:
         return ()
     found: dict[str, None] = {}
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
-        found |= dict.fromkeys(_variables(config.get(key)))
+        found |= dict.fromkeys(_named(text) if isinstance(text := config.get(key), str) else ())
     return tuple(found)
 
 
-def _variables(template: Any) -> list[str]:
+@cache
+def _named(template: str) -> list[str]:
     """The columns of a template. One that asks whether a column is defined needs none."""
-    if not isinstance(template, str) or "{" not in template or " defined" in template:
+    if "{" not in template or " defined" in template:
         return []
     from jinja2 import Environment, TemplateSyntaxError, meta
 

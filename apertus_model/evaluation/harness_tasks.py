@@ -270,7 +270,7 @@ def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
     if path in seen:
         raise HarnessError(f"the task file {path} includes itself")
     try:
-        config = _parse(path.read_bytes(), path.parent)
+        config = dict(_parsed(path, path.stat().st_mtime_ns))
     except OSError as error:
         raise HarnessError(f"cannot read the task file {path}: {error}") from error
     included = config.pop("include", None)
@@ -282,12 +282,18 @@ def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
     return merged | config
 
 
+@cache
+def _parsed(path: Path, changed: int) -> Config:
+    """A task file by itself. `changed`: its time, so that another content is read again."""
+    return _parse(path.read_bytes(), path.parent)
+
+
 def _parse(content: bytes, folder: Path) -> Config:
     """YAML as a mapping. HarnessError when it is none, or has a tag other than `!function`."""
     import yaml  # of the harness
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        pass
+        """Knows `!function` in files of this folder, and no other tag that is code."""
 
     Loader.add_constructor(
         "!function", lambda loader, node: Function(str(loader.construct_scalar(node)), folder)
