@@ -84,7 +84,7 @@ OTHERS = """\
     sources: [corpus/notes]
     sequence_length: 16
     by_position: {{sequence_length: 32, buckets: 4}}
-    memorisation: {{probes: filtered/rows, prefix: 8, suffix: 8}}
+    memorisation: {{probes: filtered/rows, prefixes: [8], suffix: 8, nucleus: {{top_p: 0.5}}}}
     harness:
       include: installed:examples/tasks
       suites:

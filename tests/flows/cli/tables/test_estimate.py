@@ -43,8 +43,8 @@ def test_a_comparison_fits_the_terminal_and_names_variants_once(plans: dict[str,
     assert lines.index("totals of training") < lines.index("fields that differ")
     (flops,) = [line.split() for line in lines if line.startswith(" FLOPs")]
     assert flops == ["FLOPs", "7.92e23", "6.88e24", "+768.6%"]
-    assert " stages.evaluate-memorisation" in lines and not any(
-        "evaluate-memorisation-50" in line for line in lines
+    assert " stages.evaluate-instruct" in lines and not any(
+        "evaluate-instruct-shots-0" in line for line in lines
     )
     begin = lines.index(" stages.sft")
     assert re.split(r"  +", lines[begin + 1].strip()) == ["global_batch_size.0 tokens", "128", "256"]
