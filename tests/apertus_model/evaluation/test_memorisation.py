@@ -113,7 +113,7 @@ def test_greedy_continuations_are_those_of_transformers(model: torch.nn.Module) 
 
 
 def test_results_depend_neither_on_the_batch_nor_on_what_else_is_measured(model: torch.nn.Module) -> None:
-    drawn = {"prefixes": [4, 12], "offsets": [0, 5], "nucleus": {"top_p": 0.9}}
+    drawn: dict[str, Any] = {"prefixes": [4, 12], "offsets": [0, 5], "nucleus": {"top_p": 0.9}, "suffix": 4}
     whole = measured(model, PROBES, 5, **drawn)
     assert measured(model, PROBES, 2, **drawn) == pytest.approx(whole)
     alone = measured(model, PROBES, 1, **drawn | {"prefixes": [12], "offsets": [5]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.report.wording import duration, elided, shown
+from flows.report.wording import duration, elided, rounded, shown, signed
 
 
 def test_long_name_keeps_its_end() -> None:
@@ -18,6 +18,13 @@ def test_long_name_keeps_its_end() -> None:
 )
 def test_durations_are_in_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_numbers_of_a_dense_table_are_aligned_and_differences_have_a_sign() -> None:
+    assert [rounded(value) for value in (0.17649, 1.0, 500.0, 12_345.0, 0.0)] == [
+        "0.176", "1", "500", "12,345", "0.000",
+    ]  # fmt: skip
+    assert [signed(value) for value in (0.0123456, -2.0, None)] == ["+0.01235", "-2", "–"]
 
 
 def test_shown_values_are_short() -> None:
