@@ -63,9 +63,12 @@ class Compared:
 
 
 def standard_error(metric: str, metrics: Mapping[str, float]) -> float | None:
-    """The standard error of a metric: `<metric>_stderr`, else from its 95% interval, `<metric>/low` to
-    `<metric>/high`; None without either."""
-    if (stated := metrics.get(f"{metric}_stderr")) is not None:
-        return stated
+    """The standard error of a metric: `<metric>_stderr` (of a metric of tasks with a filter,
+    `<metric>_stderr/<filter>`), else from its 95% interval, `<metric>/low` to `<metric>/high`; None without
+    any."""
+    head, _, last = metric.rpartition("/")
+    for name in (f"{metric}_stderr", f"{head}_stderr/{last}"):
+        if name in metrics:
+            return metrics[name]
     low, high = metrics.get(f"{metric}/low"), metrics.get(f"{metric}/high")
     return None if low is None or high is None else (high - low) / (2 * HALF_WIDTH)

@@ -52,6 +52,11 @@ def test_an_interval_gives_the_standard_error_of_a_normal_distribution() -> None
     assert standard_error("y", metrics) is None
 
 
+def test_the_standard_error_of_a_task_with_a_filter_stands_before_the_filter() -> None:
+    metrics = {"suite/task/exact_match/strict": 0.5, "suite/task/exact_match_stderr/strict": 0.01}
+    assert standard_error("suite/task/exact_match/strict", metrics) == 0.01
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
