@@ -19,6 +19,7 @@ MEASURES = {
 }
 DECODINGS = ("greedy", "nucleus", "truth")
 Lines = dict[str, dict[int, float]]
+Over = Literal["repetitions", "prefix", "offset"]
 NAME = re.compile(
     rf"memorisation/(?P<decoding>{'|'.join(DECODINGS)})/prefix-(?P<prefix>\d+)/offset-(?P<offset>\d+)"
     rf"/(?P<measure>{'|'.join(MEASURES)})/(?P<repetitions>\d+)(?P<end>/low|/high)?",
@@ -68,7 +69,7 @@ class Memorised:
     def repetitions(self) -> list[int]:
         return sorted({number for cells in self.rows.values() for number in cells})
 
-    def lines(self, measure: str, over: Literal["repetitions", "prefix", "offset"]) -> Lines:
+    def lines(self, measure: str, over: Over) -> Lines:
         """By decoding, over one of three numbers. The others are the most repetitions, the shortest prefix
         and the first offset. Empty over a prefix or offset that all have."""
         prefixes, offsets = ({row[at] for row in self.rows} for at in (2, 3))

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from flows.format import in_full
 from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
-from flows.report.memorisation import MEASURES, Memorised
+from flows.report.memorisation import MEASURES, Memorised, Over
 from flows.report.results import Evaluation, Rewards
 
 HEIGHT = 280
@@ -63,7 +63,7 @@ def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figur
     return [figure for figure in figures if figure is not None]
 
 
-OVER = {
+OVER: dict[Over, str] = {
     "repetitions": "By repetitions in the training data (0: never seen), with the shortest prefix.",
     "prefix": "By length of the prefix, with the most repetitions.",
     "offset": "By tokens before the shortest prefix, with the most repetitions.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -28,6 +29,15 @@ PROBES = [
 ]
 REPEATED = {"bucket": 16, "token_ids": [5] * 40}
 SHORT = {"bucket": 8, "token_ids": [1, 2, 3]}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """More threads make the products of a tiny model slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def longest_common_subsequence(first: list[int], second: list[int]) -> int:
