@@ -48,8 +48,7 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
-    environment.filters |= {"pretty": words.pretty, "elided": words.elided}
-    environment.filters |= {"signed": words.signed, "rounded": words.rounded}
+    environment.filters |= {"pretty": words.pretty, "elided": words.elided, "signed": words.signed}
     charts = Charts.of(run, rehearsed)
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,

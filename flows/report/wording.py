@@ -77,11 +77,6 @@ def signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.4g}"
 
 
-def rounded(value: float) -> str:
-    """A number in a dense table: three places of a fraction, a count in full."""
-    return f"{value:,.0f}" if value >= 1 and value == int(value) else f"{value:.3f}"
-
-
 def duration(seconds: float) -> str:
     """`45.2 s`, `3 min 20 s`, `5 h 12 min`, `3 d 4 h`."""
     if seconds < 60:
