@@ -27,7 +27,7 @@ class Axis(Spec):
     metric: str = execution(
         "",
         description="a number of the stage's manifest, or val_loss. A `*` in the metric of y matches "
-        "numbers, which are then the positions on x: memorisation/rouge_l/*",
+        "numbers, which are then the positions on x: memorisation/greedy/prefix-50/offset-0/rouge_l/*",
     )
     label: str = execution("")
     scale: Literal["linear", "log"] = execution("linear")

@@ -1,83 +1,145 @@
 """Verbatim continuation of sequences that training saw a known number of times (report, appendix on
 memorisation).
 
-Metrics:
+Metrics, each of all probes seen n times, with a prefix of p tokens from token o on; of `greedy`
+continuations, and of `nucleus` where it is asked for:
 
-    memorisation/exact/<n>                  share of the sequences seen n times that are continued word for
-                                            word
-    memorisation/rouge_l/<n>                mean Rouge-L (F1 of the longest common subsequence) of
-                                            continuation and truth
-    memorisation/common_substring/<n>       mean longest common contiguous run, as a share of the suffix
-    memorisation/<any of these>/<n>/low, .../high   its 95% interval over the sequences (bootstrap)
+    memorisation/greedy/prefix-<p>/offset-<o>/exact/<n>              share continued word for word
+    memorisation/greedy/prefix-<p>/offset-<o>/rouge_l/<n>            mean Rouge-L (F1 of the longest common
+                                                                     subsequence) of continuation and truth
+    memorisation/greedy/prefix-<p>/offset-<o>/common_substring/<n>   mean longest common contiguous run, as a
+                                                                     share of the suffix
+    memorisation/greedy/prefix-<p>/offset-<o>/type_token_ratio/<n>   mean distinct tokens / tokens
+    memorisation/truth/prefix-<p>/offset-<o>/type_token_ratio/<n>    the same of the true continuations
+    <any of these>/low, .../high                                     its 95% interval (bootstrap)
+    memorisation/truth/prefix-<p>/offset-<o>/sequences/<n>           number of probes
+
+Invariant: all numbers are of tokens. A continuation depends on the model, the probe and the settings, not on
+the batch or the number of processes, except where the rounding of logits decides between two words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from apertus_model.evaluation.decoding import greedy, nucleus
 from apertus_model.evaluation.paired import interval
+from apertus_model.hashing import signed
 from apertus_model.progress import Progress
-from apertus_model.trainer.evaluator import Evaluator
+from apertus_model.trainer.evaluator import Choice, Evaluator
+from specs.memorisation import MEASURES, Memorisation, metric_name
+
+Tokens = NDArray[np.int64]
 
 
 def memorisation(
-    evaluator: Evaluator, probes: Sequence[dict[str, Any]], *, prefix: int, suffix: int, progress: Progress
+    evaluator: Evaluator, probes: Sequence[dict[str, Any]], spec: Memorisation, *, progress: Progress
 ) -> dict[str, float]:
-    """Metrics of the greedy continuation of probes after their first `prefix` tokens, by repetitions in
-    training.
+    """Metrics of the continuations of probes, by repetitions in training. Collective.
 
     Args:
         evaluator: the model.
-        probes: `{"bucket": repetitions, "token_ids": [...]}` each; those shorter than prefix + suffix are
-            left out.
-        prefix: number of tokens given.
-        suffix: number of tokens compared.
+        probes: `{"bucket": repetitions, "token_ids": [...]}` each; those that are too short are left out, as
+            those are whose true continuation repeats itself (`min_type_token_ratio`).
+        spec: prefixes, offsets and decodings.
         progress: updated after each batch.
     """
-    long_enough = [probe for probe in probes if len(probe["token_ids"]) >= prefix + suffix]
-    scores: dict[int, list[tuple[float, float, float]]] = {}
-    for begin in range(0, len(long_enough), evaluator.batch_size):
-        batch = long_enough[begin : begin + evaluator.batch_size]
-        tokens = torch.tensor([probe["token_ids"][: prefix + suffix] for probe in batch], dtype=torch.int64)
-        continued = evaluator.continue_greedily(tokens[:, :prefix], suffix)
-        for probe, truth, answer in zip(batch, tokens[:, prefix:].tolist(), continued.tolist(), strict=True):
-            scores.setdefault(probe["bucket"], []).append(compare(truth, answer))
-        progress.update(begin + len(batch), len(long_enough), "sequences")
+    buckets = np.array([probe["bucket"] for probe in probes])
+    settings = [(prefix, offset) for prefix in spec.prefixes for offset in spec.offsets]
     metrics: dict[str, float] = {}
-    for bucket, rows in sorted(scores.items()):
-        for name, values in zip(("exact", "rouge_l", "common_substring"), np.array(rows).T, strict=True):
-            low, high = interval(values)
-            metrics |= {
-                f"memorisation/{name}/{bucket}{end}": value
-                for end, value in (("", values.mean()), ("/low", low), ("/high", high))
-            }
-    return {name: float(value) for name, value in metrics.items()}
+    for done, (prefix, offset) in enumerate(settings):
+        kept, tokens = _kept(probes, spec, prefix, offset)
+        measured = {("truth", "type_token_ratio"): type_token_ratio(tokens[:, prefix:])}
+        for order, (decoding, choose) in enumerate(_choices(spec, prefix, offset).items()):
+            rounds = len(settings) * len(spec.decodings)
+            at = (done * len(spec.decodings) + order, rounds)
+            answers = _continuations(evaluator, tokens[:, :prefix], spec.suffix, choose, kept, progress, at)
+            scores = compare(tokens[:, prefix:], answers)
+            measured |= {(decoding, measure): scores[measure] for measure in MEASURES}
+        for bucket in sorted(set(buckets.tolist())):
+            own = buckets[kept] == bucket
+            metrics[metric_name("truth", prefix, offset, "sequences", bucket)] = float(own.sum())
+            for (decoding, measure), values in measured.items() if own.any() else ():
+                name = metric_name(decoding, prefix, offset, measure, bucket)
+                low, high = interval(values[own])
+                metrics |= {name: float(values[own].mean()), f"{name}/low": low, f"{name}/high": high}
+    return metrics
 
 
-def compare(truth: Sequence[int], answer: Sequence[int]) -> tuple[float, float, float]:
-    """(1 if equal, Rouge-L F1, longest common contiguous run as a share of the truth) of two sequences of
-    tokens.
+def compare(truths: Tokens, answers: Tokens) -> dict[str, NDArray[np.float64]]:
+    """Scores of continuations, (rows,) each: `exact` (1 if equal), `rouge_l` (F1), `common_substring`
+    (longest common contiguous run as a share of the truth), `type_token_ratio`. Both: (rows, tokens) ids.
 
-    Example: truth 1 2 3 4, answer 1 2 9 4 -> (0, 0.75, 0.5).
+    Example: truth 1 2 3 4, answer 1 2 9 4 -> 0, 0.75, 0.5, 1.
     """
-    subsequence = [0] * (len(answer) + 1)
-    run = [0] * (len(answer) + 1)
-    longest_run = 0
-    for token in truth:
-        diagonal_subsequence = diagonal_run = 0
-        for column, other in enumerate(answer, start=1):
-            above_subsequence, above_run = subsequence[column], run[column]
-            if token == other:
-                subsequence[column] = diagonal_subsequence + 1
-                run[column] = diagonal_run + 1
-                longest_run = max(longest_run, run[column])
-            else:
-                subsequence[column] = max(above_subsequence, subsequence[column - 1])
-                run[column] = 0
-            diagonal_subsequence, diagonal_run = above_subsequence, above_run
-    rouge_l = 2 * subsequence[-1] / (len(truth) + len(answer))
-    return float(list(truth) == list(answer)), rouge_l, longest_run / len(truth)
+    rows, length = truths.shape
+    # row by row of the usual tables, where column j stands for the first j tokens of the answers
+    subsequence, run = np.zeros((rows, length + 1), np.int32), np.zeros((rows, length + 1), np.int32)
+    longest_run = np.zeros(rows, np.int32)
+    for column in range(length):
+        equal = answers == truths[:, column : column + 1]
+        run[:, 1:] = np.where(equal, run[:, :-1] + 1, 0)
+        longest_run = np.maximum(longest_run, run.max(axis=1))
+        longer = np.where(equal, subsequence[:, :-1] + 1, 0)
+        subsequence[:, 1:] = np.maximum(subsequence[:, 1:], longer)
+        np.maximum.accumulate(subsequence, axis=1, out=subsequence)
+    return {
+        "exact": (truths == answers).all(axis=1).astype(np.float64),
+        "rouge_l": subsequence[:, -1] / length,  # precision and recall are equal: both have `length` tokens
+        "common_substring": longest_run / length,
+        "type_token_ratio": type_token_ratio(answers),
+    }
+
+
+def type_token_ratio(tokens: Tokens) -> NDArray[np.float64]:
+    """Distinct tokens / tokens of each row: (rows, tokens) -> (rows,)."""
+    ordered = np.sort(tokens, axis=1)
+    distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    return np.asarray(distinct / tokens.shape[1], np.float64)
+
+
+def _kept(
+    probes: Sequence[dict[str, Any]], spec: Memorisation, prefix: int, offset: int
+) -> tuple[Tokens, Tokens]:
+    """The numbers of the probes that are measured, (rows,), and their tokens, (rows, prefix + suffix)."""
+    end = offset + prefix + spec.suffix
+    long = [index for index, probe in enumerate(probes) if len(probe["token_ids"]) >= end]
+    tokens = np.array([probes[index]["token_ids"][offset:end] for index in long], np.int64)
+    tokens = tokens.reshape(len(long), prefix + spec.suffix)
+    varied = type_token_ratio(tokens[:, prefix:]) > spec.min_type_token_ratio
+    return np.array(long, np.int64)[varied], tokens[varied]
+
+
+def _choices(spec: Memorisation, prefix: int, offset: int) -> Mapping[str, Choice]:
+    choices: dict[str, Choice] = {"greedy": greedy}
+    if drawn := spec.nucleus:
+        seed = signed(zlib.crc32(f"{drawn.seed}/{prefix}/{offset}".encode()))
+        choices["nucleus"] = nucleus(drawn.top_p, drawn.temperature, seed, length=spec.suffix)
+    return choices
+
+
+def _continuations(
+    evaluator: Evaluator,
+    prefixes: Tokens,
+    length: int,
+    choose: Choice,
+    numbers: Tokens,
+    progress: Progress,
+    at: tuple[int, int],
+) -> Tokens:
+    """(rows, length) tokens. `at`: how many rounds like this one are done, and how many there are."""
+    answers, turn = np.zeros((len(prefixes), length), np.int64), evaluator.batch_size * evaluator.ranks
+    for begin in range(0, len(prefixes), turn):
+        rows = slice(begin, begin + turn)
+        prompts, own = torch.from_numpy(prefixes[rows]), torch.from_numpy(numbers[rows])
+        answers[rows] = evaluator.continuations(prompts, length, choose, own).numpy()
+        done, rounds = at
+        whole = len(prefixes)
+        progress.update(done * whole + begin + len(prompts), rounds * whole, "continuations")
+    return answers

@@ -48,17 +48,29 @@ def draw_labels(
     states, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
     drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX, device=hidden_BLD.device)
     own_V = torch.arange(len(weight_VD), dtype=torch.int32, device=weight_VD.device) + vocab.begin
-    # hashed once more than places, so that a place and a word with equal numbers have different hashes
-    noise_V = hashed(hashed(own_V, seed), seed)
     kept = (labels_BL != IGNORE_INDEX).flatten().nonzero().squeeze(1).to(hidden_BLD.device, non_blocking=True)
     for at_P in kept.split(PLACES):
         logits_PV = F.linear(states[at_P], weight_VD).to(torch.promote_types(weight_VD.dtype, torch.float32))
-        logits_PV += gumbel(hashed(places[at_P], seed)[:, None] ^ noise_V, logits_PV.dtype)
+        logits_PV += word_noise(places[at_P], own_V, seed, logits_PV.dtype)
         best_P, index_P = logits_PV.max(1)
         largest_P = vocab.reduce(best_P.clone(), dist.ReduceOp.MAX)
         word_P = torch.where(best_P == largest_P, index_P + vocab.begin, torch.iinfo(torch.int64).max)
         drawn_BL.view(-1)[at_P] = vocab.reduce(word_P, dist.ReduceOp.MIN)
     return drawn_BL
+
+
+def word_noise(places_P: torch.Tensor, words_V: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Gumbel noise of every word at every place: (places, words).
+
+    Args:
+        places_P: (places,) int32.
+        words_V: (words,) int32.
+        seed: signed 32-bit integer.
+        dtype: of the noise.
+    """
+    # hashed once more than places, so that a place and a word with equal numbers have different hashes
+    noise_V = hashed(hashed(words_V.clone(), seed), seed)
+    return gumbel(hashed(places_P.clone(), seed)[:, None] ^ noise_V, dtype)
 
 
 def gumbel(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

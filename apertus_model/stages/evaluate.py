@@ -76,11 +76,9 @@ class Measurement:
             )
         if part.by_position:
             metrics |= loss_by_position(self.evaluator, list(corpora.values()), part.by_position)
-        if part.suffix:
+        if part.memorisation:
             probes = self._artifact("probes").json("probes.json")["probes"]
-            metrics |= memorisation(
-                self.evaluator, probes, prefix=part.prefix, suffix=part.suffix, progress=progress
-            )
+            metrics |= memorisation(self.evaluator, probes, part.memorisation, progress=progress)
             metrics["memorisation/passes"] = self._passes_over_probes()
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
@@ -121,7 +119,7 @@ class Measurement:
         by_position = part.by_position.sequence_length if part.by_position else 0
         return max(
             part.sequence_length,
-            part.prefix + part.suffix,
+            part.memorisation.longest if part.memorisation else 0,
             by_position,
             self.answers.longest if self.answers else 0,
         )

@@ -29,6 +29,11 @@ PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], t
 """See `ApertusTrainer.pipelined_loss`."""
 
 
+Choice = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""(Logits of the next token (rows, vocabulary), numbers of the rows (rows,), tokens added so far) -> the
+chosen tokens, (rows,)."""
+
+
 @dataclass(frozen=True)
 class HeldOutLoss:
     """Mean loss on the held-out sequences of a source."""
@@ -165,8 +170,9 @@ class Evaluator:
         return torch.cat(turns)[: len(rows)].cpu()
 
     @torch.no_grad()
-    def next_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The most likely next token of each row of this rank, (batch, length) -> (batch,). Collective.
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token of each row of this rank, (batch, length) -> (batch, vocabulary), the same
+        on all ranks that share the rows. Collective.
 
         Every rank passes the same number of rows, of the same length.
         """
@@ -184,25 +190,31 @@ class Evaluator:
             logits = torch.cat(slices, dim=1)
             order = gathered_order(padded.shape[1], mesh.size(), self.model.cp_load_balancer)
             last = int(order.argsort()[last])
-        return _full_tensor(logits)[:, last].argmax(dim=-1).cpu()
+        return _full_tensor(logits)[:, last]
 
-    def continue_greedily(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
-        """The most likely continuation, token by token: (rows, prompt length) -> (rows, length), int64 on
-        CPU. Collective.
+    def continuations(
+        self, prompts: torch.Tensor, length: int, choose: Choice, numbers: torch.Tensor
+    ) -> torch.Tensor:
+        """Continuations, token by token: (rows, prompt length) -> (rows, length), int64 on CPU. Collective.
 
         Every pass runs over the whole row again: the training model keeps no key-value cache.
 
         Args:
             prompts: token ids, the same on every rank; the ranks share the rows.
             length: tokens to add.
+            choose: the next token of each row.
+            numbers: (rows,) int64, for `choose`.
         """
         shares = prompts.tensor_split(self.ranks) if self.ranks > 1 else (prompts,)
         rows = max(len(share) for share in shares)
         tokens = shares[self.rank]
-        filler = prompts[:1].expand(rows - len(tokens), -1)
-        tokens = torch.cat([tokens, filler])
-        for _ in range(length):
-            tokens = torch.cat([tokens, self.next_tokens(tokens)[:, None]], dim=1)
+        own_numbers = numbers.tensor_split(self.ranks)[self.rank]
+        missing = rows - len(tokens)
+        tokens = torch.cat([tokens, prompts[:1].expand(missing, -1)])
+        own_numbers = torch.cat([own_numbers, numbers[:1].expand(missing)])
+        for step in range(length):
+            chosen = choose(self.next_logits(tokens), own_numbers, step).cpu()
+            tokens = torch.cat([tokens, chosen[:, None]], dim=1)
         own = tokens[:, -length:]
         if self.ranks == 1:
             return own

@@ -8,9 +8,9 @@ not by its name. Losses are compared where the lineages have consumed equally ma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flows.format import is_number
 from flows.planning.plan import Plan, make
@@ -20,7 +20,9 @@ from infra.store.reading.lineage import tokens_before
 from specs.base import flatten
 from specs.differences import Change, ReadInput, changes
 from specs.pipeline import DEFAULT_STORE
+from specs.published import Compared, PublishedScore
 from specs.recipe import load
+from specs.stages.evaluate import EvaluatePart, EvaluateStage
 from specs.trajectory import phases
 
 POINTS = 8  # steps at which losses are shown
@@ -41,6 +43,7 @@ class Part:
     inputs: dict[str, ReadInput]  # by role
     metrics: dict[str, float] = field(default_factory=dict)
     loss: dict[int, dict[str, float]] = field(default_factory=dict)  # rows of the history by consumed tokens
+    published: dict[str, PublishedScore] = field(default_factory=dict)  # by metric; of a recipe only
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Difference:
     inputs: list[Change[ReadInput]] = field(default_factory=list)
     metrics: list[Change[float]] = field(default_factory=list)  # of equal fingerprints, those that differ
     losses: list[tuple[int, str, float, float]] = field(default_factory=list)
+    published: list[tuple[str, Compared]] = field(default_factory=list)  # with the sides: A, B or both
 
     @property
     def verdict(self) -> str:
@@ -112,7 +116,10 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
         artifact = node.artifact(plan.store)
         hashed = frozenset(flatten(node.identity))
         results = _results(artifact) if plan.steps[node.name].action == "reuse" else ({}, {})
-        parts[node.name] = Part(node.name, node.kind, node.fingerprint, full, hashed, inputs, *results)
+        part = Part(node.name, node.kind, node.fingerprint, full, hashed, inputs, *results)
+        if isinstance(node.part, EvaluatePart):
+            part = replace(part, published=cast(EvaluateStage, plan.pipeline.stages[node.stage]).reference)
+        parts[node.name] = part
     return Side(label, parts, bool(stage))
 
 
@@ -261,7 +268,21 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
         if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):
             found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric]))
     found.losses = [row for row in _losses(a, b) if not (same and row[2] == row[3])]
+    found.published = _published(a, b)
     return found
+
+
+def _published(a: Part, b: Part) -> list[tuple[str, Compared]]:
+    """Published scores beside the metrics of each side. A side that states none, as a run, is compared with
+    those of the other."""
+    scores = a.published or b.published, b.published or a.published
+    ours, theirs = (
+        [score.compared(metric, part.metrics) for metric, score in stated.items()]
+        for part, stated in zip((a, b), scores, strict=True)
+    )
+    if ours == theirs:
+        return [("A, B", score) for score in ours]
+    return [("A", score) for score in ours] + [("B", score) for score in theirs]
 
 
 def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
@@ -321,6 +342,7 @@ def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
                     {"tokens": tokens, "name": name, "a": left, "b": right}
                     for tokens, name, left, right in one.losses
                 ],
+                "published": [{"side": side, **asdict(score)} for side, score in one.published],
             }
             for one in found
         ],

@@ -28,6 +28,7 @@ from flows.report import experiments, result_charts, training_charts
 from flows.report import wording as words
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
+from flows.report.memorisation import MEASURES, Memorised
 from flows.report.rehearsal_charts import RehearsedPart, rehearsals
 from flows.report.results import PROMPTS, numbers, undrawn
 from flows.report.run_data import Part, Run
@@ -47,7 +48,7 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
-    environment.filters |= {"pretty": words.pretty, "elided": words.elided}
+    environment.filters |= {"pretty": words.pretty, "elided": words.elided, "signed": words.signed}
     charts = Charts.of(run, rehearsed)
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,
@@ -59,6 +60,13 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         lines={stage.name: words.stage_lines(stage) for stage in run.boxes},
         other_metrics=undrawn(run.evaluations),
         gates=[(evaluation, gate) for evaluation in run.evaluations for gate in evaluation.gates],
+        published=[(evaluation, score) for evaluation in run.evaluations for score in evaluation.published],
+        memorised=[
+            (evaluation, table)
+            for evaluation in run.evaluations
+            if (table := Memorised.of(evaluation.metrics)).rows
+        ],
+        measures=MEASURES,
         corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
         kinds={stage.kind for stage in run.stages},
         prompts_shown=PROMPTS,

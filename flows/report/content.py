@@ -29,6 +29,8 @@ from flows.report.run_data import Part, Run, Share, Source, Stage, State
 from flows.report.task_answers import TaskAnswers, by_part, read_answers
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
+from specs.published import Compared
+from specs.stages.evaluate import EvaluateStage
 from specs.stages.mixture import MixturePart
 
 FOLDED = 4  # least number of variants of a stage that are one box of the graph
@@ -267,7 +269,14 @@ def _evaluation(plan: Plan, part: Part, metrics: dict[str, float], notes: list[s
         read_rewards(_document(plan, part, "rewards.json", notes)) if "rewards.json" in part.files else None
     )
     return Evaluation(
-        part.name, part.stage, stage, label, metrics, _gates(plan, part.stage, metrics), rewards
+        part.name,
+        part.stage,
+        stage,
+        label,
+        metrics,
+        _gates(plan, part.stage, metrics),
+        _published(plan, part.stage, metrics),
+        rewards,
     )
 
 
@@ -281,6 +290,12 @@ def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
             Gate(gate.metric, " and ".join(bounds), number(metrics.get(gate.metric)), gate.failure(metrics))
         )
     return gates
+
+
+def _published(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Compared]:
+    spec = plan.pipeline.stages[stage]
+    scores = spec.reference if isinstance(spec, EvaluateStage) else {}
+    return [score.compared(metric, metrics) for metric, score in scores.items()]
 
 
 def _document(plan: Plan, part: Part, name: str, notes: list[str]) -> Any:

@@ -7,12 +7,14 @@ evaluation already has it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import plotly.graph_objects as go
 
 from flows.format import in_full
 from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
-from flows.report.results import MEMORISATION, Evaluation, Rewards
+from flows.report.memorisation import MEASURES, Memorised, Over
+from flows.report.results import Evaluation, Rewards
 
 HEIGHT = 280
 BINS = 24
@@ -45,20 +47,7 @@ def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figur
     for name, value in overall.items():
         perplexity[name] |= {f"{folder}all": value}
     figures = [_bars("Perplexity on held-out text", "By source; lower is better.", perplexity, look)]
-    for measure, meaning in MEMORISATION.items():
-        values = {
-            evaluation.name: evaluation.at_numbers(f"memorisation/{measure}/") for evaluation in evaluations
-        }
-        axis: dict[str, object] = {"range": [-0.04, 1.04], "tickformat": ".0%"}
-        figures.append(
-            _by_number(
-                f"Memorisation: {meaning}",
-                "By repetitions in the training data; 0: never seen.",
-                values,
-                look,
-                axis,
-            )
-        )
+    figures += _memorisation(evaluations, look)
     position = {evaluation.name: evaluation.at_numbers("loss/position/") for evaluation in evaluations}
     figures.append(
         _by_number(
@@ -72,6 +61,34 @@ def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figur
     forgetting = {evaluation.name: evaluation.family("forgetting/") for evaluation in evaluations}
     figures.append(_bars("Forgetting", "Rise of the loss in nats per token, by source.", forgetting, look))
     return [figure for figure in figures if figure is not None]
+
+
+OVER: dict[Over, str] = {
+    "repetitions": "By repetitions in the training data (0: never seen), with the shortest prefix.",
+    "prefix": "By length of the prefix, with the most repetitions.",
+    "offset": "By tokens before the shortest prefix, with the most repetitions.",
+}
+
+
+def _memorisation(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure | None]:
+    """A line for each evaluation and decoding: every measure over repetitions, Rouge-L also over prefixes and
+    offsets. The table has everything."""
+    tables = {evaluation.name: Memorised.of(evaluation.metrics) for evaluation in evaluations}
+    decodings = [row.decoding for table in tables.values() for row in table.rows]
+    dashes = dict(zip(dict.fromkeys(decodings), ("solid", "dash", "dot"), strict=False))
+    figures = []
+    for over, summary in OVER.items():
+        for measure, meaning in MEASURES.items():
+            if measure == "sequences" or (over != "repetitions" and measure != "rouge_l"):
+                continue
+            values, styles = dict[str, dict[int, float]](), dict[str, Style]()
+            for name, table in tables.items():
+                for decoding, line in table.lines(measure, over).items():
+                    values[f"{name}, {decoding}"] = line
+                    styles[f"{name}, {decoding}"] = replace(look[name], dash=dashes[decoding])
+            axis: dict[str, object] = {"range": [-0.04, 1.04], "tickformat": ".0%"}
+            figures.append(_by_number(f"Memorisation: {meaning}", summary, values, styles, axis))
+    return figures
 
 
 def _folder(names: Iterable[str]) -> str:

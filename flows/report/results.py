@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from flows.report.memorisation import NAME
+from specs.published import Compared
+
 PROMPTS = 60  # shown at most
 CHARACTERS = 4000  # of one text
 
@@ -60,6 +63,7 @@ class Evaluation:
     checkpoint: str  # its name
     metrics: dict[str, float]
     gates: list[Gate] = field(default_factory=list)
+    published: list[Compared] = field(default_factory=list)
     rewards: Rewards | None = None
 
     def family(self, prefix: str) -> dict[str, float]:
@@ -94,11 +98,6 @@ REWARD_NUMBERS = (
     "reward/difference/high",
     "reward/prompts",
 )
-MEMORISATION = {
-    "exact": "continued word for word",
-    "rouge_l": "Rouge-L",
-    "common_substring": "longest common run",
-}
 
 
 def numbers(metrics: Any) -> dict[str, float]:
@@ -123,18 +122,17 @@ def is_evaluation(kind: str, roles: Iterable[str], metrics: dict[str, float]) ->
 
 
 def undrawn(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Names of the metrics that no chart shows, in order of appearance."""
+    """Names of the metrics that no chart or table shows, in order of appearance."""
     names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics)
     return [name for name in names if not _is_drawn(name)]
 
 
 def _is_drawn(name: str) -> bool:
-    family, _, rest = name.partition("/")
-    measure, _, at = rest.partition("/")
-    if family == "memorisation" and at.removesuffix("/low").removesuffix("/high").isdecimal():
-        return measure in MEMORISATION
+    family = name.partition("/")[0]
+    if family == "memorisation":
+        return NAME.fullmatch(name) is not None
     if name.startswith("loss/position/"):
-        return at.isdecimal()
+        return name.removeprefix("loss/position/").isdecimal()
     return name == "perplexity" or name in REWARD_NUMBERS or name.startswith(DRAWN)
 
 

@@ -72,6 +72,11 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def signed(value: float | None) -> str:
+    """A difference, with its sign."""
+    return "–" if value is None else f"{value:+.4g}"
+
+
 def duration(seconds: float) -> str:
     """`45.2 s`, `3 min 20 s`, `5 h 12 min`, `3 d 4 h`."""
     if seconds < 60:

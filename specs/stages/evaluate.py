@@ -1,5 +1,5 @@
-"""The `evaluate` stage: held-out perplexity per source, verbatim continuation of repeated sequences, and
-gates on any metric."""
+"""The `evaluate` stage: held-out perplexity per source, verbatim continuation of repeated sequences, gates on
+any metric, and published scores beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.memorisation import Memorisation
 from specs.model import ModelSpec
+from specs.published import PublishedScore
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
 from specs.stages.harness import Harness
@@ -20,20 +22,13 @@ SUITE = "harness:"
 """Begins the role of a suite of tasks among the inputs of an evaluation."""
 
 
-class Memorisation(Spec):
-    """Greedy continuation of the probes of a corpus."""
-
-    probes: Reference = reference(to="corpus", description="a part of a corpus that has `repeats`")
-    prefix: int = identity(32, ge=1, description="tokens given")
-    suffix: int = identity(32, ge=1, description="tokens compared")
-
-
 class Gate(Spec):
     """A bound on a metric. A gate that is not met stops the stages after this one. The metrics stay stored,
     so editing a bound reruns nothing."""
 
     metric: str = execution(
-        description="for example perplexity, perplexity/corpus/code, memorisation/exact/16"
+        description="for example perplexity, perplexity/corpus/code, "
+        "memorisation/greedy/prefix-50/offset-0/exact/16"
     )
     max: float | None = execution(None)
     min: float | None = execution(None)
@@ -119,6 +114,10 @@ class EvaluateStage(FromCheckpoint):
         "for the same prompts and seeds, divergence",
     )
     gates: list[Gate] = execution(default_factory=list)
+    reference: dict[str, PublishedScore] = execution(
+        default_factory=dict,
+        description="published scores by metric, which the report and `apertus diff` show beside ours",
+    )
 
     @model_validator(mode="after")
     def _measures_something(self) -> EvaluateStage:
@@ -141,8 +140,7 @@ class EvaluatePart(Part):
     sequence_length: int = identity()
     samples: int = identity()
     by_position: ByPosition | None = identity(None, neutral=None)
-    prefix: int = identity(0, neutral=0, description="of memorisation: tokens given")
-    suffix: int = identity(0, neutral=0, description="of memorisation: tokens compared")
+    memorisation: Memorisation | None = identity(None, neutral=None)
     shown: int = identity(0, neutral=0, description="of generation: prompts whose answers are stored")
     against_model: ModelSpec | None = identity(None, neutral=None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
@@ -169,14 +167,8 @@ class EvaluatePart(Part):
             names += [f"forgetting/{source}" for source in both]
         if self.by_position:
             names += [f"loss/position/{edge}" for edge in self.by_position.edges[:-1]]
-        if self.suffix:
-            measured = [
-                f"{measure}/{bucket}"
-                for measure in ("exact", "rouge_l", "common_substring")
-                for bucket in buckets
-            ]
-            names += ["memorisation/passes"]
-            names += [f"memorisation/{one}{end}" for one in measured for end in ("", "/low", "/high")]
+        if self.memorisation:
+            names += self.memorisation.metrics(buckets)
         if "completions" in roles:
             names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in roles else [])]
             names += ["kl/against"] if "against" in roles else []

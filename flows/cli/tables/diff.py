@@ -38,6 +38,20 @@ def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
         ).append(one)
     for parts in alike.values():
         _show_parts(console, parts)
+    _show_published(console, found)
+
+
+def _show_published(console: Console, found: list[Difference]) -> None:
+    rows = [(one.name, sides, score) for one in found for sides, score in one.published]
+    headings = ("part", "", "metric", "ours", "published", "ours - published", "standard error", "source")
+    table = empty_table("published scores", headings, numbers=headings[3:6], folded=headings)
+    for name, sides, score in rows:
+        gap = "[dim]-[/]" if score.difference is None else f"{score.difference:+.4g}"
+        error = "[dim]-[/]" if score.stderr is None else f"{score.stderr:.3g}, {score.stderr_of}"
+        values = _shown(score.ours), _shown(score.published), gap, error, escape(score.source)
+        table.add_row(escape(name), sides, escape(score.metric), *values)
+    if rows:
+        console.print(table)
 
 
 def _show_parts(console: Console, parts: list[Difference]) -> None:

@@ -53,8 +53,7 @@ def add_evaluate(builder: Builder, name: str) -> None:
         sequence_length=_length(builder, stage, trajectory),
         samples=stage.samples,
         by_position=stage.by_position,
-        prefix=memorisation.prefix if memorisation else 0,
-        suffix=memorisation.suffix if memorisation else 0,
+        memorisation=memorisation,
         shown=stage.generation.shown if stage.generation else 0,
         against_model=against_trajectory.model if against_trajectory else None,
         source_names=[source.name for source in sources],
@@ -64,6 +63,8 @@ def add_evaluate(builder: Builder, name: str) -> None:
     node = builder.node(name, name, part, inputs)
     for index, gate in enumerate(stage.gates):
         _check_metric(builder, node, gate.metric, (*at, "gates", index, "metric"))
+    for metric in stage.reference:
+        _check_metric(builder, node, metric, (*at, "reference", metric))
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
@@ -99,11 +100,12 @@ def _repeats(builder: Builder, memorisation: Memorisation) -> Repeats:
 
 
 def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath) -> None:
-    """A probe shorter than prefix and suffix together measures nothing."""
-    prefix, suffix, length = memorisation.prefix, memorisation.suffix, _repeats(builder, memorisation).length
-    if prefix + suffix > length:
-        total = f"prefix {prefix} and suffix {suffix} are {prefix + suffix} tokens"
-        message = f"{total}, but the probes of '{memorisation.probes}' have {length}"
+    """A probe shorter than offset, prefix and suffix together measures nothing."""
+    offset, prefix, suffix = max(memorisation.offsets), max(memorisation.prefixes), memorisation.suffix
+    total, length = offset + prefix + suffix, _repeats(builder, memorisation).length
+    if total > length:
+        needed = f"offset {offset}, prefix {prefix} and suffix {suffix} are {total} tokens"
+        message = f"{needed}, but the probes of '{memorisation.probes}' have {length}"
         fix = f"state a sum of {length} at most, or a larger repeats.length of the corpus."
         builder.problem(path, message, fix)
 

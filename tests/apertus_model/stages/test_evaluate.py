@@ -6,15 +6,18 @@ import pytest
 
 from apertus_model.stages import evaluate
 from infra.store import Artifact
+from specs.memorisation import Memorisation
 from specs.stages.evaluate import EvaluatePart
 from tests.apertus_model.stages.training import SPEC, Stages
 
+MEMORISATION = Memorisation.model_validate(
+    {"probes": "corpus/steady", "prefixes": [8, 16], "suffix": 8, "nucleus": {}}
+)
 EVALUATION = EvaluatePart(
     model=SPEC.model,
     sequence_length=16,
     samples=3,
-    prefix=16,
-    suffix=8,
+    memorisation=MEMORISATION,
     source_names=["steady", "striding"],
     batch_size=2,
 )
@@ -37,12 +40,11 @@ def test_evaluation_scores_each_source_and_each_bucket(
     assert {key for key in metrics if key.startswith("perplexity")} == {
         "perplexity", "perplexity/steady", "perplexity/striding"
     }  # fmt: skip
-    assert {key for key in metrics if key.startswith("memorisation/exact") and key[-1].isdigit()} == {
-        "memorisation/exact/0", "memorisation/exact/8"
-    }  # fmt: skip
-    for measure in ("exact", "rouge_l", "common_substring"):
-        found = metrics[f"memorisation/{measure}/8"]
-        assert metrics[f"memorisation/{measure}/8/low"] <= found <= metrics[f"memorisation/{measure}/8/high"]
+    names = MEMORISATION.metrics([0, 8])
+    assert {key for key in metrics if key.startswith("memorisation")} == set(names)
+    for name in names:
+        if f"{name}/low" in metrics:
+            assert metrics[f"{name}/low"] <= metrics[name] <= metrics[f"{name}/high"]
     low, high = sorted((metrics["perplexity/steady"], metrics["perplexity/striding"]))
     assert low <= metrics["perplexity"] <= high
     assert all(math.isfinite(value) for value in metrics.values())

@@ -75,6 +75,6 @@ def test_the_next_token_is_the_one_with_the_highest_logit(
 
     def check(trainer: Any) -> None:
         evaluator = Evaluator(trainer.model_parts[0], trainer.parallel_dims, trainer.device, batch_size=2)
-        assert torch.equal(evaluator.next_tokens(prompt), best)
+        assert torch.equal(evaluator.next_logits(prompt).argmax(-1), best)
 
     train(tmp_path, segment(parallel=parallel), processes=processes, stop_at=0, inspect=check)

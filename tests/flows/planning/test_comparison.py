@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from flows.planning.comparison import compare
-from flows.planning.plan import Plan
-from tests.recipes import CLUSTER
+from flows.planning.plan import Plan, make
+from infra.store import Store
+from specs.recipe import load
+from tests.recipes import CHAT, CLUSTER, write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -29,3 +32,11 @@ def test_two_plans_are_compared_by_fields_and_totals(planned: Planned) -> None:
         and document["totals"]["cost"]["difference"] is None
     )
     assert compare(longer, longer).fields == {}
+
+
+def test_variants_that_differ_alike_are_named_once(tmp_path: Path, store: Store) -> None:
+    more = "{{kind: evaluate, from: cooldown, sources: [corpus/notes], matrix: {{a: {{}}, b: {{}}}}}}"
+    path = write_recipe(tmp_path, f"{CHAT}  more: {more}\n")
+    found = compare(make(load(path, ["stages.more.samples=3"]), store), make(load(path), store))
+    assert found.fields == {"stages.more-a.samples": (64, 3), "stages.more-b.samples": (64, 3)}
+    assert found.by_stage == {"more": {"samples": (64, 3)}}

@@ -84,7 +84,7 @@ OTHERS = """\
     sources: [corpus/notes]
     sequence_length: 16
     by_position: {{sequence_length: 32, buckets: 4}}
-    memorisation: {{probes: filtered/rows, prefix: 8, suffix: 8}}
+    memorisation: {{probes: filtered/rows, prefixes: [8], suffix: 8, nucleus: {{top_p: 0.5}}}}
     harness:
       include: installed:examples/tasks
       suites:
@@ -97,6 +97,7 @@ OTHERS = """\
           sequence_lengths: [4096]
           generation: {{max_gen_toks: 4, do_sample: true, temperature: 1, top_p: 1, top_k: 1}}
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
+    reference: {{perplexity: {{value: 9.5, unit: metric, stderr: 0.5, source: a report}}}}
   sharpness: {{kind: probe, from: pretrain, sources: [corpus/notes], sequence_length: 16}}
   averaged: {{kind: merge, checkpoints: [qrpo, dpo], weights: [1, 2]}}
   adapted:
@@ -127,7 +128,7 @@ cluster:
   host_bandwidth: 5
 assumed_inputs: {{models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
 """
-MAY_BE_NEGATIVE = {"seed", "data_seed", "min", "max", "thresholds", "cutoffs", "dp_shard"}
+MAY_BE_NEGATIVE = {"seed", "data_seed", "min", "max", "thresholds", "cutoffs", "dp_shard", "value"}
 
 
 def numbers(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, float, tuple[str, str]]]:

@@ -89,24 +89,31 @@ def test_unmeasured_metric_is_refused_before_anything_runs(
 EVALUATIONS = """\
   probes: {{kind: corpus, tokenizer: tokenizer, sources: {{notes: {{repeats: {{buckets: [0, 4],
     per_bucket: 2, length: 24}}}}}}}}
-  recalled: {{kind: evaluate, from: cooldown, memorisation: {{probes: probes, prefix: 16, suffix: 8}}}}
+  recalled: {{kind: evaluate, from: cooldown, memorisation: {{probes: probes, prefixes: [16], suffix: 8}}}}
   sharp: {{kind: probe, from: cooldown, sources: [corpus/notes]}}
 """
 REFUSED = [
     (
-        "stages.recalled.memorisation.prefix=17",
+        "stages.recalled.memorisation.prefixes=[4,17]",
         (
-            "stages.recalled.memorisation: prefix 17 and suffix 8 are 25 tokens, but the probes of 'probes' "
-            "have 24. Fix: state a sum of 24 at most, or a larger repeats.length of the corpus."
+            "stages.recalled.memorisation: offset 0, prefix 17 and suffix 8 are 25 tokens, but the probes of "
+            "'probes' have 24. Fix: state a sum of 24 at most, or a larger repeats.length of the corpus."
         ),
     ),
     (
-        "stages.recalled.memorisation.prefix=100",
-        "stages.recalled.memorisation: prefix 100 and suffix 8 are 108 tokens",
+        "stages.recalled.memorisation.offsets=[0,84]",
+        "stages.recalled.memorisation: offset 84, prefix 16 and suffix 8 are 108 tokens",
     ),
     (
-        "stages.recalled.gates=[{metric: memorisation/exact/8, max: 0}]",
-        "'recalled' will not have a metric 'memorisation/exact/8'. Fix: did you mean 'memorisation/exact/",
+        "stages.recalled.gates=[{metric: memorisation/greedy/prefix-16/offset-0/exact/8, max: 0}]",
+        (
+            "'recalled' will not have a metric 'memorisation/greedy/prefix-16/offset-0/exact/8'. Fix: did you"
+            " mean 'memorisation/greedy/prefix-16/offset-0/exact/"
+        ),
+    ),
+    (
+        "stages.recalled.reference={perplexity: {value: 9, unit: metric, source: a report}}",
+        "stages.recalled.reference.perplexity: 'recalled' will not have a metric 'perplexity'",
     ),
     (
         "stages.evaluate.by_position={sequence_length: 100000}",
@@ -224,7 +231,7 @@ def test_plan_refuses_mistakes_that_would_fail_later(
 
 def test_the_largest_values_are_planned(tmp_path: Path, store: Store) -> None:
     largest = (
-        ("prefix=16", "suffix=8"),
+        ("prefixes=[16]", "suffix=8"),
         "by_position={sequence_length: 512, buckets: 512}",
         "preferences.max_tokens=17",
     )

@@ -125,6 +125,34 @@ def test_losses_stand_side_by_side_at_equal_tokens_only(done: Plan, planned: Pla
     ]
 
 
+def test_published_scores_stand_beside_the_metrics_of_both_sides(done: Plan, recipe: Path) -> None:
+    other = recipe.with_name("other.yaml")
+    other.write_text(
+        "extends: tiny.yaml\n"
+        "stages: {evaluate: {reference: {perplexity: {value: 8, unit: metric, source: them}}}}\n"
+    )
+    store = done.store.url
+
+    def published(a: str, b: str) -> list[dict[str, object]]:
+        (part,) = read_json("diff", a, b, "--store", store, "--json")["parts"]
+        return part["published"]
+
+    expected = {
+        "side": "A, B", "metric": "perplexity", "ours": 10.0, "published": 8.0, "difference": 2.0,
+        "stderr": None, "stderr_of": "unknown", "source": "them",
+    }  # fmt: skip
+    assert published(f"{other}:evaluate", f"{other}:evaluate") == [expected]
+    assert published(f"{recipe}:evaluate", f"{recipe}:evaluate") == []
+    # a side that states no scores is compared with those of the other
+    run = f"evaluate/{done.graph.nodes['evaluate'].fingerprint[:8]}"
+    assert published(f"{other}:evaluate", run) == [expected]
+    # and each with its own where both state them
+    third = recipe.with_name("third.yaml")
+    third.write_text(other.read_text().replace("value: 8", "value: 9, stderr: 0.5"))
+    both = published(f"{other}:evaluate", f"{third}:evaluate")
+    assert [(row["side"], row["published"]) for row in both] == [("A", 8.0), ("B", 9.0)]
+
+
 def test_two_records_of_a_run_are_compared(done: Plan, planned: Planned) -> None:
     finish(planned("stages.export.tolerance=1e-3"), "export")
     first, _ = runs.stamps(done.store, "tiny")

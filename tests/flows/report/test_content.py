@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from flows.planning.plan import Plan
+from flows.report import render
 from flows.report.content import collect
 from flows.report.history import curve
 from tests.flows.conftest import finish
+from tests.flows.report.page import Page
 from tests.flows.report.report_store import add, rows_of, store, trained
 
 Planned = Callable[..., Plan]
@@ -67,6 +70,22 @@ def test_a_gate_that_is_not_met_is_shown_as_failed(planned: Planned) -> None:
         2000.0,
         False,
     )
+
+
+def test_published_scores_stand_beside_ours_with_the_difference(planned: Planned) -> None:
+    stated = "{perplexity: {value: 9.5, unit: metric, source: a report}}"
+    plan = planned(f"stages.evaluate.reference={stated}")
+    finish(plan, metrics={"perplexity": 10.0, "perplexity_stderr": 0.25})
+    (score,) = collect(planned(f"stages.evaluate.reference={stated}")).evaluations[0].published
+    assert (score.ours, score.published, score.difference, score.stderr, score.stderr_of) == (
+        10.0,
+        9.5,
+        0.5,
+        0.25,
+        "ours alone",
+    )
+    page = Page(render(planned(f"stages.evaluate.reference={stated}")))
+    assert re.search(r"evaluate\s*perplexity\s*10\s*9\.5\s*\+0\.5\s*0\.25\s*ours alone\s*a report", page.text)
 
 
 def test_completions_of_several_evaluations_stand_side_by_side(planned: Planned) -> None:

@@ -16,6 +16,6 @@ def test_bars_are_labelled_in_plain_numbers() -> None:
             "perplexity/talk": 25_120.4,
         }
     }
-    found = [Evaluation(name, name, name, name, metrics, [], None) for name, metrics in values.items()]
+    found = [Evaluation(name, name, name, name, metrics) for name, metrics in values.items()]
     drawn = results(found, {"evaluate": Style("#000")})[0].plot["data"][0]
     assert list(drawn["text"]) == ["55.2", "1,000", "25,120", "1"]

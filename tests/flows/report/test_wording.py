@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.report.wording import duration, elided, shown
+from flows.report.wording import duration, elided, shown, signed
 
 
 def test_long_name_keeps_its_end() -> None:
@@ -18,6 +18,10 @@ def test_long_name_keeps_its_end() -> None:
 )
 def test_durations_are_in_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_difference_has_a_sign() -> None:
+    assert [signed(value) for value in (0.0123456, -2.0, None)] == ["+0.01235", "-2", "–"]
 
 
 def test_shown_values_are_short() -> None:

@@ -35,5 +35,16 @@ def test_parts_that_differ_alike_share_a_table_and_equal_ones_are_counted(done: 
     assert row == ["identity", "optimizer.lr", "0.01", "0.0002", "-0.0098"]
 
 
+def test_published_scores_have_a_table(done: Plan, recipe: Path) -> None:
+    other = recipe.with_name("other.yaml")
+    other.write_text(
+        "extends: tiny.yaml\n"
+        "stages: {evaluate: {reference: {perplexity: {value: 8, unit: metric, source: them}}}}\n"
+    )
+    text = printed(str(other), str(recipe), done.store.url)
+    (row,) = [line.split() for line in text.splitlines() if "them" in line]
+    assert row == ["evaluate", "A,", "B", "perplexity", "10", "8", "+2", "-", "them"]
+
+
 def test_equal_recipes_differ_in_nothing(done: Plan, recipe: Path) -> None:
     assert "nothing differs" in printed(str(recipe), str(recipe), done.store.url)

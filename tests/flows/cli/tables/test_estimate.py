@@ -34,7 +34,7 @@ def test_what_is_stored_stands_below_the_table_and_not_under_the_size_of_a_check
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_comparison_fits_the_terminal_and_names_variants_once(plans: dict[str, Plan], width: int) -> None:
+def test_a_comparison_fits_the_terminal(plans: dict[str, Plan], width: int) -> None:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     comparison = compare(plans["apertus-70b"], plans["apertus-8b"])
     tables.show_comparison(console, comparison, "apertus-70b", "apertus-8b")
@@ -43,12 +43,8 @@ def test_a_comparison_fits_the_terminal_and_names_variants_once(plans: dict[str,
     assert lines.index("totals of training") < lines.index("fields that differ")
     (flops,) = [line.split() for line in lines if line.startswith(" FLOPs")]
     assert flops == ["FLOPs", "7.92e23", "6.88e24", "+768.6%"]
-    assert " stages.evaluate-memorisation" in lines and not any(
-        "evaluate-memorisation-50" in line for line in lines
-    )
     begin = lines.index(" stages.sft")
     assert re.split(r"  +", lines[begin + 1].strip()) == ["global_batch_size.0 tokens", "128", "256"]
-    assert sum(len(differing) for differing in comparison.by_stage.values()) < len(comparison.fields)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

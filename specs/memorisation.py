@@ -1,0 +1,88 @@
+"""Memorisation of an evaluation (report, appendix on memorisation): what is continued, how, and the names of
+what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from specs.base import Spec, identity, reference
+from specs.units import Reference
+
+MEASURES = ("exact", "rouge_l", "common_substring", "type_token_ratio")  # of a continuation
+
+
+class Nucleus(Spec):
+    """Tokens drawn from the most likely ones that together have a probability of at least `top_p` (arXiv
+    1904.09751)."""
+
+    top_p: float = identity(0.9, gt=0, le=1)
+    temperature: float = identity(1.0, ge=0.01)
+    seed: int = identity(28, description="with the number of the probe it seeds each continuation")
+
+
+class Memorisation(Spec):
+    """Continuations of the probes of a corpus: greedy ones, and drawn ones beside them, from every prefix at
+    every offset."""
+
+    probes: Reference = reference(to="corpus", description="a part of a corpus that has `repeats`")
+    prefixes: list[Annotated[int, Field(ge=1)]] = identity(
+        default_factory=lambda: [32], min_length=1, description="tokens given"
+    )
+    offsets: list[Annotated[int, Field(ge=0)]] = identity(
+        default_factory=lambda: [0], min_length=1, description="tokens of the probe before the prefix"
+    )
+    suffix: int = identity(32, ge=1, description="tokens compared")
+    nucleus: Nucleus | None = identity(None)
+    min_type_token_ratio: float = identity(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probes whose true continuation has a ratio of distinct tokens to tokens of this or less "
+        "are left out; degenerate text is continued without being memorised",
+    )
+
+    @field_validator("prefixes", "offsets")
+    @classmethod
+    def _each_once(cls, lengths: list[int]) -> list[int]:
+        if twice := sorted({length for length in lengths if lengths.count(length) > 1}):
+            raise ValueError(f"{twice[0]} is repeated; state it once")
+        return lengths
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence for the model."""
+        return max(self.prefixes) + self.suffix
+
+    @property
+    def decodings(self) -> list[str]:
+        """How continuations are made, as metrics name it."""
+        return ["greedy", *(["nucleus"] if self.nucleus else [])]
+
+    def metrics(self, buckets: Iterable[int]) -> list[str]:
+        """Names of the metrics. `buckets`: numbers of repetitions of the probes."""
+        names, settings = ["memorisation/passes"], [(p, o) for p in self.prefixes for o in self.offsets]
+        for bucket in buckets:
+            for prefix, offset in settings:
+                measured = [("truth", "type_token_ratio")]
+                measured += [(decoding, one) for decoding in self.decodings for one in MEASURES]
+                names.append(metric_name("truth", prefix, offset, "sequences", bucket))
+                for decoding, measure in measured:
+                    name = metric_name(decoding, prefix, offset, measure, bucket)
+                    names += [name, f"{name}/low", f"{name}/high"]
+        return names
+
+
+def metric_name(decoding: str, prefix: int, offset: int, measure: str, bucket: int) -> str:
+    """The name of a metric, whose interval is at `/low` and `/high`.
+
+    Args:
+        decoding: how the continuation is made; `truth` for the true one.
+        prefix: tokens given.
+        offset: tokens of the probe before them.
+        measure: of the continuation, or `sequences` for their number.
+        bucket: repetitions in training.
+    """
+    return f"memorisation/{decoding}/prefix-{prefix}/offset-{offset}/{measure}/{bucket}"
