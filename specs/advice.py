@@ -92,6 +92,11 @@ CODES: dict[str, Code] = {
         "It would end with an out-of-memory error at its first step. The nearest setting that fits is named.",
         "docs/estimates.md",
     ),
+    "slow-inference": Code(
+        "a stage samples or scores for over an hour, and for longer than all training",
+        "What comes behind it waits.",
+        "docs/estimates.md",
+    ),
     "cluster-size": Code(
         "a stage has more processes than the cluster has GPUs, or shares a model for sampling among more than"
         " a node has",

@@ -101,6 +101,13 @@ class Generation(Foreign):
     eos_token_id: Ids = None
 
 
+class Stored(Foreign):
+    """How weights are stored, by `config.json`; transformers has renamed the field."""
+
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
 class AddedToken(Foreign):
     id: Id
     content: str

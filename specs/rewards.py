@@ -34,6 +34,10 @@ class RewardSpec(Spec):
         4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error"
     )
 
+    parameters: int | None = execution(
+        None, ge=1, description="of the model, for estimates while its folder is unavailable"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _fill_version(cls, data: Any) -> Any:
@@ -49,6 +53,8 @@ class RewardSpec(Spec):
         if self.model is not None:
             resolve_url(self.model)
             return self
+        if self.parameters is not None:
+            raise ValueError("a function has no parameters; leave them out, or state model")
         assert self.function is not None
         if self.function in REWARDS:
             if self.version != REWARDS[self.function]:

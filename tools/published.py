@@ -84,7 +84,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "parameters",
         f"{PARAMETERS[size]} [P]",
         f"{run.model.parameters:,}",
-        "embeddings, norms and xIELU's scalars included",
+        "all of them",
     )
     yield Line(
         "tokens of pretraining",
@@ -102,10 +102,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
     for stage, (iteration, billions) in BORDERS[size].items():
         done = border(run, stage)
         if done == iteration:
-            counted = (
-                "steps before it: the batch doubles here, and its sample is that of the script; so the first"
-                " iteration is one more"
-            )
+            counted = "steps before it, where the batch doubles; the first iteration is one more"
         else:
             counted = "from 1"
         planned = done if done == iteration else done + 1
@@ -128,19 +125,19 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "decay begins, tokens",
         "13.346T [D]; 13.5T [P]",
         f"{exact / 1e12:.3f}T",
-        "the report's text disagrees with the scripts",
+        "scripts against text",
     )
     yield Line(
         "first iteration of the decay",
         f"{END[size] - DECAY_STEPS[size]:,} [D]",
         f"{decay + 1:,}",
-        "the one with that sample; it still has the peak",
+        "it still has the peak",
     )
     yield Line(
         "FLOPs of pretraining",
         FLOPS[size],
         f"{flops:.4g}",
-        "3 x forward, 2 a multiply-add, whole attention scores ([P] E)",
+        "counted as in [P] E",
     )
     yield from spent(size, plan)
     goldfish = run.goldfish
@@ -156,7 +153,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "left out by Goldfish, by its hash",
         "about 1.8% [D]",
         f"{rate * tokens / 1e12:.3f}T, {rate:.2%}",
-        "for uniform ids; what text has: see below",
+        "uniform ids; see below",
     )
     for length, published, speed in zip(LENGTHS, LONG_TOKENS[size], LONG_SPEED[size], strict=True):
         phase = plan.graph.trajectories[f"long-context-{length}/1"]
@@ -171,7 +168,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
             f"long context {length}, GPU-hours",
             f"{published * 1e9 / speed / 3600:,.0f} [LC], [D]",
             f"{taken.sum('gpu_hours') or 0:,.0f}",
-            f"{speed:,} tokens a second and GPU; {taken.parts[0].gpus:,} GPUs,"
+            f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs,"
             f" {tables.duration(taken.sum('seconds'))}",
         )
     yield Line(
@@ -187,34 +184,40 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
     where FLOPs and tokens do."""
     stage, whole, cluster = plan.estimates.stages["pretrain"], plan.estimates.totals(), plan.pipeline.cluster
     assert cluster is not None
-    hours, tokens = stage.sum("gpu_hours") or 0, 15e12
+    hours, tokens, asked = stage.sum("gpu_hours") or 0, 15e12, whole["inference"]
     yield Line(
         "GPU-hours of pretraining",
         f"{tokens / SPEED[size] / 3600:,.0f} [D]",
         f"{hours:,.0f}",
-        f"published: 15T tokens at {SPEED[size]:,} a second and GPU [P]; planned: FLOPs at the MFU of that"
-        f" speed, {stage.parts[0].mfu:.1%}",
+        f"{SPEED[size]:,} tokens a second and GPU [P], MFU {stage.parts[0].mfu:.1%}",
     )
     report = size == "70b"
     yield Line(
         "GPU-hours in all",
         "about 6M [P]" if report else "not published",
         f"{amount(whole['gpu_hours'])}",
-        "planned: training alone",
+        f"{amount(asked['gpu_hours'])} not training; without {len(whole['not_counted'])} parts",
+    )
+    completions = next(part for part in plan.estimates.asking if part.node.kind == "completions")
+    yield Line(
+        "completions",
+        "10 for each of 453,235 prompts [P]",
+        f"{completions.work.requests:,.0f}",
+        f"of training; {amount(completions.work.sampled)} tokens,"
+        f" {tables.duration(completions.spent.seconds)} on {completions.gpus}"
+        f" GPU{'s' * (completions.gpus > 1)}",
     )
     yield Line(
         "wall-clock of pretraining",
         "about 90 days [P]" if report else "not published",
         tables.duration(stage.sum("seconds")),
-        f"planned: {stage.parts[0].gpus:,} GPUs from the first step on; the run had half of"
-        " them until the batch doubled",
+        f"{stage.parts[0].gpus:,} GPUs; the run began with half",
     )
     yield Line(
         "energy in all",
         "about 5 GWh [P]" if report else "not published",
         tables.energy(whole["energy_kwh"]),
-        f"{cluster.watts:g} W a GPU [P]"
-        + ("; 5 GWh is that over 90 days of 4,096 GPUs, 8.85M GPU-hours [D]" if report else ""),
+        f"{cluster.watts:g} W a GPU [P]" + ("; see below" if report else ""),
     )
     yield Line(
         "cost in all",
@@ -227,7 +230,7 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         "memory of a GPU",
         f"at most {cluster.device.memory / 1e9:.0f} GB: {cluster.gpu} [P]",
         tables.size(most.largest.memory.total),
-        f"the most of any stage: {most.name}",
+        f"of {most.name}",
     )
 
 
@@ -266,19 +269,22 @@ def markdown() -> str:
 
 
 def overview() -> str:
-    """A line for each recipe, and what its plan says: the largest model, and sums over all stages of
-    training."""
+    """A line for each recipe, and what its plan says: the largest model, and sums over all stages."""
     rows = [
-        "| recipe | | parameters | tokens | FLOPs | GPU-hours | memory of a GPU |",
-        "|---|---|---|---|---|---|---|",
+        "| recipe | | parameters | tokens | sampled | FLOPs | GPU-hours | memory of a GPU |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in OVERVIEW:
         plan = plan_of(name)
         totals, cluster = plan.estimates.totals(), plan.pipeline.cluster
-        hours = f"{amount(totals['gpu_hours'])} {cluster.gpu}" if cluster and totals["gpu_hours"] else "-"
+        hours, asked = "-", totals["inference"]["gpu_hours"] or 0
+        if cluster and totals["gpu_hours"]:
+            without = "*" * bool(totals["not_counted"])
+            hours = f"{amount(totals['gpu_hours'])} {cluster.gpu} ({amount(asked)}{without})"
         numbers = [
             amount(totals["parameters"]),
             amount(totals["tokens"]),
+            amount(totals["sampled_tokens"]),
             flop(totals["flops"]),
             hours,
             tables.size(totals["memory_bytes"]),

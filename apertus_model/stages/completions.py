@@ -10,12 +10,13 @@ whole batches: neither the division into units nor a restart changes a completio
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
 from apertus_model.data.rows import Row, Rows, Units, spans, write_rows
-from apertus_model.generation import Generator, local_folder, open_generator
+from apertus_model.generation import Completion, Generator, local_folder, open_generator
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import engine_process
@@ -39,10 +40,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             folder, part.sampling, job.launch, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"]
         )
 
+    speed = Speed()
+
     def rows_of(start: int, stop: int) -> Iterator[Row]:
         for first in range(start, stop, size):
             batch = prompts[first : min(first + size, stop)]
-            answers = generator().complete([row["tokens"] for row in batch], first=first)
+            sampler, began = generator(), time.monotonic()
+            answers = sampler.complete([row["tokens"] for row in batch], first=first)
+            speed.add(answers, time.monotonic() - began)
             for row, completions in zip(batch, answers, strict=True):
                 yield {"id": row["id"], "completions": completions}
 
@@ -55,7 +60,24 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     finished = counts["finished"] / counts["completions"]
     story = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
     progress.log(f"{story}, {finished:.1%} ended by the model")
-    attempt.commit(metrics={**counts, "mean_tokens": mean_tokens, "finished_share": finished}, facts=written)
+    metrics = {**counts, "mean_tokens": mean_tokens, "finished_share": finished, **speed.metrics()}
+    attempt.commit(metrics=metrics, facts=written)
+
+
+class Speed:
+    """Tokens per second of this process, without the time of loading the model."""
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds = 0, 0.0
+
+    def add(self, answers: list[list[Completion]], seconds: float) -> None:
+        """A batch of answers, by prompt."""
+        self._tokens += sum(len(completion["tokens"]) for row in answers for completion in row)
+        self._seconds += seconds
+
+    def metrics(self) -> dict[str, float]:
+        """`tokens_per_second`; nothing where all units were stored before."""
+        return {"tokens_per_second": self._tokens / self._seconds} if self._seconds else {}
 
 
 def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:

@@ -13,8 +13,9 @@ sets are read without their code.
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from apertus_model.evaluation.harness_answers import rows_of, shown, write_answers
+from apertus_model.evaluation.harness_answers import asked, rows_of, shown, write_answers
 from apertus_model.evaluation.harness_data import Snapshots, local_snapshots
 from apertus_model.evaluation.harness_run import evaluate, finite, flat
 from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_version
@@ -77,4 +78,5 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     for name, value in metrics.items():
         progress.log(f"{name}: {value:.4g}")
     progress.update(1, 1, "evaluations")
-    attempt.commit(metrics=metrics)
+    tokenizer: Any = model
+    attempt.commit(metrics=metrics, facts={"asked": asked(rows, tokenizer.tok_encode)})

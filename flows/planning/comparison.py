@@ -1,4 +1,4 @@
-"""Two plans side by side: fields of the recipes that differ, and what training comes to.
+"""Two plans side by side: fields of the recipes that differ, and what they come to.
 
 Invariant: recipes are compared as they are read (composed, defaults filled in), so that two spellings of one
 recipe do not differ.
@@ -19,6 +19,8 @@ COMPARED = (
     "parameters",
     "tokens",
     "steps",
+    "sampled_tokens",
+    "read_tokens",
     "flops",
     "gpu_hours",
     "seconds",

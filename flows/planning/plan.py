@@ -47,11 +47,16 @@ class Step:
     # inputs that it depends on: it cannot run, and its fingerprint is provisional
     unavailable: tuple[str, ...] = ()
     holder: str = ""  # who seems to work at it now
+    asked_flops: int = 0  # of sampling and scoring, where they are counted
 
     @property
     def state(self) -> str:
         """The action, or why there is another thing to say first: `gate failed`, `declared`."""
         return "gate failed" if self.gate_failures else "declared" if self.unavailable else self.action
+
+    @property
+    def flops(self) -> int:
+        return self.node.flops + self.asked_flops
 
     @property
     def left(self) -> dict[str, int]:
@@ -63,7 +68,7 @@ class Step:
         return {
             "tokens": int(node.tokens * share),
             "steps": int(node.steps * share),
-            "flops": int(node.flops * share),
+            "flops": int(self.flops * share),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +82,7 @@ class Step:
             "path": self.node.path if self.stored else None,
             "tokens": self.node.tokens,
             "steps": self.node.steps,
-            "flops": self.node.flops,
+            "flops": self.flops,
             **borders(self.node),
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
@@ -126,8 +131,9 @@ class Plan:
         ]
         todo = [step for step in once if step.action != "reuse"]
         totals: dict[str, Any] = {
-            key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps", "flops")
+            key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps")
         }
+        totals["flops"] = sum(step.flops for step in once)
         totals["to_do"] = {
             key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")
         } | {"parts": len(todo)}
@@ -216,6 +222,9 @@ def make(
     if problems:
         raise pipeline.located(SpecError(problems))
     plan.estimates = estimate(plan.graph, pipeline, store)
+    for part in plan.estimates.asking:
+        name = part.node.name
+        plan.steps[name] = replace(plan.steps[name], asked_flops=part.flops)
     plan.advice = advise(plan.graph, pipeline, plan.source_usage, plan.estimates)
     plan.graph.notes += plan.advice.notes
     return plan

@@ -97,7 +97,7 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
         done_steps=done - node.start_step if done is not None else 0,
         tokens=node.tokens,
         done_tokens=node.tokens_until(done) if done is not None else 0,
-        flops=node.flops,
+        flops=step.flops,
         inputs=node.inputs,
         settings={
             "part": _shortened(node.part.to_json()),

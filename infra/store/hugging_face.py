@@ -43,6 +43,7 @@ from specs.hugging_face import (
     Generation,
     HuggingFaceError,
     Index,
+    Stored,
     TokenizerConfig,
     TokenizerFile,
     Words,
@@ -58,6 +59,7 @@ TOKENIZER_FILES = [
     "special_tokens_map.json",
     "chat_template.jinja",
 ]
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 INDEX = "model.safetensors.index.json"
 MOST_BYTES = 2**20  # of a small file; a tokenizer and an index may be longer
@@ -151,6 +153,17 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
         language=_words(card.language),
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest(),
     )
+
+
+def stored_width(url: str) -> int | None:
+    """Bytes of a stored weight of the model in a folder, by its config.json; None where that does not say."""
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+        config = read_small(fs, f"{root.rstrip('/')}/config.json", MOST_BYTES)
+        stored = checked(Stored, parse_json(config))
+    except (OSError, ValueError):
+        return None
+    return WIDTHS.get(stored.dtype or stored.torch_dtype or "")
 
 
 @contextmanager

@@ -42,6 +42,18 @@ class GenerationArguments(Spec):
         return self
 
 
+class Requests(Spec):
+    """What the tasks of a suite ask of the model, for estimates: a plan cannot count it."""
+
+    requests: int = execution(ge=1, description="prompts; a multiple choice has one for each answer")
+    tokens: int | None = execution(
+        None,
+        ge=1,
+        description="mean tokens of a request; by default as in the suite's last run, of a sample (`limit`)",
+    )
+    new_tokens: int = execution(0, ge=0, description="mean generated tokens of a request, beside `tokens`")
+
+
 class Suite(Spec):
     """Tasks with one set of settings. What is not stated is as the harness has it."""
 
@@ -91,6 +103,8 @@ class Suite(Spec):
         description="runs the code that a model writes in the tasks that need it (HumanEval, MBPP), "
         "which are refused without it",
     )
+
+    expected: Requests | None = execution(None)
 
     @model_validator(mode="after")
     def _each_once(self) -> Suite:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.launch import Parallel
@@ -34,6 +34,27 @@ class Sampling(Spec):
         neutral="transformers",
         description="vllm: in a separate environment, on launch.parallel.tp GPUs",
     )
+    expected_tokens: int | None = execution(
+        None,
+        ge=1,
+        description="mean tokens of a completion, for estimates; max_new_tokens, a bound, by default",
+    )
+    expected_prompt_tokens: int | None = execution(
+        None, ge=1, description="mean tokens of a prompt, for estimates; what max_tokens allows by default"
+    )
+
+    @model_validator(mode="after")
+    def _within_the_limit(self) -> Sampling:
+        expected, most = self.expected_tokens or 0, self.max_new_tokens
+        if expected > most:
+            raise ValueError(
+                f"expected_tokens {expected:,} is above max_new_tokens {most:,}; state {most} or less"
+            )
+        return self
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
 
     @field_validator("temperature")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,21 +53,27 @@ def done(planned: Callable[..., Plan]) -> Plan:
 
 
 def finish(
-    plan: Plan, *names: str, until: int | None = None, metrics: dict[str, float] | None = None
+    plan: Plan,
+    *names: str,
+    until: int | None = None,
+    metrics: dict[str, float] | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> None:
     """Commits parts (all by default) as if they had run; a training part up to step `until`, with a
     manifest at its own end."""
     Records(plan.store, plan.pipeline.name).write(plan.graph, {})
     for name in names or plan.graph.nodes:
-        _commit(plan, plan.graph.nodes[name], until, metrics or {})
+        _commit(plan, plan.graph.nodes[name], until, metrics or {}, facts or {})
 
 
-def _commit(plan: Plan, node: Node, until: int | None, metrics: dict[str, float]) -> None:
+def _commit(
+    plan: Plan, node: Node, until: int | None, metrics: dict[str, float], facts: dict[str, Any]
+) -> None:
     attempt = Attempt(job_of(plan, node), plan.store)
     attempt.begin()
     if node.end_step is None:
         tokens = {"train": {"tokens": 40_000}} if isinstance(node.part, CorpusPart) else {}
-        attempt.commit(metrics={"perplexity": 10.0} | metrics | tokens)
+        attempt.commit(metrics={"perplexity": 10.0} | metrics | tokens, facts=facts)
         return
     step = until or node.end_step
     folder = attempt.folder(Attempt.checkpoint_folder(step))

@@ -30,6 +30,7 @@ def test_a_reward_of_a_package_is_known_by_its_stated_version() -> None:
         ({"function": "grounded-answer", "version": 9}, "has version 1 here, not 9; leave version out"),
         ("best-answer", "there is no reward 'best-answer'; use one of grounded-answer, reference-overlap"),
         ("package:name", "states no version; add version: 1"),
+        ({"function": "grounded-answer", "parameters": 7}, "a function has no parameters"),
         ({"model": "https://user:secret@host/x"}, "credentials"),
     ],
 )

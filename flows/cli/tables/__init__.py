@@ -39,7 +39,7 @@ NUMBERS = (  # right-aligned columns
     "written",
     "in all",
     "stored",
-    "requests",
+    *("requests", "read", "sampled"),
     *("calls", "async", "tensors", "rest", "plan", "of plan"),
     *("from step", "to step", "from token", "to token", "masked 1/k", "by hash"),
 )

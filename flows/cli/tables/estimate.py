@@ -26,10 +26,13 @@ MEMORY_PARTS = {
     "output": "output", "communication": "gathered", "update": "update",
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
+SPENT = ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")
 TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`: label and format
     "parameters": ("parameters", amount),
-    "tokens": ("tokens", amount),
+    "tokens": ("tokens of training", amount),
     "steps": ("steps", lambda value: f"{value:,}"),
+    "sampled_tokens": ("tokens sampled", amount),
+    "read_tokens": ("tokens read", amount),
     "flops": ("FLOPs", flop),
     "gpu_hours": ("GPU-hours", amount),
     "seconds": ("time", lambda value: duration(value)),
@@ -71,33 +74,63 @@ def energy(kwh: float | None) -> str:
     return f"{kwh * 1e3:.3g} Wh"
 
 
-def estimate_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
-    """A line per training stage, or per label of `rows_of` for its stages, which are alike; and their sum."""
+def estimate_table(
+    estimates: Estimates, rows_of: Rows | None = None, width: int | None = None, asked: Rows | None = None
+) -> Table:
+    """A line per stage that trains, or per label of `rows_of` for its stages, which are alike; a line per
+    stage that samples or scores, or per label of `asked` for variants of one; and the sum of all."""
     rows = []
     for label, names in (rows_of or {name: [name] for name in estimates.stages}).items():
         documents = [estimates.stages[name].to_json() for name in names]
         first = documents[0]
         need = size(first["memory_bytes"]["total"])
         held = f"[red]{need}[/]" if first["fits"] is False else need
-        spent = {
-            name: _sum([document[name] for document in documents])
-            for name in ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")
-        }
+        spent = {name: _sum([document[name] for document in documents]) for name in SPENT}
         rows.append(
             [escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])]
         )
+    for label, names in (asked or {name: [name] for name in estimates.inference}).items():
+        documents = [estimates.inference[name].to_json() for name in names]
+        spent = {name: _known([document[name] for document in documents]) for name in SPENT}
+        rows.append([escape(label), str(documents[0]["gpus"]), *_spent(spent), "", ""])
     totals = estimates.totals()
     rows.append(["all", "", *_spent(totals), size(totals["memory_bytes"]), ""])
     headings = ("stage", "GPUs", "FLOPs", "time", "GPU-hours", "energy", "cost", "per GPU", "checkpoint")
     optional = ("energy", "cost", "GPU-hours", "time")
-    return table(
-        "what training takes", _caption(estimates, totals), headings, rows, optional=optional, width=width
-    )
+    return table("what it takes", _caption(estimates, totals), headings, rows, optional=optional, width=width)
 
 
 def _sum(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def inference_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
+    """What the parts that sample or score ask of their models, by part or by label of `rows_of`."""
+    found = {part.node.name: part for part in estimates.asking}
+    rows = []
+    for label, names in (rows_of or {name: [name] for name in found}).items():
+        documents = [found[name].to_json() for name in names]
+        first = documents[0]
+        numbers = [
+            amount(_known([document[name] for document in documents]) or 0)
+            for name in ("requests", "read_tokens", "sampled_tokens")
+        ]
+        seconds = _known([document["seconds"] for document in documents])
+        without = f"not: {first['not_counted']}" if first["not_counted"] else ""
+        counted = ", ".join(filter(None, [first["tokens_source"], without]))
+        rows.append(
+            [escape(label), *numbers, duration(seconds), first["time_source"] or "-", escape(counted)]
+        )
+    headings = ("part", "requests", "read", "sampled", "time", "time by", "counted")
+    caption = "tokens read: prompts, and text that is scored; at most: what the settings allow"
+    optional = ("time by", "requests", "time")
+    return table("sampling and scoring", caption, headings, rows, optional=optional, width=width)
+
+
+def _known(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _spent(document: dict[str, Any]) -> list[str]:
@@ -107,7 +140,7 @@ def _spent(document: dict[str, Any]) -> list[str]:
         energy(document["energy_kwh"]),
         amount(cost) if cost is not None else "-",
     ]
-    return [flop(document["flops"]), duration(document["seconds"]), *numbers]
+    return [flop(document["flops"] or 0), duration(document["seconds"]), *numbers]
 
 
 def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
@@ -224,7 +257,7 @@ def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:
 def show_comparison(console: Console, comparison: Comparison, name: str, against: str) -> None:
     """Two plans side by side, totals first."""
     compared = (escape(against), escape(name), "difference")
-    numbers = empty_table("totals of training", ("", *compared), numbers=compared, folded=compared)
+    numbers = empty_table("totals", ("", *compared), numbers=compared, folded=compared)
     for total, (before, now) in comparison.totals.items():
         label, shown = TOTALS[total]
         pair = [shown(value) if value else "-" for value in (before, now)]

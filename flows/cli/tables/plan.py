@@ -88,7 +88,7 @@ def plan_table(
         steps_and_tokens = [
             amount(sum(getattr(node, name) for node in nodes)) for name in ("steps", "tokens")
         ]
-        numbers = (*steps_and_tokens, flop(sum(node.flops for node in nodes)))
+        numbers = (*steps_and_tokens, flop(sum(step.flops for step in steps)))
         rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
     caption = "declared: depends on an unavailable input" if plan.graph.unavailable else ""
@@ -151,7 +151,7 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
         f"{amount(totals['tokens'])} tokens",
         f"{flop(totals['flops'])} FLOPs",
     ]
-    whole = plan.estimates.totals()
+    estimates, whole = plan.estimates, plan.estimates.totals()
     if whole["gpu_hours"]:
         facts += [
             f"{amount(whole['gpu_hours'])} GPU-hours",
@@ -160,21 +160,26 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
         ]
         facts += [f"cost {amount(whole['cost'])}"] if whole["cost"] else []
     facts += [f"{tables.size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
+    facts += [f"{len(whole['not_counted'])} parts not counted in full"] if whole["not_counted"] else []
     show_item(console, "in all", ", ".join(facts))
     todo = totals["to_do"]
     show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {quantity(todo['tokens'])} tokens")
     show_item(console, "store", plan.store.url)
     console.print()
     console.print(plan_table(plan, details, width))
-    if plan.estimates.stages:
-        alike = dict(
-            folded(pipeline, [(name, name, stage.alike) for name, stage in plan.estimates.stages.items()])
-        )
-        console.print(tables.estimate_table(plan.estimates, alike, width))
-        if details:
-            console.print(tables.memory_table(plan.estimates, alike, width))
-            console.print(tables.checkpoint_table(plan.estimates, alike, width))
-            console.print(tables.segment_table(plan.estimates, width))
+    if estimates.stages or estimates.inference:
+        stages = [(name, name, stage.alike) for name, stage in estimates.stages.items()]
+        alike, asked = dict(folded(pipeline, stages)), dict[str, list[str]]()
+        for name in estimates.inference:
+            asked.setdefault(pipeline.family(name), []).append(name)
+        console.print(tables.estimate_table(estimates, alike, width, asked))
+        if estimates.inference:
+            parts = [(part.node.name, part.node.stage, part.alike) for part in estimates.asking]
+            console.print(tables.inference_table(estimates, dict(folded(pipeline, parts, details)), width))
+        if details and estimates.stages:
+            console.print(tables.memory_table(estimates, alike, width))
+            console.print(tables.checkpoint_table(estimates, alike, width))
+            console.print(tables.segment_table(estimates, width))
     if plan.source_usage:
         console.print(source_usage_table(plan, details, width))
     for note in plan.graph.notes:

@@ -31,6 +31,7 @@ CHECKS = (
     resources.checkpoint_interval,
     resources.gpu_memory,
     resources.sampling_memory,
+    resources.slow_inference,
     resources.cluster_size,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -10,6 +11,7 @@ from flows.planning.advice.given import Advice, Context
 from flows.planning.estimate import PartEstimate
 from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import NOTICED
+from flows.planning.estimate.time_and_cost import total
 from flows.planning.graph import Node
 from specs.launch import Launch
 from specs.layout import misfits
@@ -20,6 +22,7 @@ from specs.stages.training import Segment
 
 # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
 FAR = 3.0
+LEAST_SECONDS = 3600.0  # of sampling or scoring that is worth advice
 # what needs no more memory than each kind of recomputation
 RECOMPUTATION = {
     "none": ("none", "selective", "full"),
@@ -83,6 +86,34 @@ def cluster_size(context: Context) -> Iterator[Advice]:
                 f" less for '{node.stage}'",
                 {"processes": shared, "gpus": cluster.gpus_per_node},
             )
+
+
+def slow_inference(context: Context) -> Iterator[Advice]:
+    """Stages that sample or score for longer than all stages of training, one after the other."""
+    estimates = context.estimates
+    training = total([stage.sum("seconds") for stage in estimates.stages.values()])
+    for name, stage in estimates.inference.items() if training else ():
+        seconds = stage.sum("seconds")
+        if training is None or seconds is None or seconds <= max(training, LEAST_SECONDS):
+            continue
+        part = max(stage.parts, key=lambda part: part.spent.seconds or 0.0)
+        spent = part.spent.seconds or 0.0
+        fix, enough = "ask for less of it, or use engine: vllm", None
+        if part.node.part.ON_ENGINE:
+            enough = 2 ** math.ceil(math.log2(part.gpus * seconds / training))
+            fix = f"launch.processes: {enough} would take {spent * part.gpus / enough / 3600:,.3g} h"
+        yield Advice(
+            "slow-inference",
+            name,
+            f"'{part.node.name}' takes {spent / 3600:,.3g} h on {part.gpus} GPUs, and all training"
+            f" {training / 3600:,.3g} h; {fix}",
+            {
+                "seconds": seconds,
+                "training_seconds": training,
+                "gpus": part.gpus,
+                "processes": enough,
+            },
+        )
 
 
 def _sampled_by(node: Node) -> str:

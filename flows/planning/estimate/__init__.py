@@ -1,20 +1,29 @@
-"""Estimates of a plan: FLOPs, hours, energy, cost, memory and storage, per training stage and in total.
+"""Estimates of a plan: FLOPs, hours, energy and cost, per stage that trains, samples or scores and in total;
+memory and storage of training.
 
-Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Only
-training is estimated: not sampling, evaluation and data work (docs/estimates.md). Work that two stages share
-is counted once, with the first.
+Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Data work
+is not estimated (docs/estimates.md). Work that two stages share is counted once, with the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from flows.planning.estimate import flops, storage, time_and_cost
+from flows.planning.estimate.inference import (
+    TOKENS,
+    PartInference,
+    StageInference,
+    infer,
+    not_counted,
+    sum_of,
+)
 from flows.planning.estimate.memory import Memory, memory_of_step
 from flows.planning.estimate.storage import REQUESTS, Requests
 from flows.planning.estimate.timeline import Span, spans
+from flows.planning.estimate.work import Counter
 from flows.planning.graph import Graph, Node
 from flows.planning.run_records import Records
 from infra.store import Store
@@ -114,7 +123,7 @@ class StageEstimate:
 
     def sum(self, name: str) -> float | None:
         """Sum of a field of `Spent` over the parts; None where it is unknown for one."""
-        return _sum([getattr(part.spent, name) for part in self.parts])
+        return time_and_cost.total([getattr(part.spent, name) for part in self.parts])
 
     def to_json(self) -> dict[str, Any]:
         """Names as in docs/estimates.md, which gives the units."""
@@ -159,12 +168,18 @@ class Estimates:
 
     cluster: Cluster | None = None
     stages: dict[str, StageEstimate] = field(default_factory=dict)  # that train, in the order of the plan
+    inference: dict[str, StageInference] = field(default_factory=dict)  # those that sample or score
     spans: dict[str, Span] = field(default_factory=dict)  # times of each part; empty where they are unknown
     loads: list[int] = field(default_factory=list)  # bytes of each read of a training checkpoint
 
     @property
     def parts(self) -> list[PartEstimate]:
         return [part for stage in self.stages.values() for part in stage.parts]
+
+    @property
+    def asking(self) -> list[PartInference]:
+        """The parts that sample or score."""
+        return [part for stage in self.inference.values() for part in stage.parts]
 
     @property
     def seconds(self) -> float | None:
@@ -190,7 +205,9 @@ class Estimates:
 
     def totals(self) -> dict[str, Any]:
         """Sums over the stages; `seconds` is the wall-clock, memory the largest of any, and
-        `peak_storage_bytes` the most that is stored at any time, retention included."""
+        `peak_storage_bytes` the most that is stored at any time, retention included. `flops`, hours, energy
+        and cost are those of training and, without the parts in `not_counted`, of sampling and scoring;
+        `inference` has the latter alone."""
         documents = [stage.to_json() for stage in self.stages.values()]
         stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
         requests = Requests(0, 0, 0, 0, 0)
@@ -198,14 +215,22 @@ class Estimates:
             every = part.requests.times(part.checkpoints.written)
             requests = Requests(*(before + more for before, more in zip(requests, every, strict=True)))
         price = self.cluster.storage_price if self.cluster else None
+        asked = self._inference_totals()
+        training = {
+            name: time_and_cost.total([stage.sum(name) for stage in self.stages.values()])
+            for name in time_and_cost.Spent._fields
+        }
         return {
             "parameters": max((document["parameters"] for document in documents), default=0),
             **{
                 name: sum(document[name] for document in documents)
-                for name in ("tokens", "sequences", "steps", "flops", "recomputed_flops", "masked_labels")
+                for name in ("tokens", "sequences", "steps", "recomputed_flops", "masked_labels")
             },
+            "flops": sum(document["flops"] for document in documents) + asked["flops"],
             **{
-                name: _sum([stage.sum(name) for stage in self.stages.values()])
+                name: time_and_cost.total(
+                    [*([training[name]] if documents else []), *([asked[name]] if asked["gpu_hours"] else [])]
+                )
                 for name in time_and_cost.Spent._fields
             },
             "seconds": self.seconds,
@@ -219,6 +244,20 @@ class Estimates:
             "requests": requests._asdict(),
             "checkpoint_loads": len(self.loads),
             "checkpoint_read_bytes": sum(self.loads),
+            **{name: asked[name] for name in TOKENS},
+            "inference": asked,
+            "not_counted": not_counted(self.asking),
+        }
+
+    def _inference_totals(self) -> dict[str, Any]:
+        """Sums over the parts that sample or score and are counted; `seconds`: one after the other."""
+        parts = [part for part in self.asking if part.counted]
+        return {
+            "requests": round(sum(part.work.requests for part in parts)),
+            "read_tokens": round(sum(part.work.read for part in parts)),
+            "sampled_tokens": round(sum(part.work.sampled for part in parts)),
+            "flops": sum(part.flops for part in parts),
+            **{name: sum_of(parts, name) for name in time_and_cost.Spent._fields},
         }
 
     def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
@@ -249,34 +288,45 @@ class Estimates:
                 {"masked_labels_by_hash": by, "stored_bytes_after": after[part.node.name]}
                 for part, by in zip(stage.parts, masked, strict=True)
             ]
-            stages[name]["masked_labels_by_hash"] = _sum(masked)
+            stages[name]["masked_labels_by_hash"] = time_and_cost.total(masked)
             stages[name]["parts"] = [
                 part.to_json() | fields for part, fields in zip(stage.parts, more, strict=True)
             ]
-        totals["masked_labels_by_hash"] = _sum([stage["masked_labels_by_hash"] for stage in stages.values()])
-        return {"cluster": facts, "stages": stages, "totals": totals}
+        totals["masked_labels_by_hash"] = time_and_cost.total(
+            [stage["masked_labels_by_hash"] for stage in stages.values()]
+        )
+        inference = {name: stage.to_json() for name, stage in self.inference.items()}
+        return {"cluster": facts, "stages": stages, "inference": inference, "totals": totals}
 
 
 def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
-    """The estimates of all stages of training."""
-    cluster = pipeline.cluster
+    """The estimates of all stages that train, sample or score."""
+    cluster, records = pipeline.cluster, Records(store, pipeline.name)
     nodes = [node for node in graph.nodes.values() if isinstance(node.part, Segment)]
     duplicates = graph.duplicates()
     nodes = [node for node in nodes if node.name not in duplicates]
-    measured = time_and_cost.measured_mfu(nodes, store, cluster, Records(store, pipeline.name))
+    measured = time_and_cost.measured_mfu(nodes, store, cluster, records)
     stages: dict[str, list[PartEstimate]] = {}
     for node in nodes:
         stages.setdefault(node.stage, []).append(part_estimate(node, cluster, measured))
     found = {name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()}
-    return Estimates(cluster, found, _spans(graph, found, pipeline), _loads(graph))
+    asking = infer(graph, Counter(graph, store, records), cluster, measured)
+    return Estimates(cluster, found, asking, _spans(graph, found, asking, pipeline), _loads(graph))
 
 
-def _spans(graph: Graph, stages: dict[str, StageEstimate], pipeline: Pipeline) -> dict[str, Span]:
-    """When each part would run; empty where the time of one is unknown."""
-    parts, cluster = [part for stage in stages.values() for part in stage.parts], pipeline.cluster
-    seconds = {part.node.name: part.spent.seconds for part in parts if part.spent.seconds is not None}
-    if cluster is None or len(seconds) < len(parts):
+def _spans(
+    graph: Graph,
+    stages: dict[str, StageEstimate],
+    inference: dict[str, StageInference],
+    pipeline: Pipeline,
+) -> dict[str, Span]:
+    """When each part would run; empty where the time of one that trains is unknown."""
+    cluster, training = pipeline.cluster, [part for stage in stages.values() for part in stage.parts]
+    asking = [part for stage in inference.values() for part in stage.parts]
+    if cluster is None or any(part.spent.seconds is None for part in training):
         return {}
+    parts: list[PartEstimate | PartInference] = [*training, *asking]
+    seconds = {part.node.name: part.spent.seconds for part in parts if part.spent.seconds is not None}
     nodes = {part.node.name: -(-part.gpus // cluster.gpus_per_node) for part in parts}
     return spans(graph, seconds, nodes, pipeline.concurrency, cluster.nodes)
 
@@ -342,8 +392,3 @@ def _seconds(saving: storage.Saving) -> dict[str, float | None]:
         "young_daly_seconds": saving.best,
         "lost": saving.lost,
     }
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None

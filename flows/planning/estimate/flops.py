@@ -1,4 +1,4 @@
-"""Floating-point operations of training, from the shapes alone.
+"""Floating-point operations of training, scoring and sampling, from the shapes alone.
 
 The convention of the Apertus report (appendix E), which is that of PaLM (arXiv 2204.02311, appendix B) and
 Megatron-LM (arXiv 2104.04473, appendix): a multiply-add is two operations, a backward pass is two forward
@@ -45,6 +45,26 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
         model.n_layers * 4 * model.query_dim * sequence_length,
         2 * model.vocab_size * model.dim,
     )
+
+
+def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
+    """Of a forward pass over `tokens` tokens in sequences of that length, with the logits of all of them."""
+    once = forward(model, 1)
+    return round(tokens * (once.projections + once.scores * sequence_length + once.output))
+
+
+def prefill(model: ModelSpec, tokens: float) -> int:
+    """Of reading a prompt of `tokens` tokens into the key-value cache, with the logits of the last one."""
+    once = forward(model, 1)
+    return round(tokens * (once.projections + once.scores * tokens) + once.output)
+
+
+def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
+    """Of completing a prompt in the key-value cache by `tokens` tokens, one at a time. The prefill gives the
+    first of them, and the last is not read: step i of tokens - 1 sees prompt + i keys."""
+    once, steps = forward(model, 1), max(0.0, tokens - 1)
+    keys = steps * prompt + steps * (steps + 1) / 2
+    return round(steps * (once.projections + once.output) + keys * once.scores)
 
 
 def training(segment: Segment) -> int:

@@ -9,6 +9,7 @@ Invariant: a number that depends on an unknown (a price, a utilisation) is None,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -36,14 +37,26 @@ def spent(
     default."""
     if cluster is None or mfu is None:
         return Spent()
-    hours = flops / (mfu * (peak or cluster.device.bf16_flops)) / 3600
-    price = cluster.price_per_gpu_hour
+    return used(flops / (mfu * (peak or cluster.device.bf16_flops)) / gpus, gpus, cluster)
+
+
+def used(seconds: float | None, gpus: int, cluster: Cluster | None) -> Spent:
+    """Time and cost of `gpus` GPUs for so many seconds."""
+    if cluster is None or seconds is None:
+        return Spent()
+    hours, price = seconds * gpus / 3600, cluster.price_per_gpu_hour
     return Spent(
-        hours * 3600 / gpus,
+        seconds,
         hours,
         hours * cluster.watts * cluster.pue / 1000,
         hours * price if price is not None else None,
     )
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """Their sum; None where one is unknown, or where there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 class Utilisation(NamedTuple):

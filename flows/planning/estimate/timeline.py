@@ -1,4 +1,4 @@
-"""When each training part would run, if everything else took no time.
+"""When each part that trains, samples or scores would run, if everything else took no time.
 
 Parts begin in the order of the plan, each as soon as its inputs are ready, fewer than `concurrency` others
 are running, and the nodes that it needs are free; while one waits, later ones may start. A run submits them

@@ -10,6 +10,7 @@ import torch
 
 from apertus_model.data.rows import Rows
 from apertus_model.generation import GenerationError, batch_seed
+from apertus_model.stages.completions import Speed
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from tests.apertus_model.preference_artifacts import put_model, put_rows
@@ -62,7 +63,9 @@ def test_greedy_completions_are_the_most_probable_tokens_for_prompts_of_any_leng
         assert 68 not in expected
         assert [one["tokens"] for one in row["completions"]] == [expected] * 2
         assert not row["completions"][0]["finished"]
-    assert artifact.manifest.metrics == {
+    metrics = dict(artifact.manifest.metrics)
+    assert metrics.pop("tokens_per_second") > 0
+    assert metrics == {
         **{"prompts": 5, "completions": 10, "tokens": 60, "finished": 0},
         **{"mean_tokens": 6.0, "finished_share": 0.0},
     }
@@ -222,3 +225,11 @@ def test_vllm_that_is_not_installed_is_a_message(
         match=r"(names /nonexistent/python|cannot import vLLM).*pip install vllm.*engine: transformers",
     ):
         _run(bench, put_model(bench, tokenizer), _prompts(bench, *PROMPTS), engine="vllm")
+
+
+def test_the_speed_is_that_of_the_batches_that_were_made_now() -> None:
+    speed, answers = Speed(), [[{"tokens": [1, 2, 3]}, {"tokens": [4]}], [{"tokens": [5, 6]}]]
+    assert speed.metrics() == {}  # all units were stored before
+    speed.add(answers, 2.0)
+    speed.add(answers, 1.0)
+    assert speed.metrics() == {"tokens_per_second": 4.0}

@@ -40,6 +40,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         (*FAILING, "stages.pretrain.checkpoint.interval=6"), "pretrain",
     ),
     "gpu-memory": (("cluster={gpu: H100}", *WHOLE), ("cluster={gpu: H100}",), "pretrain"),
+    "slow-inference": (
+        ("cluster={gpu: H100, mfu: 0.5}", "stages.evaluate.samples=100_000_000_000"),
+        ("cluster={gpu: H100, mfu: 0.5}", "stages.evaluate.samples=10_000_000"), "evaluate",
+    ),
     "cluster-size": (
         ("cluster={gpu: H100, gpus_per_node: 4, nodes: 1}",
         "stages.pretrain.launch={processes: 8, parallel: {dp_replicate: 2, tp: 1}}",

@@ -127,7 +127,8 @@ def test_a_longer_budget_continues_the_last_segment(planned: Planned) -> None:
     left = plan.to_json()["totals"]["to_do"]
     nodes = plan.graph.nodes
     assert (left["steps"], left["tokens"]) == (14 + 6, (14 + 6) * 8 * 32)
-    assert left["flops"] == nodes["pretrain/3"].flops * 14 // 18 + nodes["cooldown"].flops
+    training = nodes["pretrain/3"].flops * 14 // 18 + nodes["cooldown"].flops
+    assert left["flops"] == training + plan.steps["evaluate"].flops
 
 
 def test_a_child_at_a_step_does_not_depend_on_where_its_parent_ends(planned: Planned) -> None:

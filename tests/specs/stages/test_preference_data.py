@@ -19,6 +19,13 @@ def test_a_temperature_by_which_logits_overflow_is_refused(temperature: float) -
         Sampling(max_new_tokens=1, temperature=temperature)
 
 
+def test_expected_lengths_are_possible_and_no_part_of_what_is_sampled() -> None:
+    expected = Sampling(max_new_tokens=8, expected_tokens=8, expected_prompt_tokens=100)
+    assert expected.identity_fields() == Sampling(max_new_tokens=8).identity_fields()
+    with pytest.raises(ValidationError, match="expected_tokens 9 is above max_new_tokens 8; state 8 or less"):
+        Sampling(max_new_tokens=8, expected_tokens=9)
+
+
 def test_a_part_of_prompts_is_named_once() -> None:
     fields = {
         **{"kind": "preference_data", "from": "sft", "reward": "reference-overlap"},

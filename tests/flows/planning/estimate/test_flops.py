@@ -1,10 +1,11 @@
-"""FLOPs of a step are the published ones."""
+"""FLOPs of a step are the published ones; those of sampling are what torch counts."""
 
 from __future__ import annotations
 
 import pytest
 
 from flows.planning.estimate import flops
+from specs.hugging_face import hugging_face_config
 from specs.model import ModelSpec
 from tests.flows.planning.segments import segment
 
@@ -23,3 +24,24 @@ def test_flops_are_six_times_the_parameters_and_twelve_times_the_scores(flavour:
     scores = 12 * model.n_layers * model.n_heads * model.head_dim * 4096
     assert flops.training(segment(flavour)) == pytest.approx(6 * inside + scores, rel=1e-4)
     assert flops.training(segment(flavour)) == model.flops_per_token(4096)
+
+
+def test_sampling_makes_the_products_that_are_expected() -> None:
+    """The model of transformers, with its key-value cache: a prefill, then a step a token."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import ApertusConfig, ApertusForCausalLM
+
+    model = ModelSpec(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, vocab_size=256)
+    config = hugging_face_config(model, max_position_embeddings=128, bos_token_id=1, eos_token_id=2)
+    network = ApertusForCausalLM(ApertusConfig(**config)).eval()
+    prompts = torch.randint(3, 256, (3, 17))
+    for new in (1, 2, 9):
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            found = network.generate(prompts, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        assert found.shape == (3, 17 + new)
+        assert counter.get_total_flops() == 3 * (flops.prefill(model, 17) + flops.decode(model, 17, new))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(prompts)
+    assert counter.get_total_flops() == flops.scored(model, 3 * 17, 17)

@@ -1,0 +1,69 @@
+"""Seconds of sampling, token by token, from the shapes alone.
+
+A step gives every sequence in flight one token. It reads all weights, and the keys and values of every
+sequence; its products are too small to keep a GPU busy, so the bandwidth of memory decides as long as few
+sequences are in flight:
+
+    step = max(weights, products) + max(keys and values, scores) + sums over the GPUs that share the layers
+
+with the rates of a rehearsal (`apertus_model.rehearsal.rates`).
+
+Invariant: a pure function of shapes and rates; time of the host, which can be most of it for small models
+without CUDA graphs, is no part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apertus_model.rehearsal.rates import Rates
+from specs.model import ModelSpec
+
+CACHE = 0.9  # of a GPU's memory that weights and cache may fill: vLLM's `gpu_memory_utilization`
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A model on GPUs of one node that share every layer. `width`: bytes of a weight, key or value."""
+
+    model: ModelSpec
+    gpus: int
+    width: int
+    rates: Rates
+
+    @property
+    def weights(self) -> float:
+        """Bytes of the weights that a step reads: all but the input embedding."""
+        model = self.model
+        return self.width * (model.parameters - model.vocab_size * model.dim)
+
+    def cached(self, context: float) -> float:
+        """Bytes of the keys and values of a sequence."""
+        return self.width * 2 * self.model.n_layers * self.model.key_dim * context
+
+    def room(self, context: float) -> int:
+        """Sequences of `context` tokens whose keys and values fit beside the weights."""
+        free = CACHE * self.rates.memory * self.gpus - self.width * self.model.parameters
+        return max(0, int(free / self.cached(context)))
+
+    def step(self, sequences: float, context: float) -> float:
+        """Seconds of a step of so many sequences, each with `context` tokens before it."""
+        model, rates, gpus = self.model, self.rates, self.gpus
+        products = 2 * sequences * (model.n_layers * model.layer_matrices + model.vocab_size * model.dim)
+        scores = 4 * sequences * model.n_layers * model.query_dim * context
+        seconds = rates.compute(products / gpus, self.weights / gpus, "matrix", self.width)
+        moved = sequences * self.cached(context) / gpus
+        seconds += rates.compute(scores / gpus, moved, "attention", self.width)
+        states = self.width * sequences * model.dim
+        return seconds + 2 * model.n_layers * rates.between("all-reduce", states, gpus, 1)
+
+
+def decode_seconds(
+    replica: Replica, sequences: float, in_flight: int, prompt: float, tokens: float
+) -> float | None:
+    """Seconds in which a replica completes `sequences` prompts of `prompt` tokens by `tokens` each, with at
+    most `in_flight` of them at a time; None where not even one fits the GPUs."""
+    together = min(float(in_flight), sequences, replica.room(prompt + tokens))
+    if together < 1:
+        return None
+    return sequences / together * max(0.0, tokens - 1) * replica.step(together, prompt + tokens / 2)

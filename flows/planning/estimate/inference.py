@@ -1,0 +1,190 @@
+"""What sampling and scoring take: time, energy and cost of the parts that ask a model and train none.
+
+    seconds = forward FLOPs / (MFU x peak x GPUs) + steps of decoding x seconds of each (`decode_time`)
+
+With `mfu: measured`, the tokens per second of stored completions win.
+
+Invariant: as for training, a number that depends on an unknown one is None. What is not counted is named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apertus_model.rehearsal.rates import SHEETS, Rates
+from flows.planning.estimate import time_and_cost
+from flows.planning.estimate.decode_time import Replica, decode_seconds
+from flows.planning.estimate.work import Counter, Work, weakest
+from flows.planning.graph import Graph, Node
+from specs.cluster import Cluster
+from specs.launch import Launch
+from specs.stages.base import Part
+from specs.stages.harness import HarnessPart
+from specs.stages.preference_data import CompletionsPart
+
+TOO_LARGE = "time, since the model does not fit its GPUs"
+TOKENS = ("read_tokens", "sampled_tokens")
+
+
+@dataclass(frozen=True)
+class PartInference:
+    """The estimate of one part that samples or scores."""
+
+    node: Node
+    work: Work
+    gpus: int
+    time_source: str | None  # measured, roofline, or None where it is unknown
+    spent: time_and_cost.Spent
+
+    @property
+    def flops(self) -> int:
+        return self.work.forward_flops + self.work.decode_flops
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """A key that is equal for parts that can share a line."""
+        return (self.node.kind, self.gpus, self.work.source, self.work.missing)
+
+    @property
+    def counted(self) -> bool:
+        """Whether at least some of its work is known."""
+        return bool(self.work.requests)
+
+    def to_json(self) -> dict[str, Any]:
+        """Names as in docs/estimates.md."""
+        work = self.work
+        numbers = {
+            "requests": round(work.requests),
+            "read_tokens": round(work.read),
+            "sampled_tokens": round(work.sampled),
+            "flops": self.flops,
+        }
+        return {
+            "name": self.node.name,
+            "kind": self.node.kind,
+            **(numbers if self.counted else dict.fromkeys(numbers)),
+            "tokens_source": work.source if self.counted else None,
+            "not_counted": work.missing or None,
+            "gpus": self.gpus,
+            "time_source": self.time_source,
+            **self.spent._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class StageInference:
+    """The parts of a stage that sample or score."""
+
+    name: str
+    kind: str
+    parts: list[PartInference]
+    cluster: Cluster | None
+
+    @property
+    def gpus(self) -> int:
+        """The most of any part."""
+        return max(part.gpus for part in self.parts)
+
+    def sum(self, name: str) -> float | None:
+        return sum_of(self.parts, name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Names as in docs/estimates.md."""
+        parts = [part.to_json() for part in self.parts]
+        counted = [part for part in self.parts if part.counted]
+        sums = {
+            name: sum(part[name] or 0 for part in parts) if counted else None
+            for name in ("requests", *TOKENS, "flops")
+        }
+        return {
+            "kind": self.kind,
+            **sums,
+            "tokens_source": weakest(part.work.source for part in counted) if counted else None,
+            "not_counted": not_counted(self.parts),
+            "gpus": self.gpus,
+            "nodes": -(-self.gpus // self.cluster.gpus_per_node) if self.cluster else None,
+            **{name: self.sum(name) for name in time_and_cost.Spent._fields},
+            "parts": parts,
+        }
+
+
+def sum_of(parts: list[PartInference], name: str) -> float | None:
+    """Sum of a field of `Spent` over the parts for which it is known; None for none."""
+    return time_and_cost.total([value for part in parts if (value := getattr(part.spent, name)) is not None])
+
+
+def not_counted(parts: list[PartInference]) -> list[str]:
+    """`part: what is not counted`."""
+    return [f"{part.node.name}: {part.work.missing}" for part in parts if part.work.missing]
+
+
+def gpus_of(part: Part, launch: Launch) -> int:
+    """GPUs of a part: its processes on the training engine, else those of its one process."""
+    if part.ON_ENGINE:
+        return launch.world_size
+    shared = isinstance(part, HarnessPart) or (
+        isinstance(part, CompletionsPart) and part.sampling.engine == "vllm"
+    )
+    return launch.tensor_parallel if shared else 1
+
+
+def infer(
+    graph: Graph, counter: Counter, cluster: Cluster | None, measured: dict[str, float]
+) -> dict[str, StageInference]:
+    """By stage, in the order of the plan; work that two parts share is counted with the first. `measured`:
+    the MFU of stored stages of training."""
+    duplicates, stages = graph.duplicates(), dict[str, list[PartInference]]()
+    kinds = dict[str, str]()
+    for node in graph.nodes.values():
+        work = counter.work(node) if node.name not in duplicates else None
+        if work is not None:
+            estimated = _estimated(node, work, counter, cluster, measured)
+            stages.setdefault(node.stage, []).append(estimated)
+            kinds[node.stage] = graph.of(node.stage)[-1].kind
+    return {name: StageInference(name, kinds[name], parts, cluster) for name, parts in stages.items()}
+
+
+def _estimated(
+    node: Node, work: Work, counter: Counter, cluster: Cluster | None, measured: dict[str, float]
+) -> PartInference:
+    gpus, seconds, source = gpus_of(node.part, node.launch), None, None
+    if cluster is not None and work.requests:
+        seconds, source = _measured_seconds(node, work, counter, cluster, gpus), "measured"
+        if seconds is None:
+            seconds, source = _seconds(node, work, cluster, measured, gpus), "roofline"
+        if seconds is None and time_and_cost.utilisation(node, cluster, measured).value is not None:
+            work = work._replace(missing="; ".join(filter(None, [work.missing, TOO_LARGE])))
+    spent = time_and_cost.used(seconds, gpus, cluster)
+    return PartInference(node, work, gpus, source if seconds is not None else None, spent)
+
+
+def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float], gpus: int) -> float | None:
+    mfu = time_and_cost.utilisation(node, cluster, measured).value
+    if mfu is None:
+        return None
+    peak = cluster.device.bf16_flops if work.width == 2 else SHEETS[cluster.gpu].float32_flops
+    # tasks by transformers: each GPU has some of the layers, and one computes at a time
+    idle = gpus if isinstance(node.part, HarnessPart) and node.part.engine == "transformers" else 1
+    seconds = work.forward_flops * idle / (mfu * peak * gpus)
+    if (decoding := work.decoding) is None:
+        return seconds
+    replica = Replica(decoding.model, gpus, work.width, Rates(cluster.gpu, cluster.gpus_per_node))
+    more = decode_seconds(replica, decoding.sequences, decoding.in_flight, decoding.prompt, decoding.tokens)
+    return seconds + more * idle if more is not None else None
+
+
+def _measured_seconds(node: Node, work: Work, counter: Counter, cluster: Cluster, gpus: int) -> float | None:
+    """Of completions, by the tokens per second and GPU of their stored result, or of the last run's."""
+    stated = cluster.mfu != "measured" or node.launch.mfu is not None
+    if stated or not isinstance(node.part, CompletionsPart):
+        return None
+    manifest = counter.manifest(node)
+    speed = manifest.metrics.get("tokens_per_second") if manifest is not None else None
+    if manifest is None or not speed:
+        return None
+    try:
+        then = gpus_of(node.part, Launch.model_validate(manifest.execution.launch))
+    except ValueError:
+        return None
+    return float(work.sampled * then / (speed * gpus))

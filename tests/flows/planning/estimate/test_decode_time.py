@@ -1,0 +1,45 @@
+"""The time of sampling, by hand from data sheets."""
+
+from __future__ import annotations
+
+import pytest
+
+from apertus_model.rehearsal.rates import Rates
+from flows.planning.estimate.decode_time import CACHE, Replica, decode_seconds
+from specs.model import ModelSpec
+
+EIGHT = ModelSpec(flavour="8b")
+BANDWIDTH = 4.0e12 * 2903 / 3350  # of a GH200's memory, and the fraction of it that copies reach
+WEIGHTS = 2 * (8_053_338_176 - 131_072 * 4096)
+PER_TOKEN = 2 * 2 * 32 * 1024  # bytes of keys and values
+
+
+def replica(gpus: int = 1, width: int = 2) -> Replica:
+    return Replica(EIGHT, gpus, width, Rates("GH200", 4))
+
+
+def test_a_step_reads_the_weights_and_the_cache_of_every_sequence() -> None:
+    assert replica().step(1, 0) == pytest.approx(WEIGHTS / BANDWIDTH)
+    assert replica().step(100, 1000) == pytest.approx((WEIGHTS + 100 * 1000 * PER_TOKEN) / BANDWIDTH)
+    assert replica(width=4).step(1, 0) == pytest.approx(2 * WEIGHTS / BANDWIDTH)
+
+
+def test_with_many_sequences_products_take_longer_than_reading_the_weights() -> None:
+    """GH200: 989.5 TFLOP/s, of which products reach 720/989.5, at 560 of 700 W."""
+    matrices = 2 * (32 * 4096 * (2 * 4096 + 2 * 1024 + 2 * 21_504) + 131_072 * 4096)
+    assert replica().step(1000, 0) == pytest.approx(1000 * matrices / (720e12 * 0.8))
+
+
+def test_gpus_that_share_the_layers_add_their_sums() -> None:
+    alone = Rates("GH200", 4)
+    sums = 2 * 32 * alone.between("all-reduce", 2 * 10 * 4096, 4, 1)
+    assert replica(4).step(10, 0) == pytest.approx(WEIGHTS / 4 / BANDWIDTH + sums)
+
+
+def test_sequences_beyond_the_memory_wait() -> None:
+    room = int((CACHE * 96e9 - 2 * 8_053_338_176) / (PER_TOKEN * 1000))
+    assert replica().room(1000) == room
+    seconds = decode_seconds(replica(), 10 * room, 10 * room, 500, 500)
+    assert seconds == pytest.approx(10 * 499 * replica().step(room, 750))
+    assert decode_seconds(replica(), 10, 4, 500, 500) == pytest.approx(2.5 * 499 * replica().step(4, 750))
+    assert decode_seconds(replica(), 1, 1, 10**6, 1) is None

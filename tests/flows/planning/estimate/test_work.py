@@ -1,0 +1,184 @@
+"""What sampling and scoring ask of their models, by hand, from what is declared and from what is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.planning.plan import Plan
+from tests.flows.conftest import finish
+from tests.recipes import CLUSTER
+from tools.published import plan_of
+
+Chat = Callable[..., Plan]
+# Of the tiny model: 2 layers of 32 x (2 x 32 + 2 x 16 + 2 x 64) elements, queries 32 wide, 512 words.
+LAYERS, SCORES, OUTPUT = 2 * 2 * 7168, 2 * 4 * 32, 2 * 512 * 32
+DECLARED = "sources.questions.declared={documents: 40}"  # of which a fifth is held out
+EXPECTED = tuple(
+    f"stages.preferences.completions.{name}={value}"
+    for name, value in {"expected_tokens": 10, "expected_prompt_tokens": 20}.items()
+)
+
+
+def parts(plan: Plan, stage: str = "preferences") -> dict[str, dict[str, Any]]:
+    found = plan.to_json()["estimates"]["inference"][stage]["parts"]
+    return {part["name"].removeprefix(f"{stage}/"): part for part in found}
+
+
+def numbers(part: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        part[name] for name in ("requests", "read_tokens", "sampled_tokens", "flops", "tokens_source")
+    )
+
+
+def test_counts_of_preference_data_are_those_made_by_hand(chat: Chat) -> None:
+    """32 prompts of 20 tokens, four completions of 10 each; the pairs, 64 sequences of 30 tokens, fill 15
+    rows of 128."""
+    plan = chat(DECLARED, *EXPECTED)
+    found = parts(plan)
+    assert list(found) == ["completions", "log_probabilities"]  # the reward is a function
+    read = 20 * LAYERS + 20 * 20 * SCORES + OUTPUT
+    steps = 9 * (LAYERS + OUTPUT) + sum(range(21, 30)) * SCORES
+    assert numbers(found["completions"]) == (128, 2560, 1280, 128 * (read + steps), "declared")
+    assert numbers(found["log_probabilities"]) == (
+        64, 1920, 0, 1920 * (LAYERS + 128 * SCORES + OUTPUT), "declared",
+    )  # fmt: skip
+    stage = plan.to_json()["estimates"]["inference"]["preferences"]
+    assert stage["flops"] == sum(part["flops"] for part in found.values())
+    assert (stage["requests"], stage["seconds"], stage["not_counted"]) == (192, None, [])
+    steps = {step["name"]: step["flops"] for one in plan.to_json()["stages"] for step in one["parts"]}
+    assert steps["preferences/completions"] == found["completions"]["flops"]
+
+
+def test_a_prompt_is_read_once_by_vllm_and_greedy_completions_are_made_once_by_transformers(
+    chat: Chat,
+) -> None:
+    def requests(*changes: str) -> tuple[int, int]:
+        changed = (f"stages.preferences.completions.{change}" for change in changes)
+        completions = parts(chat(DECLARED, *EXPECTED, *changed))["completions"]
+        return completions["requests"], completions["read_tokens"]
+
+    assert requests() == (128, 128 * 20)
+    assert requests("engine=vllm") == (128, 32 * 20)
+    assert requests("temperature=0") == (32, 32 * 20)
+
+
+def test_lengths_that_nothing_states_are_bounds(chat: Chat) -> None:
+    """max_tokens is 64, of which max_new_tokens takes 16; a pair of them fills a row."""
+    found = parts(chat(DECLARED))
+    assert numbers(found["completions"])[:3] == (128, 128 * 48, 128 * 16)
+    assert numbers(found["log_probabilities"])[:2] == (64, 64 * 64)
+    assert {part["tokens_source"] for part in found.values()} == {"at most"}
+
+
+def test_what_is_stored_wins_over_what_is_declared(chat: Chat) -> None:
+    plan = chat(DECLARED, *EXPECTED)
+    finish(plan, "preferences/prompts", metrics={"prompts": 30, "prompt_tokens": 450, "completions": 7})
+    finish(plan, "preferences/completions", metrics={"mean_tokens": 5.0, "tokens": 600})
+    found = parts(chat(DECLARED, *EXPECTED))["completions"]
+    assert numbers(found)[:3] == (120, 120 * 15, 600) and found["tokens_source"] == "measured"
+    # other completions, for which the prompts are made anew, take the mean lengths of the last run over
+    found = parts(chat(DECLARED, *EXPECTED, "stages.preferences.completions.n=2"))["completions"]
+    assert numbers(found)[:3] == (64, 64 * 15, 64 * 5)
+
+
+def test_what_nothing_states_is_not_counted_and_named(chat: Chat) -> None:
+    plan = chat(CLUSTER)
+    found = parts(plan)
+    unknown = "conversations of chat/questions"
+    for name in ("completions", "log_probabilities"):
+        assert numbers(found[name]) == (None,) * 5 and found[name]["not_counted"] == unknown
+        assert found[name]["seconds"] is None
+    totals = plan.estimates.totals()
+    assert f"preferences/completions: {unknown}" in totals["not_counted"]
+    assert totals["gpu_hours"] > 0
+    # a limit bounds the prompts of the evaluation
+    assert numbers(parts(plan, "evaluate-sft")["completions"])[0] == 8
+
+
+def test_evaluations_score_held_out_rows_and_continue_probes(chat: Chat) -> None:
+    """Four rows of 32 tokens. Probes: two buckets of three, with 8 tokens given and 4 asked for; each step
+    reads the row again."""
+    plan = chat(
+        "stages.corpus.sources.notes.repeats={buckets: [0, 2], per_bucket: 3, length: 12}",
+        "stages.evaluate.memorisation={probes: corpus/notes, prefix: 8, suffix: 4}",
+    )
+    scored = 4 * 32 * (LAYERS + 32 * SCORES + OUTPUT)
+    rows = sum(length * (LAYERS + length * SCORES + OUTPUT) for length in (8, 9, 10, 11))
+    found = parts(plan, "evaluate")["evaluate"]
+    assert numbers(found) == (4 + 6, 4 * 32 + 6 * (8 + 9 + 10 + 11), 6 * 4, scored + 6 * rows, "at most")
+
+
+def test_a_comparison_counts_both_models(chat: Chat) -> None:
+    """64 rows of 128 held-out tokens, and eight answers of at most 112 + 16 tokens that both models read."""
+    found = parts(chat(), "evaluate-qrpo")["evaluate-qrpo"]
+    each = LAYERS + 128 * SCORES + OUTPUT
+    assert numbers(found)[:4] == (64 + 8, 64 * 128 + 2 * 8 * 128, 0, (64 * 128 + 2 * 8 * 128) * each)
+
+
+def test_a_reward_model_is_counted_by_its_files_or_as_declared(chat: Chat, tmp_path: Path) -> None:
+    folder = tmp_path / "reward"
+    model = f"stages.preferences.reward={{model: {folder}, parameters: 1000}}"
+    offline = "stages.preferences.offline=false"
+    absent = f"assumed_inputs={{files: [{folder}]}}"
+    declared = parts(chat(DECLARED, *EXPECTED, model, offline, absent))["rewards"]
+    assert numbers(declared) == (128, 128 * 30, 0, 2 * 1000 * 128 * 30, "declared")
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"0" * 8000)
+    (folder / "config.json").write_text(json.dumps({"torch_dtype": "float32"}))
+    found = parts(chat(DECLARED, *EXPECTED, model, offline))["rewards"]
+    assert found["flops"] == 2 * 2000 * 128 * 30
+    assert parts(chat(DECLARED, *EXPECTED, model))["rewards"]["not_counted"] == "offline completions"
+
+
+def test_tasks_are_counted_as_declared_or_as_a_sample_of_them_was(chat: Chat) -> None:
+    def suite(*settings: str) -> Plan:
+        tasks = ", ".join(("tasks: [stdlib_functions]", *settings))
+        harness = f"{{include: installed:examples/tasks, suites: {{own: {{{tasks}}}}}}}"
+        return chat(f"stages.evaluate.harness={harness}")
+
+    def counted(*settings: str) -> dict[str, Any]:
+        return parts(suite(*settings), "evaluate")["harness/own"]
+
+    read = 20 * (LAYERS + 20 * SCORES + OUTPUT)
+    steps = 9 * (LAYERS + OUTPUT) + sum(range(21, 30)) * SCORES
+    found = counted("expected: {requests: 7, tokens: 20, new_tokens: 10}")
+    assert numbers(found) == (7, 140, 70, 7 * (read + steps), "declared")
+    assert counted()["flops"] is None and "expected" in counted()["not_counted"]
+    assert "expected.tokens" in counted("expected: {requests: 7}")["not_counted"]
+    sample = suite("limit: 2")
+    asked = {"requests": 4, "read_tokens": 80, "sampled_tokens": 40}
+    finish(sample, "evaluate/harness/own", facts={"asked": asked})
+    assert numbers(counted("limit: 2")) == (4, 80, 40, 4 * (read + steps), "measured")
+    assert counted("expected: {requests: 7}") | {"time_source": None} == found | {"time_source": None}
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "dim", "queries", "keys", "ffn"),
+    [("8b", 32, 4096, 4096, 1024, 21_504), ("70b", 80, 8192, 8192, 1024, 43_008)],
+)
+def test_the_completions_of_the_published_runs(
+    size: str, layers: int, dim: int, queries: int, keys: int, ffn: int
+) -> None:
+    """Ten completions of 768 tokens after 256 for each of 453,235 prompts [P], less one in 10,000."""
+    prompts = round(380_537 * 0.9999) + round(72_698 * 0.9999)
+    assert prompts == 453_190
+    found = parts(plan_of(f"apertus-{size}"))
+    each = 2 * layers * dim * (2 * queries + 2 * keys + 2 * ffn)
+    output, scores = 2 * 131_072 * dim, layers * 4 * queries
+    read = 256 * each + 256 * 256 * scores + output
+    steps = 767 * (each + output) + sum(range(257, 1024)) * scores
+    completions = 4_531_900
+    assert numbers(found["completions"]) == (
+        completions, prompts * 256, completions * 768, prompts * read + completions * steps, "declared",
+    )  # fmt: skip
+    assert numbers(found["rewards"]) == (
+        completions, completions * 1024, 0, 2 * 7_504_928_768 * completions * 1024, "declared",
+    )  # fmt: skip
+    rows = -(-prompts * 2 * 1024 // 8192)
+    scored = each + 8192 * scores + output
+    assert numbers(found["log_probabilities"])[1:4] == (rows * 8192, 0, rows * 8192 * scored)
