@@ -17,6 +17,7 @@ from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.hugging_face import stored_width
+from specs.memorisation import Memorisation
 from specs.model import ModelSpec
 from specs.stages.base import Part
 from specs.stages.conversations import ConversationsPart
@@ -309,25 +310,29 @@ class Counter:
         work = self._scored(node, part.model, part.sequence_length, part.samples)
         if by := part.by_position:
             work += self._scored(node, part.model, by.sequence_length, by.samples)
-        if part.suffix:
-            work += self._continued(node)
+        if part.memorisation:
+            work += self._continued(node, part.memorisation, part.model)
         if "completions" in node.inputs and part.against_model is not None:
             work += self._divergence(node, part.against_model)
         return work if work.requests else None
 
-    def _continued(self, node: Node) -> Work:
-        """Greedy continuations on the training engine, which keeps no key-value cache: each step reads the
-        row again."""
-        part, corpus = cast(EvaluatePart, node.part), self._input(node, "probes")
+    def _continued(self, node: Node, spec: Memorisation, model: ModelSpec) -> Work:
+        """Continuations on the training engine, which keeps no key-value cache: each step reads the row
+        again."""
+        corpus = self._input(node, "probes")
         repeats = cast(CorpusPart, corpus.part).process.repeats
         assert repeats is not None, "checked with the references"
         stored = self._metric(corpus, "probes", same=True)
         probes = stored if stored is not None else len(repeats.buckets) * repeats.per_bucket
-        lengths = range(part.prefix, part.prefix + part.suffix)
-        operations = sum(flops.scored(part.model, length, length) for length in lengths)
-        source = "measured" if stored is not None else "declared"
+        requests = probes * len(spec.offsets) * len(spec.decodings)
+        lengths = [prefix + step for prefix in spec.prefixes for step in range(spec.suffix)]
+        operations = sum(flops.scored(model, length, length) for length in lengths)
         return Work(
-            probes, probes * sum(lengths), probes * part.suffix, round(probes * operations), source=source
+            requests * len(spec.prefixes),
+            requests * sum(lengths),
+            requests * len(spec.prefixes) * spec.suffix,
+            round(requests * operations),
+            source="measured" if stored is not None else "declared",
         )
 
     def _divergence(self, node: Node, against: ModelSpec) -> Work:

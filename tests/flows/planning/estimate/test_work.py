@@ -101,16 +101,16 @@ def test_what_nothing_states_is_not_counted_and_named(chat: Chat) -> None:
 
 
 def test_evaluations_score_held_out_rows_and_continue_probes(chat: Chat) -> None:
-    """Four rows of 32 tokens. Probes: two buckets of three, with 8 tokens given and 4 asked for; each step
-    reads the row again."""
+    """Four rows of 32 tokens. Probes: two buckets of three, with 4 and 8 tokens given and 4 asked for, chosen
+    and drawn; each step reads the row again."""
     plan = chat(
         "stages.corpus.sources.notes.repeats={buckets: [0, 2], per_bucket: 3, length: 12}",
-        "stages.evaluate.memorisation={probes: corpus/notes, prefix: 8, suffix: 4}",
+        "stages.evaluate.memorisation={probes: corpus/notes, prefixes: [4, 8], suffix: 4, nucleus: {}}",
     )
     scored = 4 * 32 * (LAYERS + 32 * SCORES + OUTPUT)
-    rows = sum(length * (LAYERS + length * SCORES + OUTPUT) for length in (8, 9, 10, 11))
+    rows = sum(length * (LAYERS + length * SCORES + OUTPUT) for length in range(4, 12))
     found = parts(plan, "evaluate")["evaluate"]
-    assert numbers(found) == (4 + 6, 4 * 32 + 6 * (8 + 9 + 10 + 11), 6 * 4, scored + 6 * rows, "at most")
+    assert numbers(found) == (4 + 24, 4 * 32 + 12 * sum(range(4, 12)), 24 * 4, scored + 12 * rows, "at most")
 
 
 def test_a_comparison_counts_both_models(chat: Chat) -> None:
