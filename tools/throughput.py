@@ -98,8 +98,9 @@ def torchtitan() -> list[Row]:
         gpu: str, size: str, gpus: int, found: tuple[float, float], *settings: Any, **layout: Any
     ) -> None:
         segment = llama(size, gpus, *settings, **layout)
-        said = [f"Llama {size}", *["compile"] * segment.compile, *["float8"] * (FLOAT8 in settings)]
-        said += [layout.get("pp_schedule", ""), *["async TP"] * segment.parallel.async_tp]
+        parallel, narrow = segment.parallel, FLOAT8 in settings  # layers in float8 are compiled, too
+        said = [f"Llama {size}", FLOAT8 if narrow else "compile" if segment.compile else ""]
+        said += ["async" * parallel.async_tp, parallel.pp_schedule.partition("-")[0] * (parallel.pp > 1)]
         rows.append(
             Row(
                 " ".join(filter(None, said)), gpu, gpus, *found, segment,
