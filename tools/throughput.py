@@ -1,7 +1,7 @@
 """Published speeds of training, beside what a rehearsal predicts.
 
     python -m tools.throughput              # puts its table into docs/estimates.md, between the marks
-    python -m tools.throughput --formulas   # the same by formulas: seconds in place of half an hour
+    python -m tools.throughput --formulas   # prints what formulas say, which know no older norms, in a second
     python -m tools.throughput Llama 8B     # prints the rows whose name has these words
 
 Invariants: what is published stands here with its source; what is predicted has one set of constants for each
@@ -92,7 +92,6 @@ def llama(
 def torchtitan() -> list[Row]:
     """benchmarks/llama3_h100_202412_torchtitan.md and llama3_8b_h200_2025-06_torchtitan.md of torchtitan."""
     rows = []
-    off = {("H100-HBM2e", False): "norms and RoPE were several operators", ("H200", True): "why is not known"}
 
     def add(
         gpu: str, size: str, gpus: int, found: tuple[float, float], *settings: Any, **layout: Any
@@ -106,7 +105,7 @@ def torchtitan() -> list[Row]:
                 " ".join(filter(None, said)), gpu, gpus, *found, segment,
                 # its loss was compiled from April 2025 on (pull requests 755 and 1033)
                 logit_bytes=4 if gpu == "H200" else 12,
-                off=off.get((gpu, segment.compile), ""),
+                off="why is not known" if gpu == "H200" else "",
                 # RMSNorm became a kernel in May 2025 (pytorch, pull request 153666); a compiler makes it one
                 fused_norms=segment.compile,
             )
@@ -133,11 +132,10 @@ def torchtitan() -> list[Row]:
 def apertus() -> list[Row]:
     """The Apertus report (arXiv 2509.14233): pretraining with the whole batch, which ran on Megatron."""
     parts = {size: plan_of(f"apertus-{size}").estimates.stages["pretrain"].parts[-1] for size in SPEED}
-    off = {"8b": "why is not known"}
     return [
         Row(
             f"Apertus {size.upper()}", "GH200", part.gpus, SPEED[size], None, part.segment, 4,
-            off=off.get(size, ""),
+            off="why is not known",
         )
         for size, part in parts.items()
     ]  # fmt: skip
@@ -216,7 +214,7 @@ def main(arguments: list[str]) -> None:
     for row in rows:
         found.append(cells(row, predict(row)))
         print(*found[-1], sep="  ", flush=True)
-    if not chosen:
+    if not arguments:
         PAGE.write_text(placed(PAGE.read_text(), MARK, f"\n{text(found)}\n"))
 
 
