@@ -1,11 +1,12 @@
 """Published speeds of training, beside what a rehearsal predicts.
 
-    python -m tools.throughput           # puts its table into docs/estimates.md, between the marks
-    python -m tools.throughput Llama 8B  # prints the rows whose name has these words
+    python -m tools.throughput              # puts its table into docs/estimates.md, between the marks
+    python -m tools.throughput --formulas   # prints what formulas say, which know no older norms, in a second
+    python -m tools.throughput Llama 8B     # prints the rows whose name has these words
 
 Invariants: what is published stands here with its source; what is predicted has one set of constants for each
-GPU (`apertus_model.rehearsal.rates`), and none for a row. A row with a setting whose speed is not predicted
-says so, and so does one whose prediction is more than 15% off.
+GPU (`apertus_model.rehearsal.rates`), and none for a row. A row whose prediction is more than 15% off says
+so.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
-from specs.stages.training import Segment
+from specs.stages.training import Precision, Segment
 from tools.published import SPEED, placed, plan_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "estimates.md"
 MARK = "published speed"
 GIB = 2**30
+FLOAT8, FORMULAS = "float8", "--formulas"
 LLAMA = {"vocab_size": 128_256, "head_dim": 128, "n_kv_heads": 8, "activation": "swiglu"}
 MODELS = {  # Llama 3.1; the layers of ours have a norm of queries and keys beside
     "8B": ModelSpec(dim=4096, n_layers=32, n_heads=32, ffn_dim=14_336, **LLAMA),  # type: ignore[arg-type]
     "70B": ModelSpec(dim=8192, n_layers=80, n_heads=64, ffn_dim=28_672, **LLAMA),  # type: ignore[arg-type]
     "405B": ModelSpec(dim=16_384, n_layers=126, n_heads=128, ffn_dim=53_248, **LLAMA),  # type: ignore[arg-type]
 }
-FLOAT8, ASYNC_TP = "float8", "async TP"
 HEADINGS = ("run", "GPU", "GPUs", "tokens/s", "GiB", "predicted", "ratio", "GiB", "ratio")
 
 
@@ -53,27 +54,32 @@ class Row:
     memory: float | None  # GiB, the most that the allocator held
     segment: Segment
     gpus_per_node: int = 8
-    unknown: tuple[str, ...] = ()  # settings whose speed is not predicted
+    logit_bytes: int = 12  # of torchtitan's loss, per logit
+    fused_norms: bool = True
     off: str = ""  # why the prediction is more than 15% off
 
     @property
     def whole_logits(self) -> float:
-        """Bytes that torchtitan's loss has beside ours: 12 N V instead of a chunk's and the weight's gradient
-        (`apertus_model.losses.cross_entropy`)."""
+        """Bytes that torchtitan's loss has beside ours: 12 N V, or 4 N V if it is compiled, instead of a
+        chunk's and the weight's gradient (`apertus_model.losses.cross_entropy`)."""
         model, tp = self.segment.model, self.segment.parallel.tp
         tokens = (self.segment.micro_batch_size or 1) * self.segment.sequence_length
         chunk = 6 * 1024 * model.vocab_size + 4 * model.vocab_size * model.dim
-        return (12 * tokens * model.vocab_size - chunk) / tp
+        return (self.logit_bytes * tokens * model.vocab_size - chunk) / tp
 
 
-def llama(size: str, gpus: int, local: int, again: str, compiled: bool, **parallel: Any) -> Segment:
-    """Llama 3.1 in sequences of 8,192 tokens. `local`: sequences of a step on each data-parallel rank."""
+def llama(
+    size: str, gpus: int, local: int, again: str, compiled: bool, linear: str = "param", **parallel: Any
+) -> Segment:
+    """Llama 3.1 in sequences of 8,192 tokens. `local`: sequences of a step on each data-parallel rank. A
+    pipeline cuts them into as many micro-batches as it has processes (torchtitan, pull request 781)."""
     layout = Parallel.model_validate(parallel)
     return Segment(
         model=MODELS[size],
         sequence_length=8192,
         global_batch_size=local * gpus // (layout.tp * layout.pp),
-        micro_batch_size=1 if layout.pp > 1 else local,
+        micro_batch_size=local // layout.pp,
+        precision=Precision(linear=linear),  # type: ignore[arg-type]
         optimizer=OptimizerSpec(name="adamw", lr=3e-4).resolved({}),
         schedule=Schedule(peak=3e-4),
         end_step=1,
@@ -88,46 +94,65 @@ def torchtitan() -> list[Row]:
     rows = []
 
     def add(
-        gpu: str,
-        size: str,
-        gpus: int,
-        unknown: tuple[str, ...],
-        found: tuple[float, float],
-        *settings: Any,
-        **layout: Any,
+        gpu: str, size: str, gpus: int, found: tuple[float, float], *settings: Any, **layout: Any
     ) -> None:
         segment = llama(size, gpus, *settings, **layout)
-        said = [f"Llama {size}", *["compile"] * segment.compile, layout.get("pp_schedule", "")]
-        speed, memory = found
-        rows.append(Row(" ".join(said).strip(), gpu, gpus, speed, memory, segment, unknown=unknown))
+        parallel, narrow = segment.parallel, FLOAT8 in settings  # layers in float8 are compiled, too
+        said = [f"Llama {size}", FLOAT8 if narrow else "compile" if segment.compile else ""]
+        said += ["async" * parallel.async_tp, parallel.pp_schedule.partition("-")[0] * (parallel.pp > 1)]
+        rows.append(
+            Row(
+                " ".join(filter(None, said)), gpu, gpus, *found, segment,
+                # its loss was compiled from April 2025 on (pull requests 755 and 1033)
+                logit_bytes=4 if gpu == "H200" else 12,
+                off="why is not known" if gpu == "H200" else "",
+                # RMSNorm became a kernel in May 2025 (pytorch, pull request 153666); a compiler makes it one
+                fused_norms=segment.compile,
+            )
+        )  # fmt: skip
 
     for gpus, plain, compiled, float8 in (
         (8, (5762, 82.4), (6667, 77.0), (8532, 76.8)),
         (128, (5605, 67.0), (6514, 62.0), (8380, 61.8)),
     ):
-        add("H100-HBM2e", "8B", gpus, (), plain, 2, "selective", False)
-        add("H100-HBM2e", "8B", gpus, (), compiled, 2, "selective", True)
-        add("H100-HBM2e", "8B", gpus, (FLOAT8,), float8, 2, "selective", True)
-    both, wide = (FLOAT8, ASYNC_TP), {"tp": 8, "sequence_parallel": True}
-    add("H100-HBM2e", "70B", 256, (FLOAT8,), (829, 71.9), 16, "full", True, **wide)
-    add("H100-HBM2e", "70B", 256, both, (876, 67.6), 16, "full", True, **wide)
+        add("H100-HBM2e", "8B", gpus, plain, 2, "selective", False)
+        add("H100-HBM2e", "8B", gpus, compiled, 2, "selective", True)
+        add("H100-HBM2e", "8B", gpus, float8, 2, "selective", True, FLOAT8)
+    wide = {"tp": 8, "sequence_parallel": True}
+    add("H100-HBM2e", "70B", 256, (829, 71.9), 16, "full", True, FLOAT8, **wide)
+    wide |= {"async_tp": True}
+    add("H100-HBM2e", "70B", 256, (876, 67.6), 16, "full", True, FLOAT8, **wide)
     for schedule, found in (("1f1b", (100, 82.5)), ("interleaved-1f1b", (128, 72.7))):
-        add("H100-HBM2e", "405B", 512, both, found, 32, "full", True, pp=8, pp_schedule=schedule, **wide)
-    add("H200", "8B", 32, (FLOAT8,), (10_938, 47.96), 2, "selective", True)
+        layout = {"pp": 8, "pp_schedule": schedule, **wide}
+        add("H100-HBM2e", "405B", 512, found, 32, "full", True, FLOAT8, **layout)
+    add("H200", "8B", 32, (10_938, 47.96), 2, "selective", True, FLOAT8)
     return rows
 
 
 def apertus() -> list[Row]:
     """The Apertus report (arXiv 2509.14233): pretraining with the whole batch, which ran on Megatron."""
     parts = {size: plan_of(f"apertus-{size}").estimates.stages["pretrain"].parts[-1] for size in SPEED}
-    off = {"8b": "why is not known"}
     return [
         Row(
             f"Apertus {size.upper()}", "GH200", part.gpus, SPEED[size], None, part.segment, 4,
-            off=off.get(size, ""),
+            off="why is not known",
         )
         for size, part in parts.items()
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What is expected of a row."""
+
+    speed: float  # tokens per second and GPU
+    peak: float  # bytes
+
+
+def by_formulas(row: Row) -> Predicted:
+    """RMSNorm is one kernel here, in each row."""
+    layout = Layout(row.segment, row.gpus, Rates(row.gpu, row.gpus_per_node))
+    return Predicted(layout.tokens_per_second_per_gpu, layout.memory)
 
 
 def rehearsed(row: Row) -> PartResult:
@@ -144,21 +169,25 @@ def rehearsed(row: Row) -> PartResult:
         tokens=row.segment.tokens_per_step,
     )
     ranks = busiest_ranks(Layout(row.segment, row.gpus, Rates(row.gpu, row.gpus_per_node)))
-    return rehearse(part_estimate(node, None, {}), row.gpu, row.gpus_per_node, ranks)
+    part = part_estimate(node, None, {})
+    return rehearse(part, row.gpu, row.gpus_per_node, ranks, fused_norms=row.fused_norms)
 
 
-def cells(row: Row, found: PartResult | None) -> tuple[str, ...]:
-    """A line of the table: published, predicted, and the ratio of the second to the first."""
-    memory = "-" if row.memory is None else f"{row.memory:.1f}"
-    known = row.name, row.gpu, f"{row.gpus:,}", f"{row.speed:,.0f}", memory
-    if found is None:
-        return *known, f"not predicted: {', '.join(row.unknown)}"
+def by_rehearsal(row: Row) -> Predicted:
+    found = rehearsed(row)
     assert not found.failures, found.failures
     speed = found.tokens_per_second_per_gpu
     assert speed is not None
     peaks = [rank.report.rehearsed.memory.total for rank in found.ranks if rank.report.rehearsed is not None]
-    predicted = f"{speed:,.0f}", f"{speed / row.speed:.2f}"
-    peak = (max(peaks) + (row.whole_logits if row.memory is not None else 0)) / GIB
+    return Predicted(speed, max(peaks))
+
+
+def cells(row: Row, found: Predicted) -> tuple[str, ...]:
+    """A line of the table: published, predicted, and the ratio of the second to the first."""
+    memory = "-" if row.memory is None else f"{row.memory:.1f}"
+    known = row.name, row.gpu, f"{row.gpus:,}", f"{row.speed:,.0f}", memory
+    predicted = f"{found.speed:,.0f}", f"{found.speed / row.speed:.2f}"
+    peak = (found.peak + (row.whole_logits if row.memory is not None else 0)) / GIB
     ratio = "-" if row.memory is None else f"{peak / row.memory:.2f}"
     return *known, *predicted, f"{peak:.1f}", ratio, *([row.off] if row.off else [])
 
@@ -176,14 +205,16 @@ def text(lines: list[tuple[str, ...]]) -> str:
     )
 
 
-def main(chosen: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Writes the table into the page, or prints the rows that are named."""
+    predict = by_formulas if FORMULAS in arguments else by_rehearsal
+    chosen = [word for word in arguments if word != FORMULAS]
     rows = [row for row in (*torchtitan(), *apertus()) if all(word in row.name for word in chosen)]
     found = []
     for row in rows:
-        found.append(cells(row, None if row.unknown else rehearsed(row)))
+        found.append(cells(row, predict(row)))
         print(*found[-1], sep="  ", flush=True)
-    if not chosen:
+    if not arguments:
         PAGE.write_text(placed(PAGE.read_text(), MARK, f"\n{text(found)}\n"))
 
 

@@ -38,7 +38,7 @@ def main(task_file: str, report_file: str) -> int:
 
             stream = torch.Stream(device="cuda:0")
             patches.apply(patches.cuda(Rates(task.gpu, task.gpus_per_node), stream))
-            kept = patches.fused_operators()
+            kept = patches.fused_operators() if task.fused_norms else None
         patches.check(patches.USED)
         from apertus_model.rehearsal.step import rehearse
 

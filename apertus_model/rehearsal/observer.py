@@ -16,15 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry, mm_flop
 
 from apertus_model.rehearsal.allocations import BLOCK, Allocations, maker
-from apertus_model.rehearsal.rates import Rates, unmasked
+from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 
 aten = torch.ops.aten
 LARGEST_KNOWN = 1 << 22  # elements of a tensor whose values are kept
@@ -45,6 +44,10 @@ NO_KERNEL = (
     *EMPTY, "detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "set_", "is_same_size", "wait_tensor",
     "alias",
 )  # fmt: skip
+# these take a maximum or a sum
+REDUCTIONS = ("max", "amax", "sum", "mean", "norm", "linalg_vector_norm")
+# these move what they read, and compute nothing
+COPIES = ("cat", "clone", "copy_", "_to_copy", "split_with_sizes_copy")
 OUR_CODE = ("/apertus_model/", "/torchtitan/")
 FUSED = ("memory", "fused")  # class and name of what a compiler makes of memory-bound operators
 
@@ -64,7 +67,8 @@ class Observer(TorchDispatchMode):
         rates: of the GPU.
         device: "cuda", or "cpu" for real tensors.
         fuses: layers are compiled: memory-bound operators between two products, attentions or collectives are
-            one kernel, which reads what was there before, and writes what is there after it.
+            one kernel, which reads what was there before, and writes what is there after it. One that needs
+            the maximum or the sum of a whole tensor is another kernel, which reads that tensor again.
     """
 
     supports_higher_order_operators = True
@@ -74,12 +78,20 @@ class Observer(TorchDispatchMode):
         self._fuses = fuses
         self._read: dict[int, int] = {}  # by storages that the fused operators read, bytes
         self._written: dict[int, int] = {}
+        self._reduced = set[int]()  # storages that they make of whole tensors
+        self.overlapped = ""  # name of the group whose collectives products are taken apart for
+        self._arriving: dict[int, list[Any]] = {}  # by storage: collective, its seconds that nothing hides
+        self._product: dict[int, float] = {}  # by storage: seconds of the product that made it
+        self._computed: dict[Any, list[int]] = {}  # by operator and what it reads: storages
+        self._same: dict[int, int] = {}  # a storage that was computed again -> the first one
         self.allocations = Allocations(BLOCK if device == "cuda" else 1)
         self.work = Counter[tuple[str, str]]()  # class and name of an operator -> FLOPs
         self.moved = Counter[tuple[str, str]]()
         self.seconds = defaultdict[tuple[str, str], float](float)
         self.calls = Counter[tuple[str, str]]()
-        self.sent: dict[tuple[str, str], list[Any]] = {}  # kind, group -> ranks, calls, bytes, async, seconds
+        self.sent: dict[
+            tuple[str, str], list[Any]
+        ] = {}  # kind, group -> ranks, calls, bytes, async, seconds, hidden
         self.waits = Counter[tuple[str, str]]()
         self._rates, self._device = rates, device
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -110,7 +122,7 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
+        if any(is_wrapper(kind) for kind in types):  # DTensor, AsyncCollectiveTensor, torchao's float8
             return NotImplemented  # they call again, for what they hold
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)  # DTensor asks for the shape of a result
@@ -218,21 +230,52 @@ class Observer(TorchDispatchMode):
             flops = formula(*known[0], **known[1], out_val=result)
         kind = "memory" if not flops else "attention" if any(part in name for part in ATTENTION) else "matrix"
         tensors = [tensor for tensor in _tensors((args, kwargs.values(), [result])) if self._ours(tensor)]
+        if self.overlapped and name in COPIES:
+            self._pass_on(args, result)
         own = (
             getattr(func, "namespace", "") != "aten"
         )  # a kernel of ours, which the compiler does not see into
         fusible = kind == "memory" and name not in SCATTERS and not own
         if self._fuses and fusible and maker() in ("activations", ""):
-            self._fuse(name, args, kwargs, result)
+            if not self._again(func, args, kwargs, result):
+                self._fuse(name, args, kwargs, result)
             return
         self.end_fusion()
         # what is multiplied; sums and statistics beside it are wider
         width = min((part.element_size() for part in _tensors(args) if part.is_floating_point()), default=4)
         computed = flops * unmasked(*_lengths(name, args)) if kind == "attention" else flops
-        self._add(kind, name, flops, _moved(name, tensors), width, computed)
+        seconds = self._add(kind, name, flops, _moved(name, tensors), width, computed)
+        if self.overlapped and kind == "matrix":
+            self._hide_gathers(args, result, seconds)
+
+    def _again(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether the same was computed of the same values: the compiler does so once in a forward pass, and
+        once in a backward pass."""
+        if func._schema.is_mutable:
+            return False
+        inputs = tuple(
+            (self._same.get(number, number), tensor.shape, tensor.stride(), tensor._version)
+            for tensor in _tensors((args, kwargs.values()))
+            for number in self._numbers([tensor])
+        )
+        others = tree_map_only(torch.Tensor, lambda tensor: None, (args, kwargs))
+        key = func, torch._C._current_graph_task_id(), inputs, repr(others)
+        numbers = self._numbers([result])
+        first = self._computed.setdefault(key, numbers)
+        self._same |= {number: one for number, one in zip(numbers, first, strict=True) if number != one}
+        return bool(inputs) and first is not numbers
+
+    def _numbers(self, values: Any) -> list[int]:
+        """Of the storages of tensors."""
+        found = [self.allocations.number(tensor) for tensor in _tensors(values)]
+        return [number for number in found if number is not None]
 
     def _fuse(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         results = [tensor for tensor in _tensors([result]) if self._ours(tensor)]
+        if not self._reduced.isdisjoint(self._numbers((args, kwargs.values()))):
+            self.end_fusion()
+        if name in REDUCTIONS and not _along_rows(args):
+            self._reduced.update(self._numbers(results))
         most = max(_size(tensor) for tensor in results)
         for tensor in _tensors((args, kwargs.values())):
             number = self.allocations.number(tensor)
@@ -249,6 +292,7 @@ class Observer(TorchDispatchMode):
             left = sum(size for number, size in self._written.items() if self.allocations.lives(number))
             self._add(*FUSED, 0, sum(self._read.values()) + left, 4)
             self._read, self._written = {}, {}
+            self._reduced.clear()
 
     def launched(self, kernel: Any, *args: Any) -> None:
         """A Triton kernel reads and writes each of its tensors once."""
@@ -259,8 +303,8 @@ class Observer(TorchDispatchMode):
 
     def _add(
         self, kind: str, name: str, flops: int, moved: int, width: int, computed: float | None = None
-    ) -> None:
-        """`computed`: the FLOPs that take time, where those are fewer."""
+    ) -> float:
+        """Returns the seconds. `computed`: the FLOPs that take time, where those are fewer."""
         key = kind, name
         self.calls[key] += 1
         self.work[key] += flops
@@ -268,6 +312,28 @@ class Observer(TorchDispatchMode):
         seconds = self._rates.compute(flops if computed is None else computed, moved, kind, width)
         self.seconds[key] += seconds
         self.allocations.seconds += seconds
+        return seconds
+
+    # Asynchronous tensor parallelism: a product begins with the part of its input that is there, and sends
+    # each part of its result while it computes the next.
+
+    def _pass_on(self, args: Any, result: Any) -> None:
+        """A copy is what it is of."""
+        tables: tuple[dict[int, Any], ...] = self._arriving, self._product
+        for known in tables:
+            for number in self._numbers(args):
+                if number in known:
+                    known |= dict.fromkeys(self._numbers([result]), known[number])
+
+    def _hide_gathers(self, args: Any, result: Any, seconds: float) -> None:
+        """A product hides the gather of its input."""
+        self._product |= dict.fromkeys(self._numbers([result]), seconds)
+        for number in self._numbers(args):
+            if gather := self._arriving.get(number):
+                known, left = gather
+                hidden = hidden_seconds(left, seconds, len(known[0]))
+                known[5] += hidden
+                gather[1] -= hidden
 
     def _collective(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         kind = next((kind for part, kind in KINDS if part in name), None)
@@ -296,11 +362,27 @@ class Observer(TorchDispatchMode):
         if kind in ("send", "receive"):
             other = ranks[values.get("dst", values.get("src", 0))]
             peers = [dist.get_rank(), other]
-        known = self.sent.setdefault((kind, group.group_name), [ranks, 0, 0, 0, 0.0])
+        known = self.sent.setdefault((kind, group.group_name), [ranks, 0, 0, 0, 0.0, 0.0])
         known[1] += 1
         known[2] += whole
         known[3] += bool(values.get("async_op", func.namespace != "c10d"))
-        known[4] += self._rates.collective(kind, whole, peers)
+        seconds = self._rates.collective(kind, whole, peers)
+        known[4] += seconds
+        if group.group_name == self.overlapped:
+            if kind == "all-gather":
+                gather = [known, seconds]  # one, of all that it makes
+                self._arriving |= dict.fromkeys(self._numbers([result]), gather)
+            elif kind == "reduce-scatter":
+                made = max(self._product.get(number, 0.0) for number in self._numbers(args))
+                known[5] += hidden_seconds(seconds, made, len(ranks))
+
+
+def _along_rows(args: Any) -> bool:
+    """Whether a reduction has a result for each row as it lies in memory, which its kernel can use."""
+    tensor = next(_tensors(args))
+    axes = args[1] if len(args) > 1 else ()
+    axes = [axes] if isinstance(axes, int) else axes
+    return bool(axes) and all(tensor.stride(axis) == 1 for axis in axes)
 
 
 def _name(func: Any) -> str:

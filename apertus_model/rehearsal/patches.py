@@ -191,6 +191,8 @@ def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractC
 
     return [
         Patch("torch._subclasses.fake_tensor.FakeTensor.tolist", _method(read)),
+        # memory that GPUs share, for async_tp
+        Patch("torch.distributed._symmetric_memory.enable_symm_mem_for_group", always(None)),
         # FSDP frees and makes gathered weights so
         Patch("torch.UntypedStorage.resize_", resize),
         Patch("triton.runtime.jit.JITFunction.run", lambda original: lambda kernel, *args, **kwargs:

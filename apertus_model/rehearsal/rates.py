@@ -22,7 +22,7 @@ class Sheet(NamedTuple):
     capability: tuple[int, int]
     matrix: float  # fraction of the peak that large products of random numbers reach
     source: str
-    power: float = 1.0  # fraction of its design power that it may draw
+    clock: float = 1.0  # speed of its products beside that of a GPU that may draw its design power
 
 
 # Large products of normally distributed bfloat16, by the GPU's generation. Sources: H. He, Strangely, Matrix
@@ -30,6 +30,16 @@ class Sheet(NamedTuple):
 # H200 Benchmark Part 1: Training, December 2024 (Hopper, and the MI300X with the public software of then).
 AMPERE, HOPPER, CDNA3 = 257 / 312, 720 / 989.5, 620 / 1307
 BLACKWELL = HOPPER  # no source
+# An H100 limited to 500 W: 585, 575 and 546 TFLOP/s in bfloat16, and 1,126, 1,083 and 1,141 in float8, for
+# three shapes of 8,192 rows and more (pytorch/FBGEMM, pull request 2546). So products in float8 reach the
+# same fraction of their peak, within 4%.
+HOPPER_500W = (585.23 + 575.12 + 546.31) / 3 / 989.5
+
+
+def clock(watts: float) -> float:
+    """Of a Hopper GPU that may draw so much of its 700 W: a line through what is measured."""
+    return 1 - (1 - HOPPER_500W / HOPPER) * (700 - watts) / (700 - 500)
+
 
 SHEETS: dict[str, Sheet] = {
     "A100-40GB": Sheet(1.555e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE,
@@ -40,12 +50,12 @@ SHEETS: dict[str, Sheet] = {
         "H100 SXM: 3.35 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; DGX H100: 400 Gb/s a GPU"),
     "H100-HBM2e": Sheet(2.4e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
         "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: 96 GB at 2.4 TB/s, limited to 500 W,"
-        " 400 Gb/s a GPU; otherwise an H100 SXM", power=500 / 700),
+        " 400 Gb/s a GPU; otherwise an H100 SXM", clock=clock(500)),
     "H200": Sheet(4.8e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
         "H200 SXM: 4.8 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; DGX H200: 400 Gb/s a GPU"),
     "GH200": Sheet(4.0e12, 67e12, 450e9, 25e9, (9, 0), HOPPER,
         "GH200: HBM3 4 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; Slingshot: 200 Gb/s a GPU; 560 W as"
-        " the Apertus report measured, since CPU and GPU share the power of the module", power=560 / 700),
+        " the Apertus report measured, since CPU and GPU share the power of the module", clock=clock(560)),
     "B200": Sheet(8.0e12, 75e12, 900e9, 50e9, (10, 0), BLACKWELL,
         "DGX B200, for 8: 64 TB/s, FP32 600 TFLOP/s, NVLink 14.4 TB/s both ways; 400 Gb/s a GPU"),
     "MI300X": Sheet(5.3e12, 163.4e12, 448e9, 50e9, (9, 4), CDNA3,
@@ -76,6 +86,12 @@ def unmasked(queries: int, keys: int) -> float:
     return 1 - queries / (2 * keys)
 
 
+def hidden_seconds(collective: float, product: float, parts: int) -> float:
+    """Of a collective and a matrix product that are taken apart and run beside each other, as async_tp does:
+    all of the shorter one but a part, with which the pipeline fills or drains."""
+    return min(collective, product) * (1 - 1 / parts)
+
+
 @dataclass(frozen=True)
 class Rates:
     """The rates of one GPU in its cluster."""
@@ -92,12 +108,17 @@ class Rates:
         return SHEETS[self.name].capability
 
     def speed(self, kind: str, width: int) -> float:
-        """Operations per second of a class of operators: `matrix` or `attention`. With less power than it is
-        designed for, a GPU is taken to be slower in proportion. `width`: bytes per element of what is
-        multiplied."""
-        sheet = SHEETS[self.name]
-        peak = GPUS[self.name].bf16_flops if width <= 2 else sheet.float32_flops
-        return peak * sheet.power * (sheet.matrix if kind == "matrix" else ATTENTION)
+        """Operations per second of a class of operators: `matrix` or `attention`. `width`: bytes per
+        element of what is multiplied; 1 is float8.
+
+        Raises:
+            ValueError: the GPU has no float8.
+        """
+        sheet, gpu = SHEETS[self.name], GPUS[self.name]
+        peak = gpu.float8_flops if width == 1 else gpu.bf16_flops if width == 2 else sheet.float32_flops
+        if peak is None:
+            raise ValueError(f"{self.name} multiplies nothing in float8")
+        return peak * sheet.clock * (sheet.matrix if kind == "matrix" else ATTENTION)
 
     def compute(self, operations: float, moved: float, kind: str, width: int) -> float:
         """Seconds of an operator: the larger of computing and moving bytes. `width`: as for `speed`."""

@@ -32,6 +32,7 @@ class Task(Record):
     gpus_per_node: int
     # cuda: FakeTensors on a fake CUDA. cpu: real tensors on the CPU, for tiny shapes
     device: Literal["cuda", "cpu"] = "cuda"
+    fused_norms: bool = True  # RMSNorm is one kernel; false: several, as before torch 2.8
 
 
 class Tensors(Record):
@@ -71,6 +72,7 @@ class Collectives(Record):
     bytes: int  # of the whole tensors, summed over calls
     asynchronous: int  # calls that do not wait
     seconds: float
+    hidden_seconds: float = 0.0  # of them: beside a product that is taken apart, by async_tp
 
 
 class Synchronisation(Record):

@@ -77,6 +77,8 @@ def rehearse(task: Task) -> Rehearsed:
         with observer:
             trainer = config.build()
             batches = trainer.begin()
+            if segment.parallel.async_tp:
+                observer.overlapped = trainer.parallel_dims.get_mesh("tp").get_group().group_name
             _name_tensors(observer, trainer)
             if trainer.parallel_dims.pp_enabled:
                 peers.describe(trainer)
@@ -119,7 +121,9 @@ def _report(observer: Observer, trainer: Any, attention: str) -> Rehearsed:
     collectives = _collectives(observer, trainer)
     compute = sum(line.seconds for line in operators)
     beside = sum(line.seconds for line in collectives if line.mesh in HIDDEN)
-    waited = sum(line.seconds for line in collectives) - beside + max(0.0, beside - compute)
+    waited = (
+        sum(line.seconds - line.hidden_seconds for line in collectives) - beside + max(0.0, beside - compute)
+    )
     flops, classes = Counter[str](), dict.fromkeys(CLASSES, 0.0)
     for line in operators:
         flops[line.kind] += line.flops
@@ -175,10 +179,10 @@ def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
     found: dict[tuple[str, str, int], list[Any]] = {}
     for (kind, group), (ranks, *numbers) in observer.sent.items():
         key = kind, names.get(group, "world" if len(ranks) == dist.get_world_size() else "other"), len(ranks)
-        found[key] = [a + b for a, b in zip(found.get(key, [0, 0, 0, 0.0]), numbers, strict=True)]
+        found[key] = [a + b for a, b in zip(found.get(key, [0, 0, 0, 0.0, 0.0]), numbers, strict=True)]
     lines = [
         Collectives(kind=kind, mesh=mesh, ranks=size, calls=calls, bytes=count, asynchronous=ahead,
-                    seconds=seconds)
-        for (kind, mesh, size), (calls, count, ahead, seconds) in found.items()
+                    seconds=seconds, hidden_seconds=hidden)
+        for (kind, mesh, size), (calls, count, ahead, seconds, hidden) in found.items()
     ]  # fmt: skip
     return sorted(lines, key=lambda line: -line.seconds)

@@ -53,6 +53,9 @@ class Search(Record):
     own_gpus: int
     best: list[Found]  # by rehearsed speed
     dropped: list[Found]
+    # tokens per second and GPU of the best layout in float8, by formulas: another training, with other
+    # results. None where the layout is in float8 already, or cannot be
+    float8: float | None
     agreement: float | None  # Spearman's coefficient of both orders, in percents, of all that were rehearsed
 
 
@@ -119,6 +122,7 @@ def search(
         dropped.append(found)
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
+    best = sorted(best, key=lambda found: -(found.tokens_per_second_per_gpu or 0.0))
     everything = [one for one in (own, *best, *dropped) if one.tokens_per_second_per_gpu is not None]
     return Search(
         pipeline=pipeline,
@@ -130,13 +134,26 @@ def search(
         layouts=len(known),
         own=own,
         own_gpus=part.gpus,
-        best=sorted(best, key=lambda found: -(found.tokens_per_second_per_gpu or 0.0)),
+        best=best,
         dropped=dropped,
+        float8=_in_float8(
+            next(one for one in known if one.launch == best[0].launch and one.settings == best[0].settings),
+            accept,
+        ),
         agreement=spearman(
             [_percents(one.expected) for one in everything],
             [_percents(one.tokens_per_second_per_gpu) for one in everything],
         ),
     )
+
+
+def _in_float8(layout: Layout, accept: Accept) -> float | None:
+    segment = layout.segment
+    if segment.precision.linear != "param" or GPUS[layout.rates.name].float8_flops is None:
+        return None
+    precision = segment.precision.model_copy(update={"linear": "float8"})
+    other = Layout(segment.model_copy(update={"precision": precision}), layout.processes, layout.rates)
+    return None if isinstance(accept(other), str) else other.tokens_per_second_per_gpu
 
 
 def described(launch: dict[str, Any], settings: dict[str, Any]) -> str:

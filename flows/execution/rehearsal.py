@@ -80,6 +80,7 @@ def rehearse(
     ranks: Ranks | int | list[int],
     begins: Callable[[int], None] = lambda rank: None,
     known: dict[str, RankReport] | None = None,
+    fused_norms: bool = True,
 ) -> PartResult:
     """Rehearses ranks of a part, one after the other.
 
@@ -91,6 +92,7 @@ def rehearse(
         begins: called with the number of each rank before it.
         known: reports of tasks that were done, by their work; those of this part are added. Segments of a
             stage often differ in their borders alone.
+        fused_norms: as of `Task`.
 
     Raises:
         StageError: there is no such GPU or rank, or no rehearsal is possible here; the message says why.
@@ -106,6 +108,7 @@ def rehearse(
             rank=rank,
             gpu=gpu,
             gpus_per_node=gpus_per_node,
+            fused_norms=fused_norms,
         )
         work = work_of(task)
         if work not in known:

@@ -85,9 +85,12 @@ class Layout:
         }
 
     def overrides(self, path: FieldPath) -> list[str]:
-        """As `--set` takes them. `path`: of the phase, see `specs.stages.training.Phase`."""
+        """As `--set` takes them, float8 among them. `path`: of the phase, see
+        `specs.stages.training.Phase`."""
         stage, phase = ".".join(map(str, path[:2])), ".".join(map(str, path))
         stated = [f"{stage}.launch.{name}={flow(value)}" for name, value in self.launch.items()]
+        if (linear := self.segment.precision.linear) != "param":
+            stated.append(f"{stage}.precision.linear={linear}")
         return stated + [f"{phase}.{name}={flow(value)}" for name, value in self.settings.items()]
 
     def to_yaml(self, path: FieldPath) -> str:

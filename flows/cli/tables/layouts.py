@@ -31,6 +31,14 @@ def show_search(console: Console, found: Search) -> None:
     console.print(
         table(title, caption, headings, rows, optional=("of plan", "expected"), width=console.width)
     )
+    if found.float8 is not None:
+        faster = found.float8 / found.best[0].expected
+        console.print(
+            "precision.linear: float8 changes results and fingerprint; layout 1 with it:"
+            f" {amount(found.float8)} tokens/s expected, {faster:.2f} of the same without",
+            highlight=False,
+            soft_wrap=True,
+        )
     for number, one in enumerate(found.best, 1):
         console.print(f"\n# {number}: {escape(described(one.launch, one.settings))}", highlight=False)
         console.print(escape(one.yaml.rstrip()), highlight=False, soft_wrap=True)

@@ -3,8 +3,8 @@ thousands of layouts can be compared.
 
 A step takes the matrix products, attention and memory-bound operators of a rank, one after the other, the
 collectives that are waited for, and the bubble of the pipeline. FSDP's collectives run beside computation;
-what tensor, context and pipeline parallelism send is waited for. Rates and their sources are those of a
-rehearsal (`apertus_model.rehearsal.rates`).
+what tensor, context and pipeline parallelism send is waited for, but for what async_tp hides. Rates and their
+sources are those of a rehearsal (`apertus_model.rehearsal.rates`).
 
 Invariants: a pure function of shapes, layout and rates. `PASSES` and `COMPILED` follow from the operators of
 the model: whoever fuses some of them changes both. `tests/flows/execution/test_rehearsal.py` compares the sum
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from apertus_model.rehearsal.rates import Rates, unmasked
+from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
 from flows.planning.estimate.memory import (
     CHUNK_TOKENS,
@@ -60,6 +60,11 @@ COMPILED = {
     "swiglu": Passes(5, 7),
     "gather": PASSES["gather"],
 }
+# Bytes that casts to float8 read or write, per element of what is multiplied, forward and backward: weights,
+# what linear layers read, and the gradients of what they return. A compiler casts an input of several layers
+# once. A maximum over a tensor is a pass of its own, unless it is part of the kernel that makes the tensor.
+CASTS = {"weights": Passes(31, 33), "inputs": Passes(31, 33), "gradients": Passes(0, 33)}
+COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradients": Passes(0, 5)}
 LOGITS = 10.0  # float32 elements that the loss reads or writes, per logit
 # bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
 GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
@@ -108,6 +113,7 @@ class _Work:
         self.spread = parallel.tp if parallel.sequence_parallel else 1
         self.split = parallel.sequence_parallel and parallel.tp > 1
         self.again = segment.activation_checkpointing
+        self.float8 = segment.precision.linear != "param"
         self.count: Parameters = parameters(self.model, parallel.tp)
         self.trains = not (isinstance(segment, SftSegment) and segment.lora is not None)
         each = processes // parallel.pp // parallel.tp // parallel.cp
@@ -148,14 +154,49 @@ class _Work:
         return self.rates.compute(0, size, "memory", self.b)
 
     @cached_property
-    def matrices(self) -> tuple[float, float]:
-        """Products of a layer, forward, and those of them that selective recomputation repeats."""
+    def sides(self) -> list[tuple[float, float]]:
+        """Inputs and outputs of a layer's matrices on this rank: queries, keys, values, output; feed-forward,
+        its way back last."""
         model, tp = self.model, self.parallel.tp
         queries, keys, ffn = model.query_dim / tp, model.key_dim / tp, model.ffn_dim / tp
         sides = [(model.dim, queries), (model.dim, keys), (model.dim, keys), (queries, model.dim)]
-        sides += [(model.dim, ffn)] * (model.ffn_matrices - 1) + [(ffn, model.dim)]
-        each = [self.product(self.tokens, *side) for side in sides]
-        return sum(each), sum(each[1::2])
+        return [*sides, *[(model.dim, ffn)] * (model.ffn_matrices - 1), (ffn, model.dim)]
+
+    @cached_property
+    def products(self) -> list[float]:
+        """Products with these matrices, forward."""
+        if not self.float8:
+            return [self.product(self.tokens, *side) for side in self.sides]
+        tokens = self.tokens
+        return [
+            self.rates.compute(
+                2 * tokens * a * b, tokens * a + a * b + self.b * tokens * b, "matrix", 1
+            )
+            for a, b in self.sides
+        ]  # fmt: skip
+
+    @cached_property
+    def matrices(self) -> tuple[float, float]:
+        """Products of a layer, forward, and those of them that selective recomputation repeats."""
+        return sum(self.products), sum(self.products[1::2])
+
+    def casts(self) -> Passes:
+        """Casts of a layer to float8, in seconds."""
+        if not self.float8:
+            return Passes(0, 0)
+        compiled = self.segment.compile
+        read = [a for a, _ in self.sides]
+        shared = [read[0], read[3], read[4], read[-1]] if compiled else read
+        sizes = {
+            "weights": sum(a * b for a, b in self.sides),
+            "inputs": self.tokens * sum(shared),
+            "gradients": self.tokens * sum(b for _, b in self.sides),
+        }
+        bytes_ = COMPILED_CASTS if compiled else CASTS
+        return Passes(
+            self.moved(sum(bytes_[name].forward * size for name, size in sizes.items())),
+            self.moved(sum(bytes_[name].backward * size for name, size in sizes.items())),
+        )
 
     @cached_property
     def attention(self) -> float:
@@ -176,9 +217,12 @@ class _Work:
             "gather": 2 * model.dim * self.split,
         }
         scale, passes = self.b * self.tokens, COMPILED if self.segment.compile else PASSES
+        casts = self.casts()
         return Passes(
-            self.moved(scale * sum(passes[name].forward * width for name, width in widths.items())),
-            self.moved(scale * sum(passes[name].backward * width for name, width in widths.items())),
+            casts.forward
+            + self.moved(scale * sum(passes[name].forward * width for name, width in widths.items())),
+            casts.backward
+            + self.moved(scale * sum(passes[name].backward * width for name, width in widths.items())),
         )
 
     def layer(self) -> tuple[float, float]:
@@ -201,6 +245,8 @@ class _Work:
                 seconds += (
                     4 * (gather + scatter) + 2 * repeats * gather + 2 * (self.again == "full") * scatter
                 )
+                if self.parallel.async_tp:
+                    seconds -= self.hidden(gather, scatter)
             else:
                 seconds += (4 + 2 * repeats) * self.over_tp("all-reduce", whole)
             small = 2 if self.split else 4  # gradients of norms, and of xIELU's scalars
@@ -210,6 +256,26 @@ class _Work:
             seconds += 2 * (1 + repeats) * self.over_cp("all-gather", keys)
             seconds += 2 * self.over_cp("reduce-scatter", keys)
         return seconds
+
+    def hidden(self, gather: float, scatter: float) -> float:
+        """Seconds of a layer's exchanges over tensor-parallel ranks beside the products that read or made
+        what is sent. A cast to float8 needs all of its input, and a sum of products is none of them."""
+        *reads, output = self.products[:4]
+        *up, down = self.products[4:]
+        parts, repeats, full = self.parallel.tp, self.again != "none", self.again == "full"
+
+        def beside(collective: float, products: list[float]) -> float:
+            found = 0.0
+            for product in products:
+                found += hidden_seconds(collective - found, product, parts)
+            return found
+
+        found = (1 + full) * (beside(scatter, [output]) + beside(scatter, [down]))
+        found += beside(scatter, up) * (len(up) == 1)
+        if not self.float8:
+            found += (1 + repeats) * (beside(gather, reads) + beside(gather, up))
+            found += beside(gather, [output] * 2) + beside(gather, [down] * 2)
+        return found
 
     def output(self) -> tuple[float, float]:
         """Computation and waiting of output layer and loss, of a micro-batch."""

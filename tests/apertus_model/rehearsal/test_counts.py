@@ -221,3 +221,38 @@ def test_the_only_wait_for_the_gpu_is_told_with_its_place(split: Rehearsed) -> N
     (line,) = split.synchronisations
     assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/trainer.py"
     assert (line.what, line.calls) == ("tolist", 1)
+
+
+@needs_compiler
+def test_float8_multiplies_the_layers_and_leaves_their_memory() -> None:
+    """Products of layers in float8, those of the output in bfloat16; what is kept stays as wide."""
+    plain, narrow = (
+        rehearsed(spec_of(2, Parallel(), compile=True, precision=one), 2, "cuda")
+        for one in (BFLOAT16, Precision(param="bfloat16", linear="float8"))
+    )
+    scaled = sum(line.flops for line in narrow.operators if line.operator == "_scaled_mm")
+    assert scaled == 3 * 2 * 256 * flops.forward(WIDE, 256).projections
+    assert narrow.flops == plain.flops
+    assert narrow.classes["matrix"] < plain.classes["matrix"]
+    assert narrow.classes["memory"] > plain.classes["memory"]
+    assert narrow.memory.total == pytest.approx(plain.memory.total, rel=0.05)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_async_tp_hides_exchanges_beside_the_products_that_read_or_made_what_is_sent() -> None:
+    """What is hidden of each collective is at most all but a fourth, on four ranks; nothing else changes."""
+    plain, ahead = (
+        rehearsed(
+            spec_of(4, Parallel(tp=4, sequence_parallel=True, async_tp=apart), DEEP, compile=True), 4, "cuda"
+        )
+        for apart in (False, True)
+    )
+    hidden = {line.kind: line.hidden_seconds for line in ahead.collectives if line.mesh == "tp"}
+    whole = {line.kind: line.seconds for line in ahead.collectives if line.mesh == "tp"}
+    assert not any(line.hidden_seconds for line in plain.collectives)
+    for kind in ("all-gather", "reduce-scatter"):
+        assert 0 < hidden[kind] < 3 / 4 * whole[kind]
+    assert hidden["all-reduce"] == 0
+    assert ahead.compute_seconds == pytest.approx(plain.compute_seconds)
+    assert plain.waited_seconds - ahead.waited_seconds == pytest.approx(sum(hidden.values()))

@@ -70,6 +70,50 @@ def test_a_kernel_of_ours_is_not_fused_with_what_is_around_it(matrix: torch.Tens
     assert observer.calls[FUSED] == 2
 
 
+def test_what_needs_a_whole_tensor_first_is_a_kernel_that_reads_it_again(matrix: torch.Tensor) -> None:
+    """exp and its maximum: one in, one and a number out. The division: number and matrix in, one out."""
+    observer = Observer(RATES, "cpu", fuses=True)
+    with observer:
+        made = matrix.clone()
+        observer.begin()
+        one = made.exp()
+        two = one / one.abs().max()
+        observer.end_fusion()
+    assert two.shape == (SIDE, SIDE)
+    assert memory_bound(observer) == {FUSED[1]: (2 * SIZE + 4) + (4 + 2 * SIZE)}
+
+
+def test_what_needs_a_row_first_is_the_same_kernel(matrix: torch.Tensor) -> None:
+    observer = Observer(RATES, "cpu", fuses=True)
+    with observer:
+        made = matrix.clone()
+        observer.begin()
+        two = made / made.amax(1, keepdim=True)
+        observer.end_fusion()
+    assert two.shape == (SIDE, SIDE)
+    assert observer.calls[FUSED] == 1
+    assert memory_bound(observer) == {FUSED[1]: 2 * SIZE}
+
+
+def test_the_same_of_the_same_values_is_computed_once_by_a_compiler(matrix: torch.Tensor) -> None:
+    """What is changed in between is no longer the same."""
+    observer = Observer(RATES, "cpu", fuses=True)
+    with observer:
+        made = matrix.clone()
+        observer.begin()
+        one = made.exp().sin()
+        one @ made
+        two = made.exp().sin()
+        two @ made
+        observer.end_fusion()
+        once = dict(observer.moved)
+        made.add_(1)
+        made.exp()
+        observer.end_fusion()
+    assert once["memory", FUSED[1]] == 2 * SIZE
+    assert observer.moved[FUSED] > once[FUSED]
+
+
 def test_what_fuses_nothing_leaves_no_kernel(matrix: torch.Tensor) -> None:
     observer = Observer(RATES, "cpu", fuses=True)
     with observer:

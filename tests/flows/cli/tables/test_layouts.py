@@ -34,7 +34,7 @@ def test_layouts_stand_beside_the_recipes_own_and_can_be_pasted() -> None:
     search = Search(
         pipeline="p", stage="pretrain", part="pretrain/1", gpu="GH200", gpus=64, memory_limit=96 * GB,
         layouts=1234, own=found(1, 4000.0, 50 * GB), own_gpus=128, best=[found(2, 6000.0, 40 * GB)],
-        dropped=[found(4, None, None, "ValueError: 7 [heads]")], agreement=0.9,
+        dropped=[found(4, None, None, "ValueError: 7 [heads]")], agreement=0.9, float8=6500.0,
     )  # fmt: skip
     output = io.StringIO()
     show_search(Console(file=output, width=180), search)
@@ -44,4 +44,8 @@ def test_layouts_stand_beside_the_recipes_own_and_can_be_pasted() -> None:
     assert "own 50 GB -12.0% 5k 4k 1.00 dp_shard 64, micro-batch 2" in lines
     assert any(line.endswith("micro-batch 2: ValueError: 7 [heads]") for line in lines)
     assert "their orders agree by 0.90 (Spearman)" in " ".join(lines)
+    said = (
+        "changes results and fingerprint; layout 1 with it: 6.5k tokens/s expected, 1.30 of the same without"
+    )
+    assert f"precision.linear: float8 {said}" in lines
     assert "stages:\n  pretrain:\n    launch: {tp: 2}\n" in output.getvalue()
