@@ -78,8 +78,8 @@ class ByPosition(Spec):
 
 
 class Generation(Spec):
-    """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their
-    divergence from `against`."""
+    """Answers to held-out prompts, sampled from the exported model or from any model's folder; their rewards;
+    their divergence from `against`."""
 
     prompts: Reference = reference(to="conversations", description="a part, whose held-out split is used")
     limit: int = reference(200, ge=1, description="maximum number of prompts")
@@ -140,13 +140,14 @@ class EvaluateStage(FromCheckpoint):
 
 
 class EvaluatePart(Part):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` for memorisation; `prompts`,
-    `completions` and `rewards` for generation; `harness`; `against`, `against_checkpoint`, and, where the
-    same prompts were answered, `against_completions` and `against_rewards`."""
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, but not for another architecture than Apertus;
+    `source:<i>`; `probes` for memorisation; `prompts`, `completions` and `rewards` for generation; `harness`;
+    `against`, `against_checkpoint`, and, where the same prompts were answered, `against_completions` and
+    `against_rewards`."""
 
     ON_ENGINE: ClassVar[bool] = True
 
-    model: ModelSpec = identity()
+    model: ModelSpec | None = identity(description="None: of another architecture, which only answers")
     sequence_length: int = identity()
     samples: int = identity()
     by_position: ByPosition | None = identity(None, neutral=None)
@@ -188,7 +189,7 @@ class EvaluatePart(Part):
             names += [f"memorisation/{one}{end}" for one in measured for end in ("", "/low", "/high")]
         if "completions" in roles:
             names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in roles else [])]
-            names += ["kl/against"] if "against" in roles else []
+            names += ["kl/against"] if "against_checkpoint" in roles else []
         if "against_rewards" in roles:
             names += [
                 f"reward/{name}"
