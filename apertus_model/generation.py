@@ -1,4 +1,5 @@
-"""Completions from an exported Hugging Face folder, by transformers or by vLLM.
+"""Completions from a Hugging Face folder, exported or of any causal language model, by transformers, vLLM or
+a server.
 
 Invariants: no file is fetched and no code of the folder is run; the random numbers of a batch follow from the
 seed and the index of its first prompt.
@@ -16,15 +17,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from tokenizers import Tokenizer
 
-from apertus_model.chat import ChatEncoder
-from infra.store import Artifact
-from specs.errors import StageError
+from apertus_model.completion_server import ServerGenerator
+from apertus_model.data.rows import Row
+from apertus_model.prompt_format import (
+    Completion,
+    GenerationError,
+    OtherFormat,
+    OwnFormat,
+    TextFormat,
+    TokenFormat,
+)
+from infra.store import Artifact, Attempt
 from specs.launch import Launch
 from specs.stages.preference_data import Sampling
 
-Completion = dict[str, Any]
+__all__ = ["GenerationError", "Generator", "batch_seed", "local_folder", "open_generator", "prompts_at_once"]
 VLLM_PYTHON = "APERTUS_VLLM_PYTHON"  # the interpreter of the environment that has vLLM
 VLLM_FIX = (
     "Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and"
@@ -34,34 +42,54 @@ VLLM_FIX = (
 OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class GenerationError(StageError):
-    """The engine that the spec names cannot be used here."""
-
-
 class Generator(Protocol):
     """An opened model."""
 
-    def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
+    def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
         """`n` completions of each prompt, as `{"text", "tokens", "finished"}`.
 
         Args:
-            prompts: token ids of the prompts of one batch.
+            prompts: rows of `prompts`.
             first: index of the first of them among all prompts; with the seed of the spec it seeds the batch.
         """
 
 
 def open_generator(
-    folder: Path, sampling: Sampling, launch: Launch, *, end_of_turn_id: int, pad_id: int
+    attempt: Attempt, sampling: Sampling, launch: Launch, *, end_of_turn_id: int, pad_id: int
 ) -> Generator:
-    """Loads the model of an exported folder. GenerationError when the engine is not installed."""
+    """Opens the model of a part with the inputs of `CompletionsPart`. GenerationError when the engine is not
+    installed, or the model cannot be asked."""
+    inputs = attempt.job.inputs
+    served = sampling.engine == "server"
+    if "model" not in inputs:
+        chat = TextFormat(attempt.input_artifact("tokenizer").local("tokenizer.json"))
+        return ServerGenerator(sampling, chat, lambda index: batch_seed(sampling.seed, index))
+    folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model", weights=not served)
+    written: TokenFormat
+    if "tokenizer" in inputs:
+        tokenizer = attempt.input_artifact("tokenizer").local("tokenizer.json")
+        written = OtherFormat(folder, tokenizer, sampling.max_new_tokens)
+    else:
+        written = OwnFormat(folder / "tokenizer.json", end_of_turn_id, pad_id)
+    if served:
+        return ServerGenerator(sampling, written, lambda index: batch_seed(sampling.seed, index))
     if sampling.engine == "vllm":
-        return VllmGenerator(folder, sampling, end_of_turn_id, launch.tensor_parallel)
-    return TransformersGenerator(folder, sampling, end_of_turn_id, pad_id)
+        return VllmGenerator(folder, sampling, written, launch.tensor_parallel)
+    return TransformersGenerator(folder, sampling, written)
 
 
-def local_folder(artifact: Artifact, folder: Path) -> Path:
-    """A local folder with the files of an artifact, as links to their checked local copies."""
+def prompts_at_once(sampling: Sampling, unit: int) -> int:
+    """Prompts that one call of `complete` has, of a unit of work. For transformers it is the batch, which
+    changes the results; the others have a seed for every prompt, and are given all of them at once."""
+    return sampling.batch_size if sampling.engine == "transformers" else max(1, unit)
+
+
+def local_folder(artifact: Artifact, folder: Path, *, weights: bool = True) -> Path:
+    """A local folder with the files of an artifact, as links to their checked local copies; without
+    `weights`, only those that say how the model is asked."""
     for name in artifact.manifest.files:
+        if not weights and name.endswith(".safetensors"):
+            continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(artifact.local(name))
@@ -80,7 +108,7 @@ class TransformersGenerator:
     """`generate` of transformers, on one GPU or none: prompts padded on the left, all completions of a
     batch in parallel, until the last one has ended."""
 
-    def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, pad_id: int) -> None:
+    def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
         from transformers.utils import logging as transformers_logging
 
@@ -91,8 +119,7 @@ class TransformersGenerator:
             folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
         self._model.to(self._device).eval()
-        self._decoder = Decoder(folder, end_of_turn_id)
-        self._sampling, self._pad_id = sampling, pad_id
+        self._format, self._sampling = written, sampling
         # Greedy decoding gives the same completion n times: one is computed.
         greedy = sampling.temperature == 0
         self._copies = sampling.n if greedy else 1
@@ -100,18 +127,19 @@ class TransformersGenerator:
         self._config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             num_return_sequences=1 if greedy else sampling.n,
-            eos_token_id=end_of_turn_id,
-            pad_token_id=pad_id,
+            eos_token_id=list(written.end_ids),
+            pad_token_id=written.pad_id,
             **({"do_sample": False} if greedy else drawn),
         )
         self._model.generation_config = GenerationConfig()  # not the folder's defaults
 
     @torch.inference_mode()
-    def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
-        longest = max(map(len, prompts))
-        tokens = torch.full((len(prompts), longest), self._pad_id)
+    def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
+        read = [self._format.tokens(prompt) for prompt in prompts]
+        longest = max(map(len, read))
+        tokens = torch.full((len(prompts), longest), self._format.pad_id)
         mask = torch.zeros_like(tokens)
-        for row, prompt in enumerate(prompts):
+        for row, prompt in enumerate(read):
             tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
         torch.manual_seed(batch_seed(self._sampling.seed, first))
@@ -120,7 +148,7 @@ class TransformersGenerator:
         new = output[:, longest:].tolist()
         each = len(new) // len(prompts)
         return [
-            [self._decoder.completion(row) for row in new[begin : begin + each]] * self._copies
+            [self._format.completion(row) for row in new[begin : begin + each]] * self._copies
             for begin in range(0, len(new), each)
         ]
 
@@ -129,9 +157,10 @@ class VllmGenerator:
     """Sampling by vLLM, in bfloat16, in a separate process; `gpus` of this node share every layer. Each
     prompt has its seed."""
 
-    def __init__(self, folder: Path, sampling: Sampling, end_of_turn_id: int, gpus: int) -> None:
-        self._decoder = Decoder(folder, end_of_turn_id)
-        self._seed = sampling.seed
+    def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat, gpus: int) -> None:
+        self._format, self._seed = written, sampling.seed
+        # vLLM refuses several greedy completions, which are the same.
+        self._copies = sampling.n if sampling.temperature == 0 else 1
         python = os.environ.get(VLLM_PYTHON) or sys.executable
         try:
             self._process = subprocess.Popen(
@@ -154,11 +183,11 @@ class VllmGenerator:
             "load_format": "safetensors",
         }
         drawn = {
-            "n": sampling.n,
+            "n": sampling.n // self._copies,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,
-            "stop_token_ids": [end_of_turn_id],
+            "stop_token_ids": list(written.end_ids),
             "ignore_eos": True,
             "detokenize": False,
         }
@@ -167,10 +196,10 @@ class VllmGenerator:
             message = f"engine: vllm is chosen, but {python} cannot import vLLM ({answer['error']})"
             raise GenerationError(f"{message}. {VLLM_FIX}")
 
-    def complete(self, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[Completion]]:
+    def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
         seeds = [batch_seed(self._seed, first + index) for index in range(len(prompts))]
-        answers = self._ask({"prompts": [list(prompt) for prompt in prompts], "seeds": seeds})
-        return [[self._decoder.completion(tokens) for tokens in answer] for answer in answers]
+        answers = self._ask({"prompts": list(map(self._format.tokens, prompts)), "seeds": seeds})
+        return [[self._format.completion(tokens) for tokens in answer] * self._copies for answer in answers]
 
     def _ask(self, question: dict[str, Any]) -> Any:
         process = self._process
@@ -182,18 +211,3 @@ class VllmGenerator:
         if not (line := process.stdout.readline()):
             raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
         return json.loads(line)
-
-
-class Decoder:
-    """Generated ids as completions, by the tokenizer of the exported folder."""
-
-    def __init__(self, folder: Path, end_of_turn_id: int) -> None:
-        self._encoder = ChatEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")))
-        self._end_of_turn_id = end_of_turn_id
-
-    def completion(self, tokens: list[int]) -> Completion:
-        """Ids up to the first end of a turn, that included."""
-        finished = self._end_of_turn_id in tokens
-        if finished:
-            tokens = tokens[: tokens.index(self._end_of_turn_id) + 1]
-        return {"text": self._encoder.decode(tokens), "tokens": tokens, "finished": finished}

@@ -8,6 +8,7 @@ class are those of the long-context release. A model that differs from ours is r
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -74,6 +75,7 @@ class HuggingFaceError(StageError):
 class _Kind(Foreign):
     model_type: str | None = None
     architectures: list[str] | None = None
+    auto_map: dict[str, Any] | None = None
 
 
 class Config(Foreign):
@@ -93,6 +95,28 @@ class Config(Foreign):
     initializer_range: float = 0.02
     max_position_embeddings: int = Field(65_536, gt=0, le=MOST)
     eos_token_id: Ids = None
+
+
+class OtherConfig(Foreign):
+    """The fields of the `config.json` of another architecture that are read. Each of these lengths is the
+    context under the name of some architecture."""
+
+    max_position_embeddings: int | None = Field(None, gt=0, le=MOST)
+    n_positions: int | None = Field(None, gt=0, le=MOST)
+    max_sequence_length: int | None = Field(None, gt=0, le=MOST)
+    max_seq_len: int | None = Field(None, gt=0, le=MOST)
+    eos_token_id: Ids = None
+
+    @property
+    def context(self) -> int:
+        """In tokens; `MOST` for an architecture without a limit."""
+        stated = (
+            self.max_position_embeddings,
+            self.n_positions,
+            self.max_sequence_length,
+            self.max_seq_len,
+        )
+        return next((length for length in stated if length is not None), MOST)
 
 
 class Generation(Foreign):
@@ -129,6 +153,7 @@ class TokenizerConfig(Foreign):
     bos_token: str | SpecialToken | None = None
     eos_token: str | SpecialToken | None = None
     pad_token: str | SpecialToken | None = None
+    chat_template: str | list[dict[str, str]] | None = None
 
 
 class Index(Foreign):
@@ -142,6 +167,34 @@ class Card(Foreign):
 
     license: Words = ""
     language: Words = ""
+
+
+def other_architecture(config: Any, name: str, known: Mapping[str, Collection[str]]) -> str | None:
+    """The architecture of a causal language model that is not Apertus; None for Apertus.
+
+    Args:
+        config: content of `config.json`.
+        name: of that file, for the message.
+        known: `model_type` -> architectures that the installed transformers computes by its own code.
+
+    Raises:
+        HuggingFaceError: an architecture that transformers does not have.
+    """
+    try:
+        kind = checked(_Kind, config)
+    except ForeignError as error:
+        raise HuggingFaceError(f"{name} cannot be read: {error}") from error
+    named = kind.architectures or []
+    if kind.model_type in (None, "apertus") or "ApertusForCausalLM" in named:
+        return None  # a folder that has to be Apertus is read by `model_of`, which names what is wrong
+    architectures = known.get(str(kind.model_type), ())
+    if found := [one for one in named or list(architectures)[:1] if one in architectures]:
+        return found[0]
+    described = f"{name} describes {shown(', '.join(named))} of model_type {shown(kind.model_type)}"
+    code = "; its auto_map names code that comes with the model, which is never run" if kind.auto_map else ""
+    raise HuggingFaceError(
+        f"{described}, which is no causal language model of the installed transformers{code}"
+    )
 
 
 def not_representable(spec: ModelSpec) -> str | None:

@@ -60,6 +60,8 @@ class Job(BaseModel):
         parts. (Each process of torchrun has one GPU.)"""
         if self.kind == "rewards":
             return int(self.spec["reward"]["model"] is not None)
+        if self.kind == "completions" and self.spec["sampling"].get("engine") == "server":
+            return 0
         return self.launch.tensor_parallel if self.kind in ("completions", "harness") else 0
 
 

@@ -28,3 +28,19 @@ def model_folder(target: Path, *, eos: int = 2, **changes: Any) -> Path:
     (target / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
     (target / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [de, rm]\n---\n# A model\n")
     return target
+
+
+def other_model_folder(target: Path, *, template: bool = True, **changes: Any) -> Path:
+    """The same of a model of another architecture, with a chat template."""
+    model_folder(target)
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 256,
+        "eos_token_id": [1, 2],
+    }
+    (target / "config.json").write_text(json.dumps(config | changes))
+    (target / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 1, "content": "<|eot_id|>"}]}))
+    if template:
+        (target / "chat_template.jinja").write_text("{{ messages }}")
+    return target

@@ -29,6 +29,7 @@ TESTED_IN = {
     "specs.stages.dpo": TYPES,
     "specs.stages.export": TYPES,
     "specs.stages.import_model": TYPES,
+    "specs.stages.model_folder": TYPES,
     "specs.stages.packing": TYPES,
     "specs.stages.preference_training": TYPES,
     "specs.stages.probe": TYPES,

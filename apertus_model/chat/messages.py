@@ -103,6 +103,58 @@ def response_of(message: Message) -> str | None:
     )
 
 
+def usual_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages in normal form as chat templates of other models know them: roles `system`, `user`,
+    `assistant` with `tool_calls`, and `tool`. What a developer says joins the system message; thoughts are
+    left out, as those templates do for turns of the past."""
+    heads = [str(one["content"]) for one in messages if one["role"] in ("system", "developer")]
+    system = "\n\n".join(filter(None, heads))
+    usual: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    for message in messages:
+        if message["role"] == "user":
+            usual.append({"role": "user", "content": message["content"]})
+        text = ""
+        for block in blocks_of(message):
+            if block["type"] == "response":
+                text += block["text"]
+            elif block["type"] == "tool_calls":
+                calls = [{"type": "function", "function": call} for call in block["calls"]]
+                usual.append({"role": "assistant", "content": text, "tool_calls": calls})
+                text = ""
+            elif block["type"] == "tool_outputs":
+                usual += [{"role": "tool", "content": output} for output in block["outputs"]]
+        if text:
+            usual.append({"role": "assistant", "content": text})
+    return usual
+
+
+def protocol_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The same as OpenAI's protocol has them: every call has an id, which its output names, and its arguments
+    are JSON text."""
+    found: list[dict[str, Any]] = []
+    waiting: list[str] = []  # ids of calls without an output
+    for message in usual_messages(messages):
+        if message["role"] == "tool":
+            message = message | {"tool_call_id": waiting.pop(0) if waiting else "call"}
+        elif "tool_calls" in message:
+            waiting = [f"call_{len(found)}_{number}" for number, _ in enumerate(message["tool_calls"])]
+            calls = [
+                {"id": name, "type": "function"}
+                | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+                for name, call in zip(waiting, message["tool_calls"], strict=True)
+            ]
+            message = message | {"tool_calls": calls}
+        found.append(message)
+    return found
+
+
+def usual_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools as `{"type": "function", "function": {...}}`, or None when there are none."""
+    if not tools:
+        return None
+    return [dict(one) if "function" in one else {"type": "function", "function": dict(one)} for one in tools]
+
+
 def _head(messages: list[Mapping[str, Any]]) -> tuple[list[Message], list[Mapping[str, Any]]]:
     """The system and the developer message, and the messages after them. An empty system message is
     ignored."""

@@ -1,11 +1,13 @@
-"""The `completions` part: answers to prompts, sampled from an exported model.
+"""The `completions` part: answers to prompts, sampled from an exported model, from any other, or by a server.
 
 Artifact: `completions-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id",
 "completions": [{"text", "tokens", "finished"}]}`. `tokens` end with the end of the turn if the model ended it
-(`finished`), else after `max_new_tokens`; `text` is without special tokens.
+(`finished`), else after `max_new_tokens`; `text` is without special tokens. `tokens` are of the tokenizer of
+the prompts, also where the model has another one (`apertus_model.prompt_format`).
 
-Invariant: the random numbers of a batch follow from the seed and the index of its first prompt, and units are
-whole batches: neither the division into units nor a restart changes a completion.
+Invariant, for transformers: the random numbers of a batch follow from the seed and the index of its first
+prompt, and units are whole batches: neither the division into units nor a restart changes a completion. With
+vLLM and servers the stored answers are the truth, and are never made again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from apertus_model.data.rows import Row, Rows, Units, spans, write_rows
-from apertus_model.generation import Completion, Generator, local_folder, open_generator
+from apertus_model.generation import Completion, Generator, open_generator, prompts_at_once
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import engine_process
@@ -28,17 +30,14 @@ from specs.stages.preference_data import CompletionsPart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. GenerationError when the engine that the spec names is not installed."""
     part = CompletionsPart.model_validate(job.spec)
-    model = attempt.input_artifact("model")
     prompts = Rows(attempt.input_artifact("prompts"))
     facts = prompts.artifact.manifest.facts
-    size = part.sampling.batch_size
+    size = prompts_at_once(part.sampling, part.prompts_per_unit)
 
     @cache
     def generator() -> Generator:
-        folder = local_folder(model, attempt.workdir / "model")
-        return open_generator(
-            folder, part.sampling, job.launch, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"]
-        )
+        ids = {"end_of_turn_id": facts["end_of_turn_id"], "pad_id": facts["pad_id"]}
+        return open_generator(attempt, part.sampling, job.launch, **ids)
 
     speed = Speed()
 
@@ -46,7 +45,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         for first in range(start, stop, size):
             batch = prompts[first : min(first + size, stop)]
             sampler, began = generator(), time.monotonic()
-            answers = sampler.complete([row["tokens"] for row in batch], first=first)
+            answers = sampler.complete(batch, first=first)
             speed.add(answers, time.monotonic() - began)
             for row, completions in zip(batch, answers, strict=True):
                 yield {"id": row["id"], "completions": completions}

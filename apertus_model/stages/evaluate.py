@@ -14,7 +14,7 @@ Gates do not affect the metrics; the planner compares stored metrics with the ga
 
 from __future__ import annotations
 
-import torch
+import os
 
 from apertus_model.evaluation.answers import Answers, divergence, rewards
 from apertus_model.evaluation.memorisation import memorisation
@@ -35,10 +35,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = EvaluatePart.model_validate(job.spec)
     with engine_process(threads=job.launch.threads or 2):
         measure = Measurement(job, attempt, part)
-        if torch.distributed.get_rank() != 0:
+        rank = int(os.environ["RANK"])  # a model of another architecture has no process group
+        if rank != 0:
             progress = Progress(None)
         metrics = measure.all(progress)
-        if torch.distributed.get_rank() == 0:
+        if rank == 0:
             for name, value in metrics.items():
                 progress.log(f"{name}: {value:.4g}")
             attempt.write_json("metrics.json", metrics)
@@ -60,7 +61,13 @@ class Measurement:
             self.answers = Answers.read(
                 self._artifact("prompts"), self._artifact("completions"), self._optional("rewards")
             )
-        self.evaluator = self._load("checkpoint", part.model)
+        self._evaluator = None if part.model is None else self._load("checkpoint", part.model)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """The model on the training engine, which has no other architecture than Apertus."""
+        assert self._evaluator is not None, "the plan asks another architecture for answers only"
+        return self._evaluator
 
     def all(self, progress: Progress) -> dict[str, float]:
         """Every metric of the part."""

@@ -24,6 +24,7 @@ from specs.trajectory import Trajectory
 from specs.units import Reference
 
 TOKENIZER = " (tokenizer)"  # suffix of the name of the tokenizer files of a Hugging Face model
+FOLDER = " (folder)"  # the same of the folder of a Hugging Face model that is kept as it is
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Graph:
                 "language": source.language,
                 "license": source.license,
             }
-        model = self.models.get(name.removesuffix(TOKENIZER))
+        model = self.models.get(name.removesuffix(TOKENIZER).removesuffix(FOLDER))
         return model.facts if model is not None else {}
 
     def waits_for(self) -> dict[str, tuple[str, ...]]:

@@ -29,7 +29,7 @@ from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.pipeline import Pipeline
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Segment
-from specs.trajectory import point_of
+from specs.trajectory import phase_of, point_of
 
 Action = Literal["reuse", "resume", "run"]
 
@@ -330,6 +330,8 @@ def _lost_parents(plan: Plan) -> list[Problem]:
 def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
     """Where the recipe names a checkpoint that a part reads."""
     for path, ref in checkpoints(node.stage, plan.pipeline.stages[node.stage]):
+        if phase_of(ref, plan.graph.trajectories) not in plan.graph.trajectories:
+            continue  # a folder of another architecture
         start = point_of(ref, plan.graph.trajectories, path, plan.graph.best)
         if start.step == read.step and plan.graph.segments(start.phase)[start.segment].name == read.node:
             return path

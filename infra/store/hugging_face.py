@@ -1,5 +1,6 @@
 """A Hugging Face model as a source: where its folder is, what its small files say. Its weights are not
-touched here.
+touched here. An Apertus can be trained; a model of another architecture that transformers has is sampled from
+and evaluated.
 
 `hf:<folder>` is a folder, by path or fsspec URL, as for any other source. Where there is no such folder,
 `hf:<owner>/<name>` and `hf:<owner>/<name>@<revision>` are a model of the Hub: first from the local cache,
@@ -11,11 +12,14 @@ Neither torch nor transformers is needed.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +47,13 @@ from specs.hugging_face import (
     Generation,
     HuggingFaceError,
     Index,
+    OtherConfig,
     Stored,
     TokenizerConfig,
     TokenizerFile,
     Words,
     model_of,
+    other_architecture,
 )
 from specs.model import ModelSpec
 from specs.redaction import without_credentials
@@ -60,6 +66,7 @@ TOKENIZER_FILES = [
     "chat_template.jinja",
 ]
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+FOLDER_FILES = [*TOKENIZER_FILES, "generation_config.json"]  # of a folder that is kept as it is
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 INDEX = "model.safetensors.index.json"
 MOST_BYTES = 2**20  # of a small file; a tokenizer and an index may be longer
@@ -70,17 +77,20 @@ _HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
 @dataclass(frozen=True)
 class HubModel:
     """A folder with a model. `files` are config.json and what holds the weights; `chat`: it ends its
-    turns; `context`: in tokens."""
+    turns (Apertus), or has a chat template (another architecture); `context`: in tokens; `weight_bytes`: as
+    stored, 0 if unknown."""
 
     reference: str
     url: str
-    model: ModelSpec
+    model: ModelSpec | None  # None: a model of another architecture
     files: tuple[str, ...]
     context: int
     chat: bool
     license: str
     language: str
     tokenizer_digest: str
+    architecture: str = "ApertusForCausalLM"
+    weight_bytes: int = 0
 
     @property
     def facts(self) -> dict[str, str]:
@@ -125,8 +135,12 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     if (config := read("config.json")) is None:
         raise SourceError(f"there is no config.json in {url}")
     with _what(f"config.json of {url}"):
-        model = model_of(parse_json(config), f"config.json of {url}")
-    settings = stated(Config, "config.json")
+        document = parse_json(config)
+        other = other_architecture(document, f"config.json of {url}", _causal_models())
+        model = model_of(document, f"config.json of {url}") if other is None else None
+    settings: Config | OtherConfig = (
+        stated(Config, "config.json") if other is None else stated(OtherConfig, "config.json")
+    )
     if (tokenizer := read("tokenizer.json", MAX_BYTES)) is None:
         raise HuggingFaceError(
             f"{url} has no tokenizer.json, so nobody knows what its ids mean; put the tokenizer's files"
@@ -134,9 +148,10 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
         )
     with _what(f"tokenizer.json of {url}"):
         added = checked(TokenizerFile, parse_json(tokenizer)).added_tokens
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        stated(TokenizerConfig, name)
-    names = [entry.rsplit("/", 1)[-1] for entry in fs.ls(root, detail=False)]
+    template = bool(stated(TokenizerConfig, "tokenizer_config.json").chat_template)
+    stated(TokenizerConfig, "special_tokens_map.json")
+    sizes = {str(e["name"]).rsplit("/", 1)[-1]: int(e.get("size") or 0) for e in fs.ls(root, detail=True)}
+    names = list(sizes)
     files = _weight_files(url, names, lambda: stated(Index, INDEX, MAX_BYTES))
     generation = stated(Generation, "generation_config.json")
     ends = (generation if "eos_token_id" in generation.model_fields_set else settings).eos_token_id
@@ -147,11 +162,17 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
         url=url,
         model=model,
         files=("config.json", *files),
-        context=settings.max_position_embeddings,
-        chat=bool(turn & set(ends if isinstance(ends, list) else [ends])),
+        context=settings.context if isinstance(settings, OtherConfig) else settings.max_position_embeddings,
+        chat=(
+            bool(turn & set(ends if isinstance(ends, list) else [ends]))
+            if other is None
+            else template or "chat_template.jinja" in names
+        ),
         license=_words(card.license),
         language=_words(card.language),
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest(),
+        architecture=other or "ApertusForCausalLM",
+        weight_bytes=sum(sizes[name] for name in files if name.endswith(".safetensors")),
     )
 
 
@@ -164,6 +185,22 @@ def stored_width(url: str) -> int | None:
     except (OSError, ValueError):
         return None
     return WIDTHS.get(stored.dtype or stored.torch_dtype or "")
+
+
+@cache
+def _causal_models() -> dict[str, tuple[str, ...]]:
+    """`model_type` -> architectures of causal language models of the installed transformers. Its table is
+    read from its source: to import it takes seconds and torch, which a plan does without."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations, "transformers is required"
+    source = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py").read_text("utf-8")
+    for statement in ast.parse(source).body:
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)):
+            continue
+        if ast.unparse(statement.targets[0]) == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES":
+            rows = ast.literal_eval(statement.value.args[0])
+            return {kind: (name,) if isinstance(name, str) else tuple(name) for kind, name in rows}
+    raise AssertionError("transformers has its table of causal language models elsewhere")
 
 
 @contextmanager

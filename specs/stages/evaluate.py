@@ -77,8 +77,8 @@ class ByPosition(Spec):
 
 
 class Generation(Spec):
-    """Answers to held-out prompts, sampled by transformers from the exported model; their rewards; their
-    divergence from `against`."""
+    """Answers to held-out prompts, sampled from the exported model or from any model's folder; their rewards;
+    their divergence from `against`."""
 
     prompts: Reference = reference(to="conversations", description="a part, whose held-out split is used")
     limit: int = reference(200, ge=1, description="maximum number of prompts")
@@ -129,14 +129,14 @@ class EvaluateStage(FromCheckpoint):
 
 
 class EvaluatePart(Part):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`; `probes` for memorisation; `prompts`,
-    `completions` and `rewards` for generation; `harness:<suite>`; `against`,
-    `against_checkpoint`, and, where the same prompts were answered, `against_completions` and
-    `against_rewards`."""
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, but not for another architecture than Apertus;
+    `source:<i>`; `probes` for memorisation; `prompts`, `completions` and `rewards` for generation;
+    `harness:<suite>`; `against`, `against_checkpoint`, and, where the same prompts were answered,
+    `against_completions` and `against_rewards`."""
 
     ON_ENGINE: ClassVar[bool] = True
 
-    model: ModelSpec = identity()
+    model: ModelSpec | None = identity(description="None: of another architecture, which only answers")
     sequence_length: int = identity()
     samples: int = identity()
     by_position: ByPosition | None = identity(None, neutral=None)
@@ -171,7 +171,7 @@ class EvaluatePart(Part):
             names += self.memorisation.metrics(buckets)
         if "completions" in roles:
             names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in roles else [])]
-            names += ["kl/against"] if "against" in roles else []
+            names += ["kl/against"] if "against_checkpoint" in roles else []
         if "against_rewards" in roles:
             names += [
                 f"reward/{name}"

@@ -14,6 +14,7 @@ from specs.base import Spec, execution, identity, reference
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.rewards import RewardSpec
+from specs.server import Server
 from specs.stages.base import FromCheckpoint, Part
 from specs.stages.training import Precision
 from specs.units import Reference
@@ -29,11 +30,14 @@ class Sampling(Spec):
     max_new_tokens: int = identity(ge=1)
     seed: int = identity(28)
     batch_size: int = identity(32, ge=1, le=10_000, description="prompts that are completed together")
-    engine: Literal["transformers", "vllm"] = identity(
+    engine: Literal["transformers", "vllm", "server"] = identity(
         "transformers",
         neutral="transformers",
-        description="vllm: in a separate environment, on launch.parallel.tp GPUs",
+        description=(
+            "vllm: in a separate environment, on launch.parallel.tp GPUs; server: the one that `server` names"
+        ),
     )
+    server: Server | None = identity(None, neutral=None, description="for `engine: server`")
     expected_tokens: int | None = execution(
         None,
         ge=1,
@@ -65,10 +69,21 @@ class Sampling(Spec):
             )
         return temperature
 
+    @model_validator(mode="after")
+    def _a_server_for_its_engine(self) -> Sampling:
+        if (self.engine == "server") != (self.server is not None):
+            raise ValueError("engine: server and server: {url, model} belong together; state both or neither")
+        return self
+
+    @property
+    def by_chat(self) -> bool:
+        """Whether a server answers with a model of its own."""
+        return self.server is not None and self.server.api == "chat"
+
 
 class PreferenceDataStage(FromCheckpoint):
-    """Pairs of completions. The model of `from` samples the reference completions and is the reference of the
-    loss."""
+    """Pairs of completions. The model of `from` is the reference of the loss, and samples the reference
+    completions unless `sampler` does."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["preference_data"] = identity()
@@ -93,6 +108,14 @@ class PreferenceDataStage(FromCheckpoint):
         description="of the packed training sequences; the model's by default",
     )
     completions: Sampling = reference(description="reference completions, sampled from the model")
+    sampler: Reference | None = reference(
+        None,
+        to="checkpoint",
+        description=(
+            "model that samples the completions in place of that of `from`: another checkpoint with the same"
+            " tokenizer, or `hf:` with any causal language model, asked by its own chat template"
+        ),
+    )
     reward: RewardSpec = reference()
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
     worst_quantile: float = identity(
@@ -129,7 +152,8 @@ class PromptsPart(Part):
 
 
 class CompletionsPart(Part):
-    """Resolved. Inputs: `model` (an export), `prompts`."""
+    """Resolved. Inputs: `prompts`; `model` (an export, or a folder of any model), but not with
+    `server.api: chat`; `tokenizer` of the prompts, where the model has another one."""
 
     VERSION: ClassVar[int] = 1
     sampling: Sampling = identity()

@@ -17,6 +17,7 @@ from specs.launch import Launch
 from specs.layout import misfits
 from specs.stages.export import ExportPart
 from specs.stages.harness import HarnessPart
+from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import CompletionsPart
 from specs.stages.training import Segment
 
@@ -77,7 +78,7 @@ def cluster_size(context: Context) -> Iterator[Advice]:
             )
     for node in context.graph.nodes.values():
         shared = node.launch.tensor_parallel
-        if _sampled_by(node) not in ("", "transformers") and shared > cluster.gpus_per_node:
+        if _sampled_by(node) not in ("", "transformers", "server") and shared > cluster.gpus_per_node:
             yield Advice(
                 "cluster-size",
                 node.stage,
@@ -117,8 +118,8 @@ def slow_inference(context: Context) -> Iterator[Advice]:
 
 
 def _sampled_by(node: Node) -> str:
-    """The engine that samples from a model or runs tasks on it: `transformers`, `vllm` or `harness`; "" for
-    other parts."""
+    """The engine that samples from a model or runs tasks on it: `transformers`, `vllm`, `server` or
+    `harness`; "" for other parts."""
     if isinstance(node.part, CompletionsPart):
         return node.part.sampling.engine
     return "harness" if isinstance(node.part, HarnessPart) else ""
@@ -156,19 +157,22 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
 
 def sampling_memory(context: Context) -> Iterator[Advice]:
     """Parts of one process that hold a whole model. Only its weights are counted: in bfloat16 for vLLM, as
-    exported for the others. transformers uses one GPU; vLLM and the harness use `launch.parallel.tp` GPUs of
-    a node."""
+    exported for the others, and as stored for a folder of another architecture. transformers uses one GPU;
+    vLLM and the harness use `launch.parallel.tp` GPUs of a node."""
     cluster = context.estimates.cluster
     if cluster is None:
         return
     limit = cluster.device.memory
     for node in context.graph.nodes.values():
-        if not (engine := _sampled_by(node)):
+        if (engine := _sampled_by(node)) in ("", "server"):
             continue
-        exported = context.graph.nodes[node.inputs["model"].node or ""].part
-        assert isinstance(exported, ExportPart)
-        halves = exported.model.parameters * 2
-        weights = halves if engine == "vllm" or exported.dtype == "bfloat16" else 2 * halves
+        held = context.graph.nodes[node.inputs["model"].node or ""].part
+        if isinstance(held, ModelFolderPart):
+            halves = weights = held.weight_bytes
+        else:
+            assert isinstance(held, ExportPart)
+            halves = held.model.parameters * 2
+            weights = halves if engine == "vllm" or held.dtype == "bfloat16" else 2 * halves
         need = weights if engine == "transformers" else weights / node.launch.tensor_parallel
         if need <= limit:
             continue

@@ -307,13 +307,15 @@ class Counter:
 
     def _evaluation(self, node: Node) -> Work | None:
         part = cast(EvaluatePart, node.part)
+        if part.model is None:  # the parts before it ask a model of another architecture
+            return None
         work = self._scored(node, part.model, part.sequence_length, part.samples)
         if by := part.by_position:
             work += self._scored(node, part.model, by.sequence_length, by.samples)
         if part.memorisation:
             work += self._continued(node, part.memorisation, part.model)
         if "completions" in node.inputs and part.against_model is not None:
-            work += self._divergence(node, part.against_model)
+            work += self._divergence(node, (part.model, part.against_model))
         return work if work.requests else None
 
     def _continued(self, node: Node, spec: Memorisation, model: ModelSpec) -> Work:
@@ -335,13 +337,12 @@ class Counter:
             source="measured" if stored is not None else "declared",
         )
 
-    def _divergence(self, node: Node, against: ModelSpec) -> Work:
-        """Both models read the model's own answers."""
-        part = cast(EvaluatePart, node.part)
+    def _divergence(self, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:
+        """Both models read the answers of the first."""
         sequences, tokens = self._answers(self._input(node, "completions"))
         read = sequences.value * tokens.value
         length = max(1, round(tokens.value))
-        operations = sum(flops.scored(model, read, length) for model in (part.model, against))
+        operations = sum(flops.scored(model, read, length) for model in models)
         source = weakest([sequences.source, tokens.source])
         return Work(sequences.value, 2 * read, 0, operations, source=source)
 

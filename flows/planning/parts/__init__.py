@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from flows.planning.graph import Graph
 from flows.planning.parts.builder import Builder
-from flows.planning.parts.hugging_face import open_models
+from flows.planning.parts.hugging_face import check_other_models, open_models
 from flows.planning.parts.training import best_steps
 from infra.store import Store
 from infra.store.inputs import Listing
@@ -67,11 +67,13 @@ def _build(
     builder = Builder(pipeline, store, on_read, ask_network)
     builder.graph.best = best
     builder.graph.models = open_models(builder)
+    check_other_models(builder)
     if builder.problems:
         raise SpecError(builder.problems)
     models = {
         name: imported(name, found.model, context=found.context, chat=found.chat)
         for name, found in builder.graph.models.items()
+        if found.model is not None
     }
     builder.graph.trajectories = resolve(pipeline, names, best, models)
     for name in names:

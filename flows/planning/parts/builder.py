@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import fsspec
 
-from flows.planning.graph import TOKENIZER, Graph, Input, Node
+from flows.planning.graph import FOLDER, TOKENIZER, Graph, Input, Node
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store import Artifact, Store
-from infra.store.hugging_face import TOKENIZER_FILES, HubModel
+from infra.store.hugging_face import FOLDER_FILES, TOKENIZER_FILES, HubModel
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.dependencies import CHECKPOINT, uses
 from specs.errors import FieldPath, Problem
@@ -23,6 +23,7 @@ from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
 from specs.stages.base import Part
 from specs.stages.import_model import ImportModelPart
+from specs.stages.model_folder import ModelFolderPart
 from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.trajectory import Point, Trajectory, candidates, phase_of, point_of
@@ -219,6 +220,7 @@ class Builder:
     def imported_model(self, ref: Reference, path: FieldPath) -> Node:
         """The weights of a model as a checkpoint, in a part of the stage that `path` leads to."""
         stage, model = str(path[1]), self.graph.models[str(ref)]
+        assert model.model is not None, "checked with the references"
         name = f"{stage}/import" if path[-1] == "from" else f"{stage}/import-{int(path[-1]) + 1}"
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing
@@ -235,6 +237,30 @@ class Builder:
             name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, phase=str(ref)
         )
 
+    def other_model(self, ref: Reference) -> HubModel | None:
+        """The model of a reference to one of another architecture, which is not trained; None for any other
+        reference."""
+        model = self.graph.models.get(str(ref))
+        return model if model is not None and model.model is None else None
+
+    def kept_folder(self, ref: Reference, stage: str, path: FieldPath) -> Node:
+        """The folder of a Hugging Face model as it is, for what samples from it or runs tasks on it."""
+        model, name = self.graph.models[str(ref)], f"{stage}/model"
+        if (existing := self.graph.nodes.get(name)) is not None:
+            return existing
+        files = [*model.files, *FOLDER_FILES]
+        key = str(ref) if str(ref) in self.graph.unavailable else f"{ref}{FOLDER}"
+        part = ModelFolderPart(
+            url=model.url,
+            files=files,
+            reference=model.reference,
+            weight_bytes=model.weight_bytes,
+            license=model.license,
+            language=model.language,
+        )
+        inputs = {"folder": self.model_folder(key, model, files, path)}
+        return self.node(name, stage, part, inputs, kind="model_folder")
+
     def model_tokenizer(
         self, ref: Reference, name: str, stage: str, path: FieldPath, vocab_size: int | None = None
     ) -> Node:
@@ -244,6 +270,7 @@ class Builder:
         model = self.graph.models[str(ref)]
         read = self.model_folder(f"{ref}{TOKENIZER}", model, TOKENIZER_FILES, path)
         fields = TokenizerStage.model_fields
+        assert model.model is not None, "checked with the references"
         part = TokenizerPart(
             path=model.url,
             vocab_size=vocab_size or model.model.vocab_size,
@@ -275,7 +302,7 @@ def origin(node: Node) -> str | None:
     """The `hf:` reference that a part of a Hugging Face model was made from; None for any other part."""
     folder = node.inputs.get("folder")
     if folder is not None and folder.name.startswith(HUGGING_FACE):
-        return folder.name.removesuffix(TOKENIZER)
+        return folder.name.removesuffix(TOKENIZER).removesuffix(FOLDER)
     return None
 
 

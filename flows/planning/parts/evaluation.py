@@ -7,7 +7,15 @@ from typing import cast
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.parts.harness import add_harness, suite_of
-from flows.planning.parts.preferences import add_completions, add_prompts, add_rewards, check_room
+from flows.planning.parts.preferences import (
+    add_completions,
+    add_model,
+    add_prompts,
+    add_rewards,
+    check_asked,
+    check_room,
+)
+from infra.store.hugging_face import HubModel
 from specs.errors import FieldPath, did_you_mean
 from specs.stages.corpus import CorpusStage, Repeats
 from specs.stages.evaluate import EvaluatePart, EvaluateStage, Memorisation
@@ -27,6 +35,9 @@ def add_evaluate(builder: Builder, name: str) -> None:
     """The evaluation is the last part, after those that generate answers or run tasks."""
     stage = cast(EvaluateStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
+    if (other := builder.other_model(stage.from_)) is not None:
+        _add_other(builder, name, stage, other)
+        return
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     tokenizer = builder.tokenizer_of(checkpoint)
     sources = [builder.part(source) for source in stage.sources]
@@ -44,9 +55,11 @@ def add_evaluate(builder: Builder, name: str) -> None:
         )
     _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
     if stage.generation:
-        inputs |= _generation(builder, name, stage, checkpoint, trajectory)
+        model = add_model(builder, name, checkpoint, trajectory)
+        inputs |= _generation(builder, name, stage, model, checkpoint, trajectory.context_length)
     if stage.harness:
-        inputs |= add_harness(builder, name, stage, checkpoint, trajectory)
+        model = add_model(builder, name, checkpoint, trajectory)
+        inputs |= add_harness(builder, name, stage, reads(model), trajectory.chat)
     against_trajectory = _compare(builder, name, stage, inputs) if stage.against else None
     part = EvaluatePart(
         model=trajectory.model,
@@ -58,13 +71,49 @@ def add_evaluate(builder: Builder, name: str) -> None:
         against_model=against_trajectory.model if against_trajectory else None,
         source_names=[source.name for source in sources],
         name=checkpoint.name,
-        against_name=inputs["against_checkpoint"].name if stage.against else "",
+        against_name=_against_name(inputs),
     )
+    _add_gated(builder, name, stage, part, inputs)
+
+
+def _add_other(builder: Builder, name: str, stage: EvaluateStage, model: HubModel) -> None:
+    """The evaluation of a model of another architecture, which the training engine does not load."""
+    at: FieldPath = ("stages", name)
+    folder = builder.kept_folder(stage.from_, name, (*at, "from"))
+    inputs: dict[str, Input] = {}
+    if stage.generation:
+        check_asked(builder, (*at, "generation"), stage.from_)
+        inputs |= _generation(builder, name, stage, folder, None, model.context)
+    if stage.harness:
+        inputs |= add_harness(builder, name, stage, reads(folder), model.chat)
+    if stage.against:
+        _compare(builder, name, stage, inputs)
+    part = EvaluatePart(
+        model=None,
+        sequence_length=model.context,
+        samples=stage.samples,
+        shown=stage.generation.shown if stage.generation else 0,
+        source_names=[],
+        name=str(stage.from_),
+        against_name=_against_name(inputs),
+    )
+    _add_gated(builder, name, stage, part, inputs)
+
+
+def _against_name(inputs: dict[str, Input]) -> str:
+    """Of the model that an evaluation is compared with; of its evaluation where it has no checkpoint."""
+    read = inputs.get("against_checkpoint") or inputs.get("against")
+    return read.name if read else ""
+
+
+def _add_gated(
+    builder: Builder, name: str, stage: EvaluateStage, part: EvaluatePart, inputs: dict[str, Input]
+) -> None:
     node = builder.node(name, name, part, inputs)
     for index, gate in enumerate(stage.gates):
-        _check_metric(builder, node, gate.metric, (*at, "gates", index, "metric"))
+        _check_metric(builder, node, gate.metric, ("stages", name, "gates", index, "metric"))
     for metric in stage.reference:
-        _check_metric(builder, node, metric, (*at, "reference", metric))
+        _check_metric(builder, node, metric, ("stages", name, "reference", metric))
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
@@ -129,24 +178,30 @@ def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> i
 
 
 def _generation(
-    builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory
+    builder: Builder, name: str, stage: EvaluateStage, model: Node, checkpoint: Input | None, context: int
 ) -> dict[str, Input]:
+    """Prompts, answers of the `model` and their rewards. Without a `checkpoint` it has another tokenizer."""
     generation = stage.generation
     assert generation is not None
     at: FieldPath = ("stages", name, "generation")
+    if generation.sampling.by_chat:
+        message = f"a server's chat is any model's, and this stage measures that of from: {stage.from_}"
+        builder.problem((*at, "sampling", "server", "api"), message, "state api: completions.")
     room = (*at, "sampling", "max_new_tokens")
-    check_room(builder, room, generation.sampling, trajectory.context_length, "context length")
+    check_room(builder, room, generation.sampling, context, "context length")
+    if checkpoint is None:
+        context = _max_tokens(builder, stage, context)
     part = PromptsPart(
         split="validation",
         limit=generation.limit,
         offline=True,
-        max_tokens=trajectory.context_length,
+        max_tokens=context,
         max_new_tokens=generation.sampling.max_new_tokens,
         sampled=generation.sampling.n,
         min_branches=1,
     )
     prompts = add_prompts(builder, name, [generation.prompts], (*at, "prompts"), checkpoint, part)
-    completions = add_completions(builder, name, generation.sampling, checkpoint, trajectory, prompts)
+    completions = add_completions(builder, name, generation.sampling, model, prompts)
     inputs = {"prompts": reads(prompts), "completions": reads(completions)}
     if generation.reward:
         rewards = add_rewards(builder, name, generation.reward, (*at, "reward"), prompts, completions)
@@ -154,16 +209,30 @@ def _generation(
     return inputs
 
 
-def _compare(builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input]) -> Trajectory:
+def _max_tokens(builder: Builder, stage: EvaluateStage, context: int) -> int:
+    """Most tokens of a prompt and its answer, in the tokenizer of the conversations: those of the evaluation
+    in `against`, so that both answer the same prompts."""
+    if stage.against is None:
+        return context
+    read = builder.graph.nodes[stage.against.stage].inputs.get("prompts")
+    return cast(PromptsPart, builder.graph.nodes[read.node or ""].part).max_tokens if read else context
+
+
+def _compare(
+    builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input]
+) -> Trajectory | None:
     """Adds what the stage is compared with to `inputs`. Answers can be compared when prompts and sampling
-    are the same."""
+    are the same. None where one of the two models is of another architecture, which has no divergence."""
     assert stage.against is not None
     path: FieldPath = ("stages", name, "against")
     other = builder.graph.nodes[stage.against.stage]
     other_stage = cast(EvaluateStage, builder.pipeline.stages[stage.against.stage])
-    against, trajectory = builder.checkpoint(other_stage.from_, ("stages", stage.against.stage, "from"))
-    builder.same_tokenizer(path, against.name, builder.tokenizer_of(against), inputs["tokenizer"])
-    inputs |= {"against": reads(other), "against_checkpoint": against}
+    trajectory = None
+    inputs["against"] = reads(other)
+    if "checkpoint" in inputs and builder.other_model(other_stage.from_) is None:
+        against, trajectory = builder.checkpoint(other_stage.from_, ("stages", stage.against.stage, "from"))
+        builder.same_tokenizer(path, against.name, builder.tokenizer_of(against), inputs["tokenizer"])
+        inputs["against_checkpoint"] = against
     theirs = cast(EvaluatePart, other.part)
     if stage.sources and theirs.source_names:
         for field, own_value, value in (

@@ -23,34 +23,32 @@ from apertus_model.evaluation.harness_tasks import (
 from apertus_model.files import copy_folder
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
-from flows.planning.parts.preferences import add_model
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store.inputs import Listing, SourceError, list_source
 from specs.errors import FieldPath, did_you_mean
 from specs.sources import SourceSpec
 from specs.stages.evaluate import SUITE, EvaluateStage
 from specs.stages.harness import TASK_FILES, Harness, HarnessPart, Suite
-from specs.trajectory import Trajectory
 
 EXTRA = "lm-evaluation-harness"
 
 
 def add_harness(
-    builder: Builder, name: str, stage: EvaluateStage, checkpoint: Input, trajectory: Trajectory
+    builder: Builder, name: str, stage: EvaluateStage, model: Input, chat: bool
 ) -> dict[str, Input]:
-    """A part for each suite, as inputs of the evaluation by their roles."""
+    """A part for each suite, as inputs of the evaluation by their roles. `chat`: the model has a chat
+    template."""
     harness = stage.harness
     assert harness is not None, "the caller has seen it"
     at: FieldPath = ("stages", name, "harness")
-    model = reads(add_model(builder, name, checkpoint, trajectory))
     own: dict[str, Input] = {}
     if harness.include is not None:
         own["tasks"] = builder.folder(
             f"{name}.tasks", harness.include, TASK_FILES, (*at, "include"), "name a folder with task files."
         )
-    suites = {key: suite.resolved(trajectory.chat) for key, suite in harness.suites.items()}
+    suites = {key: suite.resolved(chat) for key, suite in harness.suites.items()}
     for key, suite in suites.items():
-        _check_template(builder, (*at, "suites", key, "chat_template"), suite, trajectory)
+        _check_template(builder, (*at, "suites", key, "chat_template"), suite, chat)
     needs = _Checked(builder, at, harness, suites).needs
     found = {}
     for key, suite in suites.items():
@@ -66,8 +64,8 @@ def add_harness(
     return found
 
 
-def _check_template(builder: Builder, path: FieldPath, suite: Suite, trajectory: Trajectory) -> None:
-    if suite.chat_template and not trajectory.chat:
+def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool) -> None:
+    if suite.chat_template and not chat:
         message = "the model has no chat template: it was not trained on conversations"
         builder.problem(path, message, "leave chat_template out, or evaluate an instruct model.")
 

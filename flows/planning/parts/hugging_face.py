@@ -1,4 +1,5 @@
-"""Parts of a Hugging Face model that a stage starts from: its weights as a checkpoint, and its tokenizer.
+"""Parts of a Hugging Face model that a stage starts from: its weights as a checkpoint, and its tokenizer; of
+another architecture than Apertus, its folder as it is.
 
 They belong to the stage that names the model. Two stages that name the same one share them, as duplicates.
 """
@@ -14,6 +15,11 @@ from specs.dependencies import checkpoints
 from specs.errors import FieldPath
 from specs.hugging_face import HuggingFaceError
 from specs.sources import SourceSpec
+from specs.stages.evaluate import EvaluateStage
+from specs.stages.preference_data import PreferenceDataStage
+from specs.stages.select import SelectStage
+from specs.stages.tokenizer import TokenizerStage
+from specs.trajectory import candidates
 from specs.units import Reference
 
 
@@ -40,6 +46,43 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
             except HuggingFaceError as error:
                 builder.problem(path, str(error), f"correct its files, or {FIX}")
     return found
+
+
+def check_other_models(builder: Builder) -> None:
+    """A model of another architecture answers prompts and does tasks; every other use is a problem."""
+    can = "it can be sampled from (preference_data: sampler) and evaluated (evaluate: generation, harness)"
+    for name, stage in builder.pipeline.stages.items():
+        for path, ref in checkpoints(name, stage):
+            if (model := builder.other_model(ref)) is None:
+                continue
+            what, field = f"'{ref}' is a {model.architecture}", path[-1]
+            if isinstance(stage, PreferenceDataStage) and field == "from":
+                message = f"{what}, whose reference log-probabilities the training engine cannot compute"
+                builder.problem(path, message, f"state the model that will be trained, and sampler: {ref}.")
+            elif isinstance(stage, TokenizerStage):
+                message = f"{what}; only the tokenizer of an Apertus is imported with its model"
+                builder.problem(path, message, "state path: and its folder instead of from.")
+            elif isinstance(stage, EvaluateStage):
+                _check_evaluated(builder, name, stage, model, what)
+            elif not isinstance(stage, PreferenceDataStage):
+                message = f"{what}, which {stage.kind} cannot read: {can}"
+                builder.problem(path, message, "name a checkpoint, or a folder with an ApertusForCausalLM.")
+    for name, stage in builder.pipeline.stages.items():
+        if isinstance(stage, SelectStage):
+            for path, ref in candidates(builder.pipeline, name):
+                if (model := builder.other_model(ref)) is not None:
+                    message = f"'{name}' chooses a checkpoint, and '{ref}' is a {model.architecture}"
+                    builder.problem(path, message, f"leave this evaluation out of '{name}'.")
+
+
+def _check_evaluated(builder: Builder, name: str, stage: EvaluateStage, model: HubModel, what: str) -> None:
+    """What an evaluation of another architecture measures: answers and tasks."""
+    at: FieldPath = ("stages", name)
+    for field in ("sources", "by_position", "memorisation"):
+        if getattr(stage, field):
+            message = f"{what}, which the training engine cannot compute; it measures generation and harness"
+            fix = "leave it out; tasks of the harness, such as wikitext, measure the perplexity of any model."
+            builder.problem((*at, field), message, fix)
 
 
 def _absent(

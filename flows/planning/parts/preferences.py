@@ -9,6 +9,7 @@ from flows.planning.parts.builder import Builder, reads
 from specs.errors import FieldPath
 from specs.rewards import RewardSpec
 from specs.stages.export import ExportPart, ExportStage
+from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
@@ -51,7 +52,8 @@ def add_preference_data(builder: Builder, name: str) -> None:
         prompts_per_unit=stage.prompts_per_unit,
     )
     prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen)
-    completions = add_completions(builder, name, stage.completions, checkpoint, trajectory, prompts)
+    model = None if stage.completions.by_chat else _sampler(builder, name, stage, checkpoint, trajectory)
+    completions = add_completions(builder, name, stage.completions, model, prompts)
     rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions)
     choice = PairsPart(
         pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed
@@ -66,6 +68,35 @@ def add_preference_data(builder: Builder, name: str) -> None:
     )
     inputs = {"checkpoint": checkpoint, "pairs": reads(pairs), "tokenizer": builder.tokenizer_of(checkpoint)}
     builder.node(f"{name}/log_probabilities", name, part, inputs, kind="log_probabilities")
+
+
+def _sampler(
+    builder: Builder, name: str, stage: PreferenceDataStage, checkpoint: Input, trajectory: Trajectory
+) -> Node:
+    """The folder of the model that samples: that of `sampler`, else that of `from`."""
+    if stage.sampler is None:
+        return add_model(builder, name, checkpoint, trajectory)
+    at: FieldPath = ("stages", name)
+    if stage.sampler.hugging_face is not None:
+        model = builder.graph.models[str(stage.sampler)]
+        check_asked(builder, (*at, "sampler"), stage.sampler)
+        room = (*at, "completions", "max_new_tokens")
+        check_room(builder, room, stage.completions, model.context, f"the context of '{stage.sampler}'")
+        return builder.kept_folder(stage.sampler, name, (*at, "sampler"))
+    sampled, its = builder.checkpoint(stage.sampler, (*at, "sampler"))
+    builder.same_tokenizer(
+        (*at, "sampler"), sampled.name, builder.tokenizer_of(sampled), builder.tokenizer_of(checkpoint)
+    )
+    return add_model(builder, name, sampled, its)
+
+
+def check_asked(builder: Builder, path: FieldPath, ref: Reference) -> None:
+    """A model of another architecture is asked by its own chat template."""
+    model = builder.graph.models[str(ref)]
+    if not model.chat and model.model is None:
+        message = f"'{ref}' has no chat template, so it cannot be asked"
+        fix = "put its chat_template.jinja into the folder, or name an instruct model."
+        builder.problem(path, message, fix)
 
 
 def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) -> None:
@@ -91,12 +122,13 @@ def add_prompts(
     name: str,
     sources: list[Reference],
     path: FieldPath,
-    checkpoint: Input,
+    checkpoint: Input | None,
     part: PromptsPart,
 ) -> Node:
-    """The prompts of a stage, from conversations made with the model's tokenizer."""
+    """The prompts of a stage, from conversations made with the model's tokenizer. Without a `checkpoint`, the
+    model has another tokenizer, and the prompts keep that of the conversations."""
     chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
-    tokenizer = builder.tokenizer_of(checkpoint)
+    tokenizer = builder.tokenizer_of(chosen[0] if checkpoint is None else checkpoint)
     for read in chosen:
         builder.same_tokenizer(path, read.name, builder.tokenizer_of(read), tokenizer)
     inputs = {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
@@ -125,14 +157,16 @@ def add_completions(
     builder: Builder,
     name: str,
     sampling: Sampling,
-    checkpoint: Input,
-    trajectory: Trajectory,
+    model: Node | None,
     prompts: Node,
 ) -> Node:
-    """Completions of the prompts by the exported checkpoint."""
-    model = add_model(builder, name, checkpoint, trajectory)
+    """Completions of the prompts by an exported checkpoint, by the folder of any model, or, without a
+    `model`, by one that only a server has."""
     part = CompletionsPart(sampling=sampling, prompts_per_unit=_per_unit(prompts))
-    inputs = {"model": reads(model), "prompts": reads(prompts)}
+    inputs = {} if model is None else {"model": reads(model)}
+    inputs["prompts"] = reads(prompts)
+    if model is None or isinstance(model.part, ModelFolderPart):
+        inputs["tokenizer"] = prompts.inputs["tokenizer"]
     return builder.node(f"{name}/completions", name, part, inputs, kind="completions")
 
 

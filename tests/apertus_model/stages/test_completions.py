@@ -233,3 +233,15 @@ def test_the_speed_is_that_of_the_batches_that_were_made_now() -> None:
     speed.add(answers, 2.0)
     speed.add(answers, 1.0)
     assert speed.metrics() == {"tokens_per_second": 4.0}
+
+
+def test_vllm_has_all_prompts_of_a_unit_in_flight_and_completes_greedily_once(
+    bench: Any, tokenizer: Artifact, vllm: Path
+) -> None:
+    model, prompts = put_model(bench, tokenizer), _prompts(bench, *PROMPTS)
+    artifact = _run(bench, model, prompts, engine="vllm", n=3, temperature=0, batch_size=1, units=4)
+    calls = [json.loads(line) for line in (vllm / "parameters.jsonl").read_text().splitlines()]
+    assert [len(call) for call in calls] == [4, 1]
+    assert {one["n"] for call in calls for one in call} == {1}
+    for row in Rows(artifact):
+        assert len(row["completions"]) % 3 == 0 and row["completions"][0] == row["completions"][-1]

@@ -10,7 +10,7 @@ import pytest
 from infra.store.hugging_face import open_model
 from infra.store.inputs import SourceError
 from specs.hugging_face import HuggingFaceError
-from tests.models import MODEL, model_folder
+from tests.models import MODEL, model_folder, other_model_folder
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_states_its_model_files_and_licence(folder: Path) -> None:
     found = open_model(str(folder))
+    assert found.model is not None
     assert found.model.model_copy(update={"flavour": MODEL.flavour}) == MODEL
     assert found.files == (
         "config.json",
@@ -76,3 +77,41 @@ def test_a_file_that_is_missing_is_named(
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=f"there is no folder {tmp_path}/none"):
         open_model(f"{tmp_path}/none")
+
+
+def test_a_folder_of_another_architecture_states_what_can_be_asked(tmp_path: Path) -> None:
+    folder = other_model_folder(tmp_path / "other")
+    found = open_model(str(folder))
+    assert (found.model, found.architecture, found.context) == (None, "LlamaForCausalLM", 256)
+    assert (found.chat, found.license, found.weight_bytes) == (True, "apache-2.0", 6)
+    (folder / "chat_template.jinja").unlink()
+    assert not open_model(str(folder)).chat
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert open_model(str(folder)).chat
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": 32}, 32),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, 2**31),  # has no limit
+        ({"model_type": "olmo2", "architectures": None, "max_position_embeddings": 64}, 64),
+    ],
+)
+def test_the_context_has_the_name_that_its_architecture_gives_it(
+    tmp_path: Path, config: dict[str, object], context: int
+) -> None:
+    folder = other_model_folder(tmp_path / "other", **({"max_position_embeddings": None} | config))
+    assert open_model(str(folder)).context == context
+
+
+def test_architectures_are_those_of_transformers_read_without_importing_it() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from infra.store.hugging_face import _causal_models
+
+    theirs = {
+        kind: (name,) if isinstance(name, str) else tuple(name)
+        for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+    }
+    assert _causal_models() == theirs

@@ -1,0 +1,144 @@
+"""How a prompt becomes the token ids that a model reads, and how its answer is stored.
+
+A model of our chat format reads the tokens of the `prompts` artifact. A model of another architecture has
+another tokenizer: it reads the same messages, rendered by its own chat template.
+
+Invariant: stored tokens are those of the tokenizer of the prompts, whatever model answered, so that rewards,
+pairs and training read one vocabulary. An answer of another model is encoded again, from its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from apertus_model.chat import ChatEncoder
+from apertus_model.chat.messages import usual_messages, usual_tools
+from apertus_model.data.rows import Row
+from specs.errors import StageError
+from specs.foreign import checked, parse_json, read_local
+from specs.hugging_face import Generation, OtherConfig
+
+Completion = dict[str, Any]  # {"text", "tokens", "finished"}
+
+
+class GenerationError(StageError):
+    """The engine that the spec names cannot be used here, or the model cannot be asked."""
+
+
+class TextFormat:
+    """Of a model of which only the text is known, such as one that only a server has."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        """`tokenizer`: the tokenizer.json of the prompts."""
+        self.encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer)))
+
+    def written(self, text: str, finished: bool) -> Completion:
+        """An answer with the tokens of its text, and with the end of the turn if the model ended it."""
+        tokens = self.encoder.completion(text).tolist()
+        return {"text": text, "tokens": tokens if finished else tokens[:-1], "finished": finished}
+
+
+class TokenFormat(TextFormat):
+    """Of a model whose token ids are known. `end_ids` end its turn; `pad_id` is masked everywhere."""
+
+    end_ids: tuple[int, ...]
+    pad_id: int
+
+    def tokens(self, prompt: Row) -> list[int]:
+        """The ids that the model reads for a row of `prompts`."""
+        raise NotImplementedError
+
+    def completion(self, tokens: list[int]) -> Completion:
+        """Generated ids, up to the first that ends the turn, that included."""
+        raise NotImplementedError
+
+
+class OwnFormat(TokenFormat):
+    """Of a model that was trained with the tokenizer of the prompts."""
+
+    def __init__(self, tokenizer: Path, end_of_turn_id: int, pad_id: int) -> None:
+        super().__init__(tokenizer)
+        self.end_ids, self.pad_id = (end_of_turn_id,), pad_id
+
+    def tokens(self, prompt: Row) -> list[int]:
+        tokens: list[int] = prompt["tokens"]
+        return tokens
+
+    def completion(self, tokens: list[int]) -> Completion:
+        tokens, finished = _until(tokens, self.end_ids)
+        return {"text": self.encoder.decode(tokens), "tokens": tokens, "finished": finished}
+
+
+class OtherFormat(TokenFormat):
+    """Of a Hugging Face folder with its own tokenizer and chat template.
+
+    Args:
+        folder: the model's.
+        tokenizer: the tokenizer.json of the prompts.
+        max_new_tokens: that an answer may have.
+
+    Raises:
+        GenerationError: transformers cannot open the tokenizer, or the folder lacks a chat template or the
+        id that ends a turn.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Path, max_new_tokens: int) -> None:
+        from transformers import PreTrainedTokenizerFast
+
+        super().__init__(tokenizer)
+        try:  # this class keeps tokenizer.json as it is; AutoTokenizer may build another one
+            self._its: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # of many kinds
+            raise GenerationError(
+                f"transformers cannot open the tokenizer of the model: {type(error).__name__}: {error}"
+            ) from error
+        if not self._its.chat_template:
+            raise GenerationError("the model has no chat template. Fix: add its chat_template.jinja")
+        config = checked(OtherConfig, parse_json(read_local(folder / "config.json")))
+        self._room = config.context - max_new_tokens
+        stated: Generation | OtherConfig = config
+        if (advice := folder / "generation_config.json").exists():
+            generation = checked(Generation, parse_json(read_local(advice)))
+            stated = generation if generation.eos_token_id is not None else config
+        ends = stated.eos_token_id if stated.eos_token_id is not None else self._its.eos_token_id
+        if ends is None:
+            raise GenerationError("nothing ends a turn. Fix: eos_token_id in its generation_config.json")
+        self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
+        self.pad_id = self.end_ids[0]
+
+    def tokens(self, prompt: Row) -> list[int]:
+        """GenerationError where the template refuses the messages, or the prompt leaves no room."""
+        try:
+            text = self._its.apply_chat_template(
+                usual_messages(prompt["messages"]),
+                tools=usual_tools(prompt.get("tools")),
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise GenerationError(
+                f"the chat template of the model refuses prompt {prompt['id']}: {error}. Fix: leave its"
+                " source out of prompts"
+            ) from error
+        tokens: list[int] = self._its(text, add_special_tokens=False)["input_ids"]
+        if len(tokens) > self._room:
+            raise GenerationError(
+                f"prompt {prompt['id']} has {len(tokens):,} tokens of this model, whose context leaves room"
+                f" for {self._room:,} beside max_new_tokens. Fix: a lower max_new_tokens, or no long prompts"
+            )
+        return tokens
+
+    def completion(self, tokens: list[int]) -> Completion:
+        tokens, finished = _until(tokens, self.end_ids)
+        return self.written(self._its.decode(tokens, skip_special_tokens=True), finished)
+
+
+def _until(tokens: list[int], ends: Sequence[int]) -> tuple[list[int], bool]:
+    """Ids up to the first of `ends`, that included, and whether there is one."""
+    place = next((index for index, token in enumerate(tokens) if token in ends), None)
+    return (tokens, False) if place is None else (tokens[: place + 1], True)

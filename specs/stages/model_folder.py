@@ -1,0 +1,22 @@
+"""The part that keeps a Hugging Face folder of any architecture as it is. No recipe names it: the planner
+adds it to a stage that samples from the model or runs tasks on it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from specs.base import execution
+from specs.stages.base import Part
+
+
+class ModelFolderPart(Part):
+    """Resolved. Inputs: `folder` (config, weights, tokenizer, chat template), whose contents are its
+    identity. The artifact is a folder that transformers and vLLM open, as an export is."""
+
+    VERSION: ClassVar[int] = 1
+    url: str = execution(description="of the folder")
+    files: list[str] = execution(description="their names in the folder")
+    reference: str = execution(description="as in the recipe, without hf:")
+    weight_bytes: int = execution(0, description="size of the weights as stored")
+    license: str = execution("", description="from the model card of the folder")
+    language: str = execution("")
