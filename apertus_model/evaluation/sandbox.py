@@ -140,7 +140,7 @@ class Sandbox:
                 os.lseek(errors, 0, os.SEEK_SET)
                 said = os.read(errors, LONGEST_VERDICT).decode(errors="replace").strip()
                 raise SandboxError(
-                    f"bubblewrap cannot run a program here ({said or f'status {status}'}). {FIX}"
+                    f"bubblewrap cannot run a program here ({said or f'not started, status {status}'}). {FIX}"
                 )
         finally:
             for descriptor in (reading, writing, errors, filter_, source):

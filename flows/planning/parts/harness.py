@@ -60,8 +60,7 @@ def add_harness(
         part = HarnessPart(
             suite=suite, engine=harness.engine, datasets=harness.datasets, include=harness.include
         )
-        data = {f"data:{one}": read for one, read in needs.inputs(key).items()}
-        read = {"model": model, **own, **data}
+        read = {"model": model, **own}
         if suite.classifier is not None:
             read["classifier"] = builder.folder(
                 f"{name}.{key}.classifier",
@@ -70,6 +69,7 @@ def add_harness(
                 (*at, "suites", key, "classifier", "model"),
                 "name a folder with a sequence classifier of Hugging Face.",
             )
+        read |= {f"data:{one}": data for one, data in needs.inputs(key).items()}
         node = builder.node(f"{name}/harness/{key}", name, part, read, kind="harness")
         found[f"{SUITE}{key}"] = reads(node)
     builder.graph.notes.append(_story(name, suites, needs))

@@ -41,7 +41,10 @@ def test_the_columns_are_those_of_the_templates_where_no_code_changes_rows() -> 
 @pytest.mark.parametrize(
     ("task", "refusal", "runs_code"),
     [
-        ("realtoxicityprompts", "it asks a web service", False),
+        ("pisa_de_llm_judged", "it asks a web service", False),
+        ("cruxeval_input", "it may run code of the model by itself", True),
+        ("longproc_pseudo_to_code_2k", "it may run code of the model by itself", True),
+        ("humaneval_64_instruct", "", True),
         ("mmmu_val_art", "it asks about images or sound", False),
         ("humaneval", "", True),
         ("mbpp", "", True),
@@ -53,6 +56,13 @@ def test_tasks_that_cannot_be_run_here_say_why(task: str, refusal: str, runs_cod
     found = [needs_of(one) for one in Catalogue().tasks(task)]
     assert all(one.refusal.startswith(refusal) and bool(one.refusal) is bool(refusal) for one in found)
     assert {one.runs_code for one in found} == {runs_code}
+
+
+def test_a_service_that_reads_an_answer_alone_is_replaced() -> None:
+    tasks = {name: needs_of(Catalogue().tasks(name)[0]) for name in ("realtoxicityprompts", "arc_easy")}
+    assert [one.classified for one in tasks.values()] == [True, False]
+    assert tasks["realtoxicityprompts"].refusal == ""
+    assert tasks["realtoxicityprompts"].datasets == ["allenai/real-toxicity-prompts"]
 
 
 def test_needs_of_ruler_are_a_tokenizer_texts_and_files_of_the_web() -> None:
