@@ -41,7 +41,6 @@ def test_the_columns_are_those_of_the_templates_where_no_code_changes_rows() -> 
 @pytest.mark.parametrize(
     ("task", "refusal", "runs_code"),
     [
-        ("pisa_de_llm_judged", "it asks a web service", False),
         ("cruxeval_input", "it may run code of the model by itself", True),
         ("longproc_pseudo_to_code_2k", "it may run code of the model by itself", True),
         ("humaneval_64_instruct", "", True),
@@ -63,6 +62,9 @@ def test_a_service_that_reads_an_answer_alone_is_replaced() -> None:
     assert [one.classified for one in tasks.values()] == [True, False]
     assert tasks["realtoxicityprompts"].refusal == ""
     assert tasks["realtoxicityprompts"].datasets == ["allenai/real-toxicity-prompts"]
+    scorer = Catalogue().tasks("realtoxicityprompts")[0].config["process_results"]
+    other = of({"dataset_path": "a/b", "process_docs": scorer})
+    assert other.refusal.startswith("it asks a web service (requests)") and not other.classified
 
 
 def test_needs_of_ruler_are_a_tokenizer_texts_and_files_of_the_web() -> None:

@@ -92,10 +92,6 @@ def test_all_that_is_missing_is_one_message_with_the_commands(planned: Planned, 
             "realtoxicityprompts cannot be run: it asks a web service about each answer.*state classifier:",
         ),
         (
-            "{tasks: [pisa_de_llm_judged]}",
-            r"pisa_de_llm_judged cannot be run: it asks a web service \(openai\)",
-        ),
-        (
             "{tasks: [cruxeval_input], sandbox: bubblewrap}",
             "cruxeval_input cannot be run: it may run code of the model by itself",
         ),
