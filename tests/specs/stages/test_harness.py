@@ -33,7 +33,9 @@ def test_what_changes_scores_is_in_the_fingerprint_and_places_are_not() -> None:
     assert len(prints) == len(parts) and fingerprint("harness", 2, fields, {}) not in prints
     elsewhere = HarnessPart(suite=Suite(**plain).resolved(chat=False), datasets="s3://a/b", include="c")
     assert elsewhere.identity_fields() == fields
-    models = [Suite(**plain, classifier=ClassifierSpec(model=url, label="toxic")) for url in ("a", "s3://b/c")]
+    models = [
+        Suite(**plain, classifier=ClassifierSpec(model=url, label="toxic")) for url in ("a", "s3://b/c")
+    ]
     assert models[0].identity_fields() == models[1].identity_fields()
 
 
