@@ -126,22 +126,29 @@ def test_a_program_does_not_pass_by_pretending(box: Sandbox, program: str) -> No
     assert outcome.outcome in ("wrong", "crashed"), outcome
 
 
-def test_the_network_is_out_of_reach(box: Sandbox) -> None:
+@pytest.mark.parametrize("filtered", [True, False])
+def test_the_network_is_out_of_reach(monkeypatch: pytest.MonkeyPatch, box: Sandbox, filtered: bool) -> None:
+    """By the filter of system calls, and by the namespace without it."""
+    if not filtered:
+        monkeypatch.delitem(REFUSED, "socket")
     abstract = f"\0apertus-test-{os.getpid()}"
+    refused, outside = "ConnectionRefusedError: [Errno 111] Connection refused", ("192.0.2.1", 80)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
         local.bind(abstract)
         local.listen()
         for one in (server, local):
             one.setblocking(False)
-        for family, address in ((socket.AF_INET, server.getsockname()), (socket.AF_UNIX, abstract)):
-            connect = f"import socket; socket.socket({int(family)}).connect({address!r})"
-            assert box.run(connect).reason == "ConnectionRefusedError: [Errno 111] Connection refused"
-        assert box.run("import socket; socket.socket().connect(('192.0.2.1', 80))").reason == (
-            "OSError: [Errno 101] Network is unreachable"
-        )
+        for family, address, reason in (
+            (socket.AF_INET, server.getsockname(), refused),
+            (socket.AF_UNIX, abstract, refused),
+            (socket.AF_INET, outside, "OSError: [Errno 101] Network is unreachable"),
+        ):
+            found = box.run(f"import socket; socket.socket({int(family)}).connect({address!r})").reason
+            assert found == ("PermissionError: [Errno 1] Operation not permitted" if filtered else reason)
         for one in (server, local):
             with pytest.raises(BlockingIOError):
                 one.accept()
+    assert box.run("import asyncio; asyncio.run(asyncio.sleep(0))").outcome == "passed"
 
 
 def test_files_outside_cannot_be_read_or_written(box: Sandbox, tmp_path: Path) -> None:
