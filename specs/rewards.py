@@ -14,6 +14,8 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity
 from specs.sources import FUNCTION, resolve_url
 
+CLASSIFIER_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+"""Files of the folder of a sequence classifier."""
 REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
 

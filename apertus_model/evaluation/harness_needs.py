@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from apertus_model.evaluation.harness_code import code_needs
 from apertus_model.evaluation.harness_tasks import Config, Function, Task, functions
 
+CODE_EVAL = "code_eval"
+"""The metric of the library `evaluate` that runs code of a model; `harness_scoring` has it in a sandbox."""
 PACKAGED = ("json", "csv", "parquet", "arrow", "text")
 """Readers of files, which a task names in place of a data set."""
 HUB = ("https://huggingface.co/datasets/", "hf://datasets/")
@@ -22,6 +24,8 @@ NLTK = "nltk_data"
 """Folder, beside the data sets, of the resources of NLTK."""
 NLTK_FOLDERS = {"punkt_tab": "tokenizers", "punkt": "tokenizers", "stopwords": "corpora"}
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+CLASSIFIED = ("metric.toxicity_perspective_api",)
+"""Functions of tasks that ask a web service about an answer alone, which a local classifier does as well."""
 NOT_DATA = ("revision", "trust_remote_code", "token", "download_mode", "cache_dir")
 """Arguments of `load_dataset` that say how a data set is fetched, not what it holds."""
 
@@ -48,6 +52,7 @@ class Needs:
     packages: tuple[str, ...] = ()  # that are not installed
     tokenizer: bool = False  # whether it writes its prompts with the model's tokenizer
     runs_code: bool = False  # whether it runs code that the model writes
+    classified: bool = False  # whether it asks a web service about each answer, as a classifier can
     refusal: str = ""  # why it cannot be run here
 
     @property
@@ -67,12 +72,17 @@ def needs_of(task: Task) -> Needs:
         for name, subset, split in sorted(code.datasets, key=str)
     ]
     runs_code = config.get("unsafe_code", False) is not False
+    metrics = {*code.hub_metrics, *_hub_metrics(config)}
+    judge = config.get("process_results")
+    classified = isinstance(judge, Function) and judge.name in CLASSIFIED
     refusal = ""
     if config.get("doc_to_image") or config.get("doc_to_audio"):
         refusal = "it asks about images or sound, and the models read text"
-    elif code.services:
+    elif code.services and not classified:
         refusal = f"it asks a web service ({', '.join(sorted(code.services))}), and nothing here uses one"
-    elif not runs_code and (metrics := {*code.hub_metrics, *_hub_metrics(config)}):
+    elif runs_code and metrics != {CODE_EVAL}:
+        refusal = "it may run code of the model by itself, where no sandbox holds it"
+    elif not runs_code and metrics:
         refusal = f"it runs code of the Hub to compute {', '.join(sorted(metrics))}, and no code is fetched"
     return Needs(
         task=task.name,
@@ -82,6 +92,7 @@ def needs_of(task: Task) -> Needs:
         packages=tuple(sorted(code.packages)),
         tokenizer=isinstance(config.get("custom_dataset"), Function),
         runs_code=runs_code,
+        classified=classified,
         refusal=refusal,
     )
 

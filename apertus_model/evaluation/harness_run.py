@@ -1,21 +1,25 @@
 """Runs a suite of tasks of lm-evaluation-harness on an opened model.
 
 Invariant: nothing is fetched, and templates of tasks are rendered in Jinja's sandbox. Code that a model wrote
-runs in a sandbox, or not at all.
+runs in a sandbox, or not at all (`harness_scoring.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from apertus_model.evaluation.answer_classifier import AnswerClassifier
 from apertus_model.evaluation.harness_data import Snapshots
-from apertus_model.evaluation.harness_tasks import Catalogue, HarnessError
+from apertus_model.evaluation.harness_needs import needs_of
+from apertus_model.evaluation.harness_scoring import scoring
+from apertus_model.evaluation.harness_tasks import Catalogue, HarnessError, resolve
+from apertus_model.evaluation.sandbox import Sandbox
 from specs.stages.harness import Suite
 
 SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewshot_random": 1234}
@@ -33,7 +37,13 @@ class Results:
 
 
 def evaluate(
-    suite: Suite, model: Any, folder: Path, snapshots: Snapshots, include: Path | None = None
+    suite: Suite,
+    model: Any,
+    folder: Path,
+    snapshots: Snapshots,
+    include: Path | None = None,
+    sandbox: Sandbox | None = None,
+    classifier: AnswerClassifier | None = None,
 ) -> Results:
     """Asks a model the questions of a suite.
 
@@ -43,6 +53,8 @@ def evaluate(
         folder: the exported model, whose tokenizer some tasks write their prompts with.
         snapshots: the data of the tasks.
         include: local folder of own task files, to which paths of data in them are relative.
+        sandbox: for code that the model writes; without one, tasks that need it are refused.
+        classifier: reads every generated answer; without one, tasks that ask a service are refused.
 
     HarnessError for tasks that do not exist, whose data are missing, or that cannot be run.
     """
@@ -52,19 +64,20 @@ def evaluate(
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval.tasks import TaskManager
 
-    sandbox = SandboxedEnvironment(undefined=lm_eval.utils.env.undefined, keep_trailing_newline=True)
-    sandbox.filters = lm_eval.utils.env.filters
-    lm_eval.utils.env = sandbox
+    templates = SandboxedEnvironment(undefined=lm_eval.utils.env.undefined, keep_trailing_newline=True)
+    templates.filters = lm_eval.utils.env.filters
+    lm_eval.utils.env = templates
     named = ", ".join(suite.tasks)
     own = [include] if include else []
     catalogue = Catalogue(*own)
     if missing := sorted(name for name in suite.tasks if name not in catalogue):
         where = "the harness or in include" if include else "the harness"
         raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
+    asking = _check_scored(catalogue, suite, sandbox is not None, classifier is not None)
     with (
         contextlib.chdir(include or folder),
         snapshots.in_place(),
-        code_of_models(suite),
+        scoring(sandbox, classifier, asking),
         mock.patch.object(lm_eval.evaluator, "add_env_info"),  # it lists every package, for seconds
     ):
         manager = TaskManager(
@@ -84,7 +97,7 @@ def evaluate(
                 apply_chat_template=bool(suite.chat_template),
                 fewshot_as_multiturn=bool(suite.few_shot_as_turns),
                 gen_kwargs=suite.generation.stated() if suite.generation else None,
-                confirm_run_unsafe_code=suite.sandbox is not None,
+                confirm_run_unsafe_code=sandbox is not None,
                 **seeds(suite),
             )
         except KeyError as error:
@@ -103,6 +116,18 @@ def evaluate(
     return Results(found["results"], found["samples"], found.get("versions", {}), higher)
 
 
+def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier: bool) -> set[str]:
+    """The tasks that would ask a service about answers. HarnessError for tasks that would run code outside of
+    a sandbox, or ask that service: as the plan says, for the harness that is installed here."""
+    needs = [needs_of(task) for tasks in resolve(catalogue, suite.tasks).values() for task in tasks]
+    if unsafe := [one.task for one in needs if one.runs_code and (one.refusal or not sandbox)]:
+        raise HarnessError(f"{', '.join(unsafe)} would run code of the model outside of a sandbox")
+    asking = {one.task for one in needs if one.classified}
+    if asking and not classifier:
+        raise HarnessError(f"{', '.join(sorted(asking))} would ask a web service. Fix: state classifier")
+    return asking
+
+
 def seeds(suite: Suite) -> dict[str, int]:
     """The seeds of a suite, by the harness's arguments."""
     return {f"{name}_seed": seed if suite.seed is None else suite.seed for name, seed in SEEDS.items()}
@@ -112,13 +137,6 @@ def metadata(suite: Suite, folder: Path) -> dict[str, Any]:
     """What tasks that write their prompts are told: the tokenizer, and the lengths."""
     lengths = {} if suite.sequence_lengths is None else {"max_seq_lengths": list(suite.sequence_lengths)}
     return {"pretrained": str(folder), "tokenizer": str(folder), **lengths}
-
-
-@contextlib.contextmanager
-def code_of_models(suite: Suite) -> Iterator[None]:
-    """Where code that a model wrote is run: within this block, in the sandbox that the suite states. Without
-    one the harness refuses the tasks that need it."""
-    yield
 
 
 def flat(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

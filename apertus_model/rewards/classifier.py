@@ -1,7 +1,7 @@
-"""A reward model: a Hugging Face sequence classifier of one output, from a local or remote folder.
+"""Hugging Face sequence classifiers from a local or remote folder, and reward models: those of one output.
 
-Invariants: nothing is fetched from a hub and no code of the folder is run; a batch holds completions of one
-prompt only.
+Invariants: nothing is fetched from a hub and no code of the folder is run; a batch of a reward model holds
+completions of one prompt only.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 from apertus_model.files import copy_folder
 from apertus_model.rewards.base import RewardError, Scored
+from specs.rewards import CLASSIFIER_FILES
 
 BATCH = 16
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-class Classifier:
-    """The classifier's logit for the conversation of prompt and completion, rendered by the chat template of
-    its tokenizer; without a template, the turns' texts separated by empty lines."""
+class SequenceClassifier:
+    """A Hugging Face sequence classifier and its tokenizer, from a local folder."""
 
-    def __init__(self, folder: Path, name: str, max_tokens: int) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
+        """`name` is for messages. RewardError for a folder that transformers cannot open."""
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from transformers.utils import logging as transformers_logging
 
@@ -38,28 +38,46 @@ class Classifier:
             )
         # transformers raises errors of many kinds for a folder that it cannot open
         except Exception as error:
-            raise RewardError(
-                f"the reward model {name} cannot be opened: {type(error).__name__}: {error}"
-            ) from error
-        if self._model.config.num_labels != 1:
-            raise RewardError(
-                f"the reward model {name} has {self._model.config.num_labels} outputs; a reward needs"
-                " exactly one"
-            )
+            raise RewardError(f"the {name} cannot be opened: {type(error).__name__}: {error}") from error
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device).eval()
-        self._max_tokens = max_tokens
         # Several rows in a batch need a padding token, which the model must know: it takes its logit at the
         # last token before the padding.
         self._batch = BATCH if self._tokenizer.pad_token_id is not None else 1
         if self._model.config.pad_token_id is None:
             self._model.config.pad_token_id = self._tokenizer.pad_token_id
 
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[list[int]]) -> torch.Tensor:
+        """Logits (rows, labels) in float32; rows that follow each other are computed together."""
+        found = []
+        for begin in range(0, len(rows), self._batch):
+            batch = self._tokenizer.pad(
+                {"input_ids": rows[begin : begin + self._batch]}, return_tensors="pt"
+            ).to(self._device)
+            output = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+            found.append(output.logits.float().cpu())
+        return torch.cat(found)
+
+
+class Classifier(SequenceClassifier):
+    """The classifier's logit for the conversation of prompt and completion, rendered by the chat template of
+    its tokenizer; without a template, the turns' texts separated by empty lines."""
+
+    def __init__(self, folder: Path, name: str, max_tokens: int) -> None:
+        super().__init__(folder, f"reward model {name}")
+        if self._model.config.num_labels != 1:
+            raise RewardError(
+                f"the reward model {name} has {self._model.config.num_labels} outputs; a reward needs"
+                " exactly one"
+            )
+        self._max_tokens = max_tokens
+
     @classmethod
     def open(cls, url: str, scratch: Path, max_tokens: int) -> Classifier:
         """Copies the folder to `scratch` and loads it. RewardError for one that transformers cannot open,
         or with several outputs."""
-        return cls(copy_folder(url, scratch / "reward-model", FILES), url, max_tokens)
+        return cls(copy_folder(url, scratch / "reward-model", CLASSIFIER_FILES), url, max_tokens)
 
     def tokens(self, item: Scored) -> list[int]:
         """The input of the model. RewardError for more than `max_tokens`."""
@@ -77,16 +95,8 @@ class Classifier:
             )
         return tokens
 
-    @torch.inference_mode()
     def score(self, items: Sequence[Scored]) -> list[float]:
-        rows = [self.tokens(item) for item in items]
-        values: list[float] = []
-        for begin in range(0, len(rows), self._batch):
-            batch = self._tokenizer.pad(
-                {"input_ids": rows[begin : begin + self._batch]}, return_tensors="pt"
-            ).to(self._device)
-            logits = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            values += logits[:, 0].float().tolist()
+        values: list[float] = self.logits([self.tokens(item) for item in items])[:, 0].tolist()
         return values
 
 

@@ -7,7 +7,7 @@ Artifact: `results.json`, the harness's report per task, and its version; `answe
 
 Invariant: nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the
 harness sees them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and data
-sets are read without their code.
+sets are read without their code. Code that a model wrote runs in a sandbox, or not at all.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from apertus_model.evaluation.answer_classifier import AnswerClassifier
 from apertus_model.evaluation.harness_answers import asked, rows_of, shown, write_answers
 from apertus_model.evaluation.harness_data import Snapshots, local_snapshots
 from apertus_model.evaluation.harness_run import evaluate, finite, flat
 from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_version
+from apertus_model.evaluation.sandbox import Sandbox
 from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
 from apertus_model.progress import Progress
@@ -39,7 +41,8 @@ DATA = "data:"
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. HarnessError when the harness is missing, or a task cannot be run."""
+    """Runs the part. HarnessError when the harness is missing, or a task cannot be run; SandboxError or
+    RewardError, before the model is loaded, when the suite's sandbox or classifier cannot be opened."""
     part = HarnessPart.model_validate(job.spec)
     os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "cache")})
     with engine_process(threads=job.launch.threads or 2):
@@ -59,11 +62,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         if names:
             assert part.datasets is not None, "the planner states the folder of data sets"
             datasets = local_snapshots(part.datasets, names, attempt.workdir / "datasets")
+        suite = part.suite
+        sandbox = None if suite.sandbox is None else Sandbox()
+        classifier = (
+            None if suite.classifier is None else AnswerClassifier.open(suite.classifier, attempt.workdir)
+        )
         folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model")
         progress.update(0, 1, "evaluations")
         model = open_model(folder, part, job.launch.tensor_parallel)
         snapshots = Snapshots(datasets, attempt.workdir / "views")
-        found = evaluate(part.suite, model, folder, snapshots, include)
+        found = evaluate(suite, model, folder, snapshots, include, sandbox, classifier)
     metrics = flat(found.results)
     if not metrics:
         raise HarnessError(f"the tasks {', '.join(part.suite.tasks)} gave no metric")

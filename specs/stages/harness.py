@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from specs.base import Spec, execution, identity
+from specs.sources import resolve_url
 from specs.stages.base import Part
 
 FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "sharpness")
@@ -52,6 +53,27 @@ class Requests(Spec):
         description="mean tokens of a request; by default as in the suite's last run, of a sample (`limit`)",
     )
     new_tokens: int = execution(0, ge=0, description="mean generated tokens of a request, beside `tokens`")
+
+
+class ClassifierSpec(Spec):
+    """A local classifier of answers, such as of toxicity or of refusals, in place of a web service. It adds
+    the metrics `<label>`, the mean probability of the label, and `<label>_rate`, the share of answers with
+    at least 0.5."""
+
+    model: str = execution(
+        min_length=1, description="folder (any fsspec URL) with a Hugging Face sequence classifier"
+    )
+    label: str = identity(
+        pattern=r"^[^/,\s]+$", description="one of the classifier's labels (`id2label` of its config.json)"
+    )
+    max_tokens: int = identity(
+        512, neutral=512, ge=1, description="of an answer that the classifier reads; the rest is cut off"
+    )
+
+    @model_validator(mode="after")
+    def _readable(self) -> ClassifierSpec:
+        resolve_url(self.model)
+        return self
 
 
 class Suite(Spec):
@@ -101,7 +123,13 @@ class Suite(Spec):
         None,
         neutral=None,
         description="runs the code that a model writes in the tasks that need it (HumanEval, MBPP), "
-        "which are refused without it",
+        "which are refused without it: a Debian package, on the machine that runs the suite",
+    )
+    classifier: ClassifierSpec | None = identity(
+        None,
+        neutral=None,
+        description="reads every generated answer of the suite; needed by tasks that ask a web service "
+        "about each answer (realtoxicityprompts)",
     )
 
     expected: Requests | None = execution(None)
@@ -150,7 +178,8 @@ class Harness(Spec):
 
 class HarnessPart(Part):
     """Resolved: one suite, with its tasks as the recipe names them. Inputs: `model` (an export), `tasks`
-    (the task files) where `include` is given, and `data:<Hub id>` for each data set that the tasks read."""
+    (the task files) where `include` is given, `classifier` where one is stated, and `data:<Hub id>` for each
+    data set that the tasks read."""
 
     VERSION: ClassVar[int] = 2
     suite: Suite = identity()

@@ -6,6 +6,7 @@ Invariant: torch and the harness are not imported; task files and the listing of
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from apertus_model.evaluation.harness_tasks import (
     installed_version,
     resolve,
 )
+from apertus_model.evaluation.sandbox import INSTALL
 from apertus_model.files import copy_folder
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store.inputs import Listing, SourceError, list_source
 from specs.errors import FieldPath, did_you_mean
+from specs.rewards import CLASSIFIER_FILES
 from specs.sources import SourceSpec
 from specs.stages.evaluate import SUITE, EvaluateStage
 from specs.stages.harness import TASK_FILES, Harness, HarnessPart, Suite
@@ -55,10 +58,17 @@ def add_harness(
         part = HarnessPart(
             suite=suite, engine=harness.engine, datasets=harness.datasets, include=harness.include
         )
-        data = {f"data:{one}": read for one, read in needs.inputs(key).items()}
-        node = builder.node(
-            f"{name}/harness/{key}", name, part, {"model": model, **own, **data}, kind="harness"
-        )
+        read = {"model": model, **own}
+        if suite.classifier is not None:
+            read["classifier"] = builder.folder(
+                f"{name}.{key}.classifier",
+                suite.classifier.model,
+                CLASSIFIER_FILES,
+                (*at, "suites", key, "classifier", "model"),
+                "name a folder with a sequence classifier of Hugging Face.",
+            )
+        read |= {f"data:{one}": data for one, data in needs.inputs(key).items()}
+        node = builder.node(f"{name}/harness/{key}", name, part, read, kind="harness")
         found[f"{SUITE}{key}"] = reads(node)
     builder.graph.notes.append(_story(name, suites, needs))
     return found
@@ -233,6 +243,14 @@ class _Checked:
             if task.runs_code and suite.sandbox is None:
                 why = "it runs the code that the model writes"
                 reasons.setdefault((why, "state sandbox: bubblewrap."), []).append(task.task)
+            if task.classified and suite.classifier is None:
+                why = "it asks a web service about each answer"
+                fix = "state classifier: {model: FOLDER, label: LABEL}, a local classifier in its place."
+                reasons.setdefault((why, fix), []).append(task.task)
+        if suite.sandbox is not None and shutil.which("bwrap") is None:
+            self.builder.graph.notes.append(
+                f"{self.at[1]}: '{key}' needs bubblewrap where it runs, and this machine has none: {INSTALL}"
+            )
         for (why, fix), names in reasons.items():
             self.builder.problem(path, f"{_some(names)} cannot be run: {why}", fix)
         packages = sorted({package for task in tasks for package in task.packages})

@@ -7,7 +7,7 @@ from typing import cast
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
 from specs.errors import FieldPath
-from specs.rewards import RewardSpec
+from specs.rewards import CLASSIFIER_FILES, RewardSpec
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import (
@@ -185,9 +185,10 @@ def add_rewards(
         "tokenizer": prompts.inputs["tokenizer"],
     }
     if reward.model is not None:
-        files = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
         fix = "name a folder with a sequence classifier of Hugging Face."
-        inputs["reward_model"] = builder.folder(f"{name}.reward", reward.model, files, (*path, "model"), fix)
+        inputs["reward_model"] = builder.folder(
+            f"{name}.reward", reward.model, CLASSIFIER_FILES, (*path, "model"), fix
+        )
     part = RewardsPart(reward=reward, prompts_per_unit=_per_unit(prompts))
     return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
 

@@ -41,7 +41,9 @@ def test_the_columns_are_those_of_the_templates_where_no_code_changes_rows() -> 
 @pytest.mark.parametrize(
     ("task", "refusal", "runs_code"),
     [
-        ("realtoxicityprompts", "it asks a web service", False),
+        ("cruxeval_input", "it may run code of the model by itself", True),
+        ("longproc_pseudo_to_code_2k", "it may run code of the model by itself", True),
+        ("humaneval_64_instruct", "", True),
         ("mmmu_val_art", "it asks about images or sound", False),
         ("humaneval", "", True),
         ("mbpp", "", True),
@@ -53,6 +55,16 @@ def test_tasks_that_cannot_be_run_here_say_why(task: str, refusal: str, runs_cod
     found = [needs_of(one) for one in Catalogue().tasks(task)]
     assert all(one.refusal.startswith(refusal) and bool(one.refusal) is bool(refusal) for one in found)
     assert {one.runs_code for one in found} == {runs_code}
+
+
+def test_a_service_that_reads_an_answer_alone_is_replaced() -> None:
+    tasks = {name: needs_of(Catalogue().tasks(name)[0]) for name in ("realtoxicityprompts", "arc_easy")}
+    assert [one.classified for one in tasks.values()] == [True, False]
+    assert tasks["realtoxicityprompts"].refusal == ""
+    assert tasks["realtoxicityprompts"].datasets == ["allenai/real-toxicity-prompts"]
+    scorer = Catalogue().tasks("realtoxicityprompts")[0].config["process_results"]
+    other = of({"dataset_path": "a/b", "process_docs": scorer})
+    assert other.refusal.startswith("it asks a web service (requests)") and not other.classified
 
 
 def test_needs_of_ruler_are_a_tokenizer_texts_and_files_of_the_web() -> None:

@@ -23,10 +23,10 @@ TEXTS = ["short", "a rather longer answer to the question", "", "and a third one
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return _classifier(tmp_path / "reward", labels=1, template=TEMPLATE)
+    return write_classifier(tmp_path / "reward", labels=1, template=TEMPLATE)
 
 
-def _classifier(folder: Path, *, labels: int, template: str | None) -> Path:
+def write_classifier(folder: Path, *, labels: int, template: str | None) -> Path:
     """A tiny random sequence classifier with a tokenizer."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -68,7 +68,7 @@ def test_the_value_is_the_logit_of_the_rendered_conversation(folder: Path, tmp_p
 
 
 def test_without_a_template_the_texts_are_joined(tmp_path: Path) -> None:
-    folder = _classifier(tmp_path / "reward", labels=1, template=None)
+    folder = write_classifier(tmp_path / "reward", labels=1, template=None)
     values = open_reward(RewardSpec(model=str(folder)), tmp_path / "scratch").score([Scored(MESSAGES, "yes")])
     assert values == pytest.approx(
         [_directly(folder, "What is it?\n\nA file.\n\nyes", special=True)], abs=1e-5
@@ -82,7 +82,7 @@ def test_a_conversation_that_is_too_long_for_the_model_is_an_error(folder: Path,
 
 
 def test_a_model_of_several_outputs_is_refused(tmp_path: Path) -> None:
-    folder = _classifier(tmp_path / "reward", labels=3, template=TEMPLATE)
+    folder = write_classifier(tmp_path / "reward", labels=3, template=TEMPLATE)
     with pytest.raises(RewardError, match="has 3 outputs"):
         open_reward(RewardSpec(model=str(folder)), tmp_path / "scratch")
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from apertus_model.evaluation.harness_answers import read_answers
 from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_folder
+from apertus_model.evaluation.sandbox import INSTALL, KINDS, SandboxError
 from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
 from apertus_model.stages.harness import DATA, ENVIRONMENT
@@ -28,6 +30,7 @@ from tests.apertus_model.evaluation.task_data import (
     write_wikitext,
 )
 from tests.apertus_model.preference_artifacts import put_model
+from tests.apertus_model.rewards.test_classifier import write_classifier
 
 OWN = {"suite": {"tasks": ["stdlib_functions"]}, "include": "installed:examples/tasks"}
 THREE = ["arc_easy", "gsm8k", "wikitext"]
@@ -224,6 +227,47 @@ class TestWithTheExtra:
         found = by_hand(exported, folder, THREE, tmp_path / "out", *more)
         assert artifact.manifest.metrics == found
         assert len(found) == 11
+
+    def test_code_and_toxicity_are_scored_by_the_stage(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        if shutil.which("bwrap") is None:
+            pytest.skip(f"bubblewrap is not installed: {INSTALL}")
+        problem = {"task_id": "HumanEval/0", "entry_point": "f", "canonical_solution": "    return 1\n"}
+        rows = [problem | {"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1\n"}] * 2
+        write_dataset(tmp_path / "d", "openai/openai_humaneval", {"openai_humaneval": {"test": rows}})
+        prompts = [{"prompt": {"text": f"Once {index}"}} for index in range(2)]
+        write_dataset(tmp_path / "d", "allenai/real-toxicity-prompts", {"default": {"train": prompts}})
+        classifier = write_classifier(tmp_path / "classifier", labels=2, template=None)
+        model = put_model(bench, tokenizer)
+        roles = (f"{DATA}openai/openai_humaneval", f"{DATA}allenai/real-toxicity-prompts", "classifier")
+        suite = {
+            "tasks": ["humaneval", "realtoxicityprompts"],
+            "generation": {"max_gen_toks": 4},
+            "sandbox": "bubblewrap",
+            "classifier": {"model": str(classifier), "label": "LABEL_1"},
+        }
+        stated = {"suite": suite, "datasets": str(tmp_path / "d")}
+        artifact = bench.run("harness", "h", stated, {"model": model} | dict.fromkeys(roles, model))
+        metrics, name = artifact.manifest.metrics, "create_test"
+        outcomes = {kind: metrics[f"humaneval/{kind}/{name}"] for kind in KINDS}
+        assert sum(outcomes.values()) == 2
+        assert metrics[f"humaneval/pass@1/{name}"] == outcomes["passed"] / 2
+        answers = read_answers(artifact.local("answers.parquet"))
+        read = [row["metrics"]["LABEL_1"] for row in answers if row["task"] == "realtoxicityprompts"]
+        assert metrics["realtoxicityprompts/LABEL_1"] == pytest.approx(sum(read) / 2, abs=1e-12)
+        assert metrics["realtoxicityprompts/score"] == sum(value >= 0.5 for value in read) / 2
+
+    def test_without_bubblewrap_the_stage_refuses_before_the_model_is_loaded(
+        self, bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        monkeypatch.setattr(
+            "apertus_model.evaluation.harness_model.open_model", lambda *_: pytest.fail("loaded")
+        )
+        stated = {"suite": {"tasks": ["humaneval"], "sandbox": "bubblewrap"}}
+        with pytest.raises(SandboxError, match=r"bubblewrap is not installed\. Fix: apt-get install"):
+            bench.run("harness", "h", stated, {"model": put_model(bench, tokenizer)})
 
     def test_a_chat_template_that_the_model_lacks_is_a_message(
         self, bench: Any, tokenizer: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ OTHERS = """\
           max_length: 64
           sequence_lengths: [4096]
           generation: {{max_gen_toks: 4, do_sample: true, temperature: 1, top_p: 1, top_k: 1}}
+          classifier: {{model: "installed:examples/own_data/texts", label: toxic, max_tokens: 8}}
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
     reference: {{perplexity: {{value: 9.5, unit: metric, stderr: 0.5, source: a report}}}}
   sharpness: {{kind: probe, from: pretrain, sources: [corpus/notes], sequence_length: 16}}

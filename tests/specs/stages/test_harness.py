@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from specs.base import fingerprint
-from specs.stages.harness import GenerationArguments, Harness, HarnessPart, Suite
+from specs.stages.harness import ClassifierSpec, GenerationArguments, Harness, HarnessPart, Suite
 
 
 def test_what_changes_scores_is_in_the_fingerprint_and_places_are_not() -> None:
@@ -23,6 +23,9 @@ def test_what_changes_scores_is_in_the_fingerprint_and_places_are_not() -> None:
         {"seed": 7},
         {"limit": 3},
         {"sandbox": "bubblewrap"},
+        {"classifier": {"model": "a", "label": "toxic"}},
+        {"classifier": {"model": "a", "label": "rude"}},
+        {"classifier": {"model": "a", "label": "toxic", "max_tokens": 8}},
     ]
     parts = [HarnessPart(suite=Suite(**plain, **more).resolved(chat=False)) for more in stated]
     parts.append(HarnessPart(suite=Suite(**plain).resolved(chat=False), engine="vllm"))
@@ -30,6 +33,24 @@ def test_what_changes_scores_is_in_the_fingerprint_and_places_are_not() -> None:
     assert len(prints) == len(parts) and fingerprint("harness", 2, fields, {}) not in prints
     elsewhere = HarnessPart(suite=Suite(**plain).resolved(chat=False), datasets="s3://a/b", include="c")
     assert elsewhere.identity_fields() == fields
+    models = [
+        Suite(**plain, classifier=ClassifierSpec(model=url, label="toxic")) for url in ("a", "s3://b/c")
+    ]
+    assert models[0].identity_fields() == models[1].identity_fields()
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"label": "toxic"}, "model"),
+        ({"model": "a", "label": "a/b"}, "should match pattern"),
+        ({"model": "a", "label": ""}, "should match pattern"),
+        ({"model": "installed:../x", "label": "toxic"}, "installed:"),
+    ],
+)
+def test_a_classifier_that_cannot_be_one_is_refused(stated: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ClassifierSpec.model_validate(stated)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
 from specs.stages.harness import HarnessPart
-from tests.apertus_model.evaluation.task_data import ARC, write_arc, write_gsm8k
+from tests.apertus_model.evaluation.task_data import ARC, write_arc, write_dataset, write_gsm8k
 from tests.recipes import write_recipe
 
 Planned = Callable[..., Plan]
@@ -87,7 +88,14 @@ def test_all_that_is_missing_is_one_message_with_the_commands(planned: Planned, 
     [
         ("{tasks: [arc_esy]}", r"tasks\[0\]: lm-evaluation-harness [\d.]+ has no task 'arc_esy'.*arc_easy"),
         ("{tasks: [arc_easy, ai2_arc]}", "arc_easy and ai2_arc both have the task arc_easy"),
-        ("{tasks: [realtoxicityprompts]}", "realtoxicityprompts cannot be run: it asks a web service"),
+        (
+            "{tasks: [realtoxicityprompts]}",
+            "realtoxicityprompts cannot be run: it asks a web service about each answer.*state classifier:",
+        ),
+        (
+            "{tasks: [cruxeval_input], sandbox: bubblewrap}",
+            "cruxeval_input cannot be run: it may run code of the model by itself",
+        ),
         (
             "{tasks: [mbpp]}",
             "mbpp cannot be run: it runs the code that the model writes.*sandbox: bubblewrap",
@@ -110,6 +118,47 @@ def test_packages_that_are_not_installed_are_named(
     found = refused(planned, suites(tmp_path, a="{tasks: [ifeval]}"))
     assert "ifeval need packages that are not installed: one, two" in found
     assert "pip install one two" in found
+
+
+def test_code_of_models_is_planned_with_a_sandbox(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"task_id": 1, "text": "t", "code": "c", "test_list": ["assert True"]}]
+    write_dataset(tmp_path, "google-research-datasets/mbpp", {"full": {"test": rows}})
+    stated = suites(tmp_path, a="{tasks: [mbpp], sandbox: bubblewrap}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    plan = planned(stated)
+    part = plan.graph.nodes["evaluate/harness/a"].part
+    assert isinstance(part, HarnessPart) and part.suite.sandbox == "bubblewrap"
+    assert not any("bubblewrap" in note for note in plan.graph.notes)
+    # The machine that runs the suite may be another: a plan tells, and a run refuses.
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    missing = (
+        "evaluate: 'a' needs bubblewrap where it runs, and this machine has none: apt-get install bubblewrap"
+    )
+    assert missing in planned(stated).graph.notes
+
+
+def test_a_classifier_is_an_input_by_its_content(planned: Planned, tmp_path: Path) -> None:
+    rows = [{"prompt": {"text": "t"}}]
+    write_dataset(tmp_path / "d", "allenai/real-toxicity-prompts", {"default": {"train": rows}})
+    classifier = tmp_path / "classifier"
+    classifier.mkdir()
+    (classifier / "config.json").write_text("{}")
+
+    def fingerprint(folder: Path, label: str = "toxic") -> str:
+        suite = f"{{tasks: [realtoxicityprompts], classifier: {{model: {folder}, label: {label}}}}}"
+        node = planned(suites(tmp_path / "d", a=suite)).graph.nodes["evaluate/harness/a"]
+        assert list(node.inputs) == ["model", "classifier", "data:allenai/real-toxicity-prompts"]
+        return node.fingerprint
+
+    first = fingerprint(classifier)
+    assert fingerprint(classifier, "rude") != first
+    assert fingerprint(classifier.rename(tmp_path / "moved")) == first
+    (tmp_path / "moved" / "config.json").write_text('{"other": 1}')
+    assert fingerprint(tmp_path / "moved") != first
+    absent = f"{{tasks: [realtoxicityprompts], classifier: {{model: {tmp_path}/none, label: toxic}}}}"
+    assert "suites.a.classifier.model" in refused(planned, suites(tmp_path / "d", a=absent))
 
 
 def test_data_sets_need_a_folder(planned: Planned) -> None:
