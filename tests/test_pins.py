@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GLIBC = 28  # the newest minor version of glibc 2 that a wheel may need: Debian 10, RHEL 8
-SOURCE_ONLY = ("rouge_score", "sqlitedict", "word2number")  # pure Python without a wheel on the index
+SOURCE_ONLY = ("langdetect", "rouge_score", "sqlitedict", "word2number")  # pure Python, no wheel on the index
 NVIDIA = re.compile(r"(nvidia|cuda)-")  # what the CUDA build of torch pins itself
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

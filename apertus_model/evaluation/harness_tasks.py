@@ -124,11 +124,15 @@ class Catalogue:
     def folders(self, names: Iterable[str]) -> list[Path]:
         """Folders of the harness with all task files that the names stand for, none inside another, so that
         the harness need not read the others. Those whose files come first are last."""
-        self._read = set()
-        for name in names:
-            self.tasks(name)
         own = tuple(f"{folder}/" for folder in self.own)
-        parents = sorted({os.path.dirname(path) for path in self._read if not path.startswith(own)})
+        found = set()
+        for name in names:
+            self._read = set()
+            self.tasks(name)
+            if read := [os.path.dirname(path) for path in self._read if not path.startswith(own)]:
+                # one folder for all members: the harness replaces a tag of one folder by that of the next
+                found |= {os.path.commonpath(read)} if name in self._tags else set(read)
+        parents = sorted(found)
         outer = [one for one in parents if not any(one.startswith(f"{other}/") for other in parents)]
         return [Path(one) for one in reversed(outer)]
 
@@ -146,7 +150,7 @@ class Catalogue:
             yield Task(str(config.get("task", name)), config, groups)
         elif name in self._tags:
             for task in sorted(set(self._tags[name])):
-                yield from self._members(task, {"task": task, **overrides} if groups else overrides, groups)
+                yield from self._members(task, {**overrides, "task": task} if groups else overrides, groups)
         else:
             raise HarnessError(f"there is no task {name} in the harness")
 

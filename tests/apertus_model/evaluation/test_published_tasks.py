@@ -1,0 +1,218 @@
+"""Every task of every shipped recipe is loaded and run on two documents of a snapshot, as its recipe states
+it; and a dozen of all kinds in the ordinary tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apertus_model.evaluation.harness_data import Snapshot, Snapshots, snapshot_source
+from apertus_model.evaluation.harness_needs import Needs, needs_of
+from apertus_model.evaluation.harness_tasks import Catalogue, Task, resolve
+from apertus_model.files import copy_folder
+from infra.store.inputs import list_source
+from specs.recipe import load
+from specs.stages.evaluate import EvaluateStage
+from specs.stages.harness import TASK_FILES, GenerationArguments, HarnessPart, Suite
+from tests.snapshots.expected import metric_names
+from tests.snapshots.model import write_model
+from tests.snapshots.tables import tables
+from tests.snapshots.writer import write
+
+pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+
+ROOT = Path(__file__).parents[3]
+OWN = "installed:examples/tasks"
+LENGTH = 4096
+"""The shortest prompts of `ruler`; the longer ones of recipes would need a model with a longer context."""
+
+GROUPS = {
+    "agieval": "acc",
+    "bbh_cot_fewshot": "exact_match/get-answer",
+    "global_mmlu_full_de": "acc",
+    "hendrycks_math": "exact_match",
+    "include_base_44_german": "acc",
+    "mgsm_native_cot": "exact_match/strict-match",
+    "mmlu": "acc",
+    "mmlu_stem": "acc",
+    "ruler": f"{LENGTH}",
+    "switzerland_qa": "acc",
+    "xcopa": "acc",
+    "xnli": "acc",
+}
+"""Scores of groups. `mmlu_flan_cot_zeroshot` has none: it aggregates `acc`, which its tasks do not have."""
+
+PLAIN = Suite(
+    tasks=[
+        "arc_easy",  # multiple choice
+        "winogrande",  # multiple choice of contexts
+        "xcopa",  # a group with aggregation, of eleven languages
+        "include_base_44_german",  # a group of filters of one table
+        "wikitext",  # perplexity of documents
+        "lambada_openai",  # perplexity of a word
+        "truthfulqa_mc2",  # probability of several right answers
+        "hendrycks_math_algebra",  # its own scoring
+        "switzerland_qa",  # own task files
+        "cultural_bench_hard",
+        "blend",
+    ],
+    few_shot=1,
+)
+CHAT = Suite(
+    tasks=[
+        "arc_challenge_chat",  # the answer's beginning is stated
+        "gsm8k_cot",  # two filters; its own examples
+        "mgsm_native_cot",  # an own group of tasks of the harness, of eleven languages, with two filters
+        "drop",  # numbers, spans and dates
+    ],
+    few_shot=2,
+)
+WRITTEN = Suite(tasks=["ruler_vt"], sequence_lengths=[LENGTH])
+SERVICES = {"realtoxicityprompts": "googleapis"}
+CODE = ("humaneval", "mbpp")
+
+
+def shipped() -> dict[str, tuple[Suite, bool]]:
+    """Suites of all shipped recipes by `<stage>/<suite>`, and whether the model answers in a conversation."""
+    found: dict[str, tuple[Suite, bool]] = {}
+    for path in sorted((ROOT / "specs" / "recipes").glob("*.yaml")):
+        for name, stage in load(path).stages.items():
+            if isinstance(stage, EvaluateStage) and stage.harness:
+                for key, suite in stage.harness.suites.items():
+                    found.setdefault(f"{name}/{key}", (suite, "instruct" in name))
+                    assert found[f"{name}/{key}"][0] == suite, "recipes with other suites of the same name"
+    return found
+
+
+SHIPPED = shipped()
+
+
+@pytest.fixture(scope="module")
+def include(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_folder(OWN, tmp_path_factory.mktemp("tasks"), TASK_FILES)
+
+
+@pytest.fixture(scope="module")
+def catalogue(include: Path) -> Catalogue:
+    return Catalogue(include)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+    return write_model(tmp_path_factory.mktemp("model"), texts)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import lm_eval.utils
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(lm_eval.utils, "env", lm_eval.utils.env)  # the run replaces it
+
+
+Samples = dict[str, list[dict[str, Any]]]
+Runs = Callable[[Suite, bool], Samples]
+
+
+@pytest.fixture
+def check(catalogue: Catalogue, folder: Path, include: Path, tmp_path: Path) -> Runs:
+    """Runs a suite, and looks at what every task reports."""
+
+    def run(suite: Suite, chat: bool) -> Samples:
+        from apertus_model.evaluation.harness_model import open_model
+        from apertus_model.evaluation.harness_run import evaluate, flat
+
+        tasks = [*chain.from_iterable(resolve(catalogue, suite.tasks).values())]
+        data = snapshots(tmp_path / "data", catalogue, tasks)
+        short = {"limit": 2, "generation": GenerationArguments(max_gen_toks=4), "max_length": None}
+        suite = suite.model_copy(update=short).resolved(chat)
+        if suite.sequence_lengths:
+            suite = suite.model_copy(update={"sequence_lengths": [LENGTH]})
+        model = open_model(folder, HarnessPart(suite=suite))
+        found = evaluate(suite, model, folder, Snapshots(data, tmp_path / "views"), include)
+        metrics = flat(found.results)
+        for task in tasks:
+            assert len({one["doc_id"] for one in found.samples[task.name]}) == 2, task.name
+        expected = set(chain.from_iterable(map(names, tasks)))
+        expected |= {f"{name}/{GROUPS[name]}" for name in suite.tasks if name in GROUPS}
+        assert expected <= metrics.keys()
+        return found.samples
+
+    return run
+
+
+def names(task: Task) -> set[str]:
+    """Metrics that are finite with two documents: of `ruler` one length, of `bbq` one kind of bias."""
+    found = metric_names(task)
+    if "ruler" in task.groups or task.name.startswith(("niah_", "ruler_")):
+        return {f"{task.name}/{LENGTH}"}
+    return {name for name in found if "_bias_score_" not in name or name.endswith("_Age")}
+
+
+def snapshots(folder: Path, catalogue: Catalogue, tasks: list[Task]) -> Path:
+    """The data of tasks; skips where a package is missing. A plan finds all that they read there."""
+    needs = [needs_of(task) for task in tasks]
+    assert not [one.task for one in needs if one.refusal]
+    if packages := sorted({package for one in needs for package in one.packages}):
+        pytest.skip(f"{', '.join(packages)} not installed: pip install 'apertus[harness]'")
+    subjects = sorted({task.text("dataset_name") for task in catalogue.tasks("mmlu")})
+    write(folder, needs, tables(subjects))
+    assert [*missing(folder, needs)] == []
+    return folder
+
+
+def missing(folder: Path, needs: list[Needs]) -> Iterator[str]:
+    for reads in dict.fromkeys(reads for one in needs for reads in one.reads):
+        listing = list_source(snapshot_source(str(folder), reads.dataset))
+        if (lacks := Snapshot(listing).missing(reads)) is not None:
+            yield f"{reads.dataset}: {lacks}"
+
+
+def test_a_dozen_tasks_of_all_kinds_run(check: Runs) -> None:
+    samples = check(PLAIN, False)
+    asked = {task: answers[0]["arguments"][0] for task, answers in samples.items()}
+    options = "A. The Rhône\nB. The Rhine\nC. The Ticino\nD. The Inn"
+    question = "Which river flows through Basel?"
+    how = "Without any explanation, choose only one from the given alphabet choices(e.g., A, B, C)."
+    for task, prompt in {
+        "switzerland_qa_rm": f"{question}\n{options}\nAnswer:",
+        "cultural_bench_hard": f"{question}\nThe Rhône\nAnswer:",
+        "blend": f"{question} {how}\n\n{options}\n\nAnswer:",
+    }.items():
+        assert asked[task][0].endswith(f"\n\n{prompt}")  # after an example
+    assert [samples[task][0]["target"] for task in ("switzerland_qa_rm", "blend")] == ["B", 1]
+
+
+def test_instruct_models_are_asked_in_conversations(check: Runs) -> None:
+    samples = check(CHAT, True)
+    prompt = samples["arc_challenge_chat"][0]["arguments"][0][0]
+    assert prompt.startswith("<|user|>Given the following question")
+    assert prompt.endswith("<|end|><|assistant|>The best answer is")
+
+
+def test_a_task_writes_its_prompts_with_the_tokenizer(check: Runs) -> None:
+    check(WRITTEN, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SHIPPED)
+def test_every_task_of_the_shipped_recipes_runs(suite: str, check: Runs) -> None:
+    check(*SHIPPED[suite])
+
+
+def test_no_shipped_task_asks_a_service_or_runs_code_of_a_model(catalogue: Catalogue) -> None:
+    named = {name for suite, _ in SHIPPED.values() for name in suite.tasks}
+    assert {"mmlu", "ruler", "acp_bench"} <= named
+    for tasks in resolve(catalogue, sorted(named)).values():
+        for needs in map(needs_of, tasks):
+            assert (needs.refusal, needs.runs_code) == ("", False)
+    for task in SERVICES:
+        assert "web service" in needs_of(*catalogue.tasks(task)).refusal
+    for task in CODE:
+        assert needs_of(*catalogue.tasks(task)).runs_code
