@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cached_property
 
-from apertus_model.data.rows import Row, Rows, Units, spans, write_rows
+from apertus_model.data.rows import Row, Rows, read_units, write_rows, write_unit
 from apertus_model.generation import Generator, local_folder, open_generator
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
 from specs.stages.preference_data import CompletionsPart
@@ -27,35 +29,58 @@ from specs.stages.preference_data import CompletionsPart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. GenerationError when the engine that the spec names is not installed."""
     part = CompletionsPart.model_validate(job.spec)
-    model = attempt.input_artifact("model")
-    prompts = Rows(attempt.input_artifact("prompts"))
-    facts = prompts.artifact.manifest.facts
-    size = part.sampling.batch_size
-
-    @cache
-    def generator() -> Generator:
-        folder = local_folder(model, attempt.workdir / "model")
-        return open_generator(
-            folder, part.sampling, job.launch, end_of_turn_id=facts["end_of_turn_id"], pad_id=facts["pad_id"]
-        )
-
-    def rows_of(start: int, stop: int) -> Iterator[Row]:
-        for first in range(start, stop, size):
-            batch = prompts[first : min(first + size, stop)]
-            answers = generator().complete([row["tokens"] for row in batch], first=first)
-            for row, completions in zip(batch, answers, strict=True):
-                yield {"id": row["id"], "completions": completions}
-
-    units = Units(attempt, "completions", spans(len(prompts), max(1, part.prompts_per_unit // size) * size))
-    with engine_process(threads=job.launch.threads or 2):
-        units.compute(rows_of, progress)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     counts: Counter[str] = Counter()
-    written = write_rows(attempt, "completions", _counted(units.rows(), counts))
+    written = write_rows(attempt, "completions", _counted(read_units(units), counts))
     mean_tokens = counts["tokens"] / counts["completions"]
     finished = counts["finished"] / counts["completions"]
     story = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
     progress.log(f"{story}, {finished:.1%} ended by the model")
     attempt.commit(metrics={**counts, "mean_tokens": mean_tokens, "finished_share": finished}, facts=written)
+
+
+class Completions:
+    """Whole batches of prompts, completed by one opened model."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        part = CompletionsPart.model_validate(job.spec)
+        self._job, self._attempt, self._sampling = job, attempt, part.sampling
+        self._prompts = Rows(attempt.input_artifact("prompts"))
+        size = part.sampling.batch_size
+        per_unit = max(1, part.prompts_per_unit // size) * size
+        self._spans = units_of("completions", len(self._prompts), per_unit)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._spans)
+
+    def run(self, key: str) -> Result:
+        span = self._spans[key]
+        return write_unit(span, self._rows(*span), self._attempt.workdir / f"{key}.jsonl")
+
+    def _rows(self, start: int, stop: int) -> Iterator[Row]:
+        size = self._sampling.batch_size
+        for first in range(start, stop, size):
+            batch = self._prompts[first : min(first + size, stop)]
+            answers = self._generator.complete([row["tokens"] for row in batch], first=first)
+            for row, completions in zip(batch, answers, strict=True):
+                yield {"id": row["id"], "completions": completions}
+
+    @cached_property
+    def _generator(self) -> Generator:
+        prepare_process(self._job.launch.threads or 2)
+        folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
+        facts = self._prompts.artifact.manifest.facts
+        return open_generator(
+            folder,
+            self._sampling,
+            self._job.launch,
+            end_of_turn_id=facts["end_of_turn_id"],
+            pad_id=facts["pad_id"],
+        )
+
+
+work_of = Completions
 
 
 def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:

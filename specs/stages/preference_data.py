@@ -96,6 +96,7 @@ class PromptsPart(Part):
     enough completions, from the conversations or to be `sampled`."""
 
     VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
     split: Literal["train", "validation"] = identity()
     limit: int | None = identity(None, neutral=None)
     seed: int = identity(28, neutral=28)
@@ -111,6 +112,7 @@ class CompletionsPart(Part):
     """Resolved. Inputs: `model` (an export), `prompts`."""
 
     VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
     sampling: Sampling = identity()
     prompts_per_unit: int = execution(64)
 
@@ -120,6 +122,7 @@ class RewardsPart(Part):
     where a model scores."""
 
     VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
     reward: RewardSpec = identity()
     prompts_per_unit: int = execution(64)
 

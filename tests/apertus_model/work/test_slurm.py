@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from apertus_model.data.job_array import Stopped
 
 from apertus_model.data import job_array
-from apertus_model.data.job_array import Stopped
 from apertus_model.stop import StopSignal
 from infra import slurm
 from infra.slurm import SlurmError, SlurmMissing
