@@ -54,15 +54,16 @@ class ClusterJobs(Protocol):
     def story(self, worker: str, state: str) -> str:
         """How a worker ended, as far as the cluster and its log tell."""
 
-    def cancel(self) -> str:
-        """Ends all workers; the jobs by name, for people."""
+    def end(self, *, finished: bool) -> str:
+        """Leaves nothing of the jobs behind, whose workers have all ended if they are `finished`; the jobs
+        by name, for people."""
 
 
 def run_on_cluster(
     jobs: ClusterJobs, keys: list[str], attempt: Attempt, stop: StopSignal, progress: UnitProgress
 ) -> Generator[str, None, None]:
-    """Has units computed on a cluster, and yields the key of each when it is seen to be committed. All jobs
-    are cancelled when the generator ends early.
+    """Has units computed on a cluster, and yields the key of each when it is seen to be committed. No job
+    is left when the generator ends.
 
     Raises:
         StageError: of a unit, or this machine cannot reach the cluster.
@@ -80,7 +81,7 @@ def run_on_cluster(
                 states = jobs.states()
                 yield from shared.newly_committed()
                 if stop.requested:
-                    raise Stopped(f"stopped ({stop.reason}): {jobs.cancel()} were cancelled")
+                    break
                 if states is not None:
                     shared.submit_again(states)
                     running = sum(states.get(name) == "RUNNING" for name in shared.waiting)
@@ -88,11 +89,11 @@ def run_on_cluster(
                 if shared.waiting:
                     stop.wait(jobs.POLL_SECONDS)
         finally:
-            if shared.waiting and not stop.requested:
-                jobs.cancel()
+            names = jobs.end(finished=not shared.waiting)
             shared.clean()
     if stop.requested:
-        raise Stopped(f"stopped ({stop.reason}); all units are committed")
+        left = f"{names} were cancelled" if shared.waiting else "all units are committed"
+        raise Stopped(f"stopped ({stop.reason}): {left}")
 
 
 class _Workers:

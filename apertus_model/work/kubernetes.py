@@ -126,7 +126,7 @@ class IndexedJobs:
         log = self._kubectl("logs", selector, f"--tail={LOG_LINES}", check=False).strip()
         return f"{told}; its log ends:\n{log or '(empty)'}"
 
-    def cancel(self) -> str:
+    def end(self, *, finished: bool) -> str:
         for number in self._sizes:
             self._kubectl.delete("job", self._name(number))
         return f"the Jobs {', '.join(map(self._name, self._sizes))}"

@@ -20,6 +20,7 @@ from specs.launch import Workers
 
 MOST = 1000  # elements of a job; Slurm's own limit is 1001 unless it is configured
 LOG_LINES = 20
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class JobArrays:
@@ -47,6 +48,7 @@ class JobArrays:
                 *("-m", "apertus_model.work.worker", self._job.store, shares),
             ]
         )
+        checkout = shlex.quote(profile.checkout or ROOT)
         script.write_text(
             "\n".join(
                 [
@@ -54,6 +56,7 @@ class JobArrays:
                     *(f"module load {shlex.quote(name)}" for name in profile.modules),
                     *profile.setup,
                     *(f"export {name}={shlex.quote(value)}" for name, value in profile.environment.items()),
+                    f'export PYTHONPATH={checkout}"${{PYTHONPATH:+:$PYTHONPATH}}"',
                     f'exec {program} "$SLURM_ARRAY_TASK_ID"\n',
                 ]
             )
@@ -100,7 +103,7 @@ class JobArrays:
             lines = "".join(deque(file, LOG_LINES))
         return f"{told} ended before its units were committed; its log ends:\n{lines or '(empty)'}".rstrip()
 
-    def cancel(self) -> str:
-        if problem := self._jobs.cancel():
+    def end(self, *, finished: bool) -> str:
+        if not finished and (problem := self._jobs.cancel()):
             print(f"scancel {' '.join(self._jobs.numbers)} failed: {problem}", file=sys.stderr, flush=True)
         return f"the Slurm jobs {', '.join(self._jobs.numbers)}"

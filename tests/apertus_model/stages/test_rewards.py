@@ -36,11 +36,15 @@ def _inputs(bench: Any, *, answers: list[str | None]) -> dict[str, Artifact]:
     }
 
 
+def _spec(function: str, **more: Any) -> dict[str, Any]:
+    return {"reward": {"function": function, "model": None}, **more}
+
+
 def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
     artifact = bench.run(
         "rewards",
         "r",
-        {"reward": {"function": "reference-overlap", "model": None}},
+        _spec("reference-overlap"),
         _inputs(bench, answers=["red house", "green"]),
     )
     red = (2 * 1 / 3 + 0) / 2
@@ -65,13 +69,13 @@ def test_units_do_not_change_the_rewards(bench: Any) -> None:
     one = bench.run(
         "rewards",
         "one",
-        {"reward": {"function": "grounded-answer", "model": None}, "prompts_per_unit": 1},
+        _spec("grounded-answer", prompts_per_unit=1),
         inputs,
     )
     many = bench.run(
         "rewards",
         "many",
-        {"reward": {"function": "grounded-answer", "model": None}, "prompts_per_unit": 64},
+        _spec("grounded-answer", prompts_per_unit=64),
         inputs,
     )
     assert one.bytes("rewards-00000.jsonl") == many.bytes("rewards-00000.jsonl")
@@ -83,7 +87,7 @@ def test_whether_a_completion_ended_reaches_the_reward(bench: Any) -> None:
         bench.run(
             "rewards",
             "r",
-            {"reward": {"function": "grounded-answer", "model": None}},
+            _spec("grounded-answer"),
             _inputs(bench, answers=["red"]),
         )
     )
@@ -95,6 +99,6 @@ def test_a_prompt_that_cannot_be_scored_is_named(bench: Any) -> None:
         bench.run(
             "rewards",
             "r",
-            {"reward": {"function": "grounded-answer", "model": None}},
+            _spec("grounded-answer"),
             _inputs(bench, answers=["red", None]),
         )
