@@ -28,7 +28,7 @@ from infra.store import Artifact, Attempt, Store
 from infra.store.documents import Unit
 from specs.job import InputRef, Job
 
-VOCABULARY, END, PAD = 260, 2, 3
+VOCABULARY, END, PAD = 256, 2, 3  # ids are drawn below the first, of a little more than 256
 PER_UNIT = 8
 
 
@@ -118,8 +118,9 @@ def _prompts(store: Store, folder: str, count: int) -> Artifact:
 
 def _model(store: Store, folder: str, asked: argparse.Namespace) -> Artifact:
     import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
     from transformers import ApertusConfig, ApertusForCausalLM
 
     from apertus_model.chat.template import CONTROL_TOKENS
@@ -128,7 +129,7 @@ def _model(store: Store, folder: str, asked: argparse.Namespace) -> Artifact:
     exported = Path(folder) / "exported"
     torch.manual_seed(0)
     config = ApertusConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=len(CONTROL_TOKENS) + VOCABULARY,
         hidden_size=asked.dim,
         intermediate_size=4 * asked.dim,
         num_hidden_layers=asked.layers,
@@ -137,8 +138,10 @@ def _model(store: Store, folder: str, asked: argparse.Namespace) -> Artifact:
         max_position_embeddings=1024,
     )
     ApertusForCausalLM(config).save_pretrained(exported)
-    words = [*CONTROL_TOKENS, *(f"w{number}" for number in range(VOCABULARY - len(CONTROL_TOKENS)))]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="w0"))
+    words = [*CONTROL_TOKENS, *sorted(ByteLevel.alphabet())]
+    tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(CONTROL_TOKENS))
     tokenizer.save(str(exported / "tokenizer.json"))
     for path in sorted(exported.iterdir()):
