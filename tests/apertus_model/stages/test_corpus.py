@@ -13,6 +13,7 @@ from apertus_model.data.megatron import TokenFile
 from apertus_model.data.stream import split_files
 from infra.store import Artifact
 from infra.store.inputs import SourceError
+from specs.errors import StageError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of
 from tests.apertus_model.corpora import corpus_spec, tokens_of
 
@@ -173,7 +174,7 @@ def test_a_missing_column_ends_the_stage_with_file_and_line(
     for name in ("a", "b"):
         (folder / f"{name}.jsonl").write_text(json.dumps({"body": "text"}) + "\n")
     spec = {"source": {"url": str(folder), "format": "jsonl"}, "process": {}, "seed": 1, "files_per_task": 1}
-    with pytest.raises(SourceError, match=r"\.jsonl', line 1: no column 'text'; there are body"):
+    with pytest.raises(StageError, match=r"\.jsonl', line 1: no column 'text'; there are body"):
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=workers)
 
 
