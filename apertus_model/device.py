@@ -55,6 +55,13 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. None of them is opened."""
+    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return [name for name in stated.split(",") if name][:count] if stated else [str(n) for n in range(count)]
+
+
 def has_kernels(tensor: torch.Tensor) -> bool:
     """Whether the project's Triton kernels run on such a tensor now. While torch.compile traces, formulas do:
     the compiler's own kernels of them move as little (`benchmarks.kernels`), and join what is beside them."""

@@ -38,19 +38,19 @@ class Progress:
         print(text, flush=True)
 
 
-class TaskProgress:
-    """Reports the number of finished tasks of a stage; `waiting` reports those that a cluster runs or has
-    queued."""
+class UnitProgress:
+    """Reports the number of finished units of a stage; `waiting` reports the workers that a cluster runs or
+    has queued."""
 
-    def __init__(self, progress: Progress, tasks: int, pending: int) -> None:
+    def __init__(self, progress: Progress, units: int, pending: int) -> None:
         self._progress = progress
-        self._tasks = tasks
-        self._done = tasks - pending
-        progress.update(self._done, tasks, "tasks")
+        self._units = units
+        self._done = units - pending
+        progress.update(self._done, units, "units")
 
     def one_more(self) -> None:
         self._done += 1
-        self._progress.update(self._done, self._tasks, "tasks")
+        self._progress.update(self._done, self._units, "units")
 
     def waiting(self, running: int, queued: int) -> None:
-        self._progress.update(self._done, self._tasks, "tasks", running=running, queued=queued)
+        self._progress.update(self._done, self._units, "units", running=running, queued=queued)

@@ -1,7 +1,7 @@
 """Jobs of Slurm: submitted, watched and cancelled through its commands.
 
-Whatever is a job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the tasks
-of a data stage (`apertus_model.data.job_array`).
+Whatever is a job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the
+workers of a stage (`apertus_model.work.slurm`).
 
 Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to
 do.

@@ -102,13 +102,35 @@ class Parallel(Spec):
         return self.pp * ((self.virtual_stages or 2) if several else 1)
 
 
-class SlurmTask(Spec):
-    """Resources of each task of a data stage on Slurm. The profile (specs/profiles.py) says where tasks
-    run."""
+class Workers(Spec):
+    """The processes that share the units of a stage: tasks of a corpus, ranges of prompts. Each has
+    launch.parallel.tp GPUs where a whole model samples, and one where one scores. The profile
+    (specs/profiles.py) says where they run on a cluster."""
 
-    time_limit: PositiveDuration | None = execution(None, description="rounded up to minutes")
-    cpus: int = execution(1, ge=1, le=MOST_THREADS)
-    memory: str | None = execution(None, pattern=r"^[1-9]\d*[KMGT]$", description="`8G`")
+    count: int | None = execution(
+        None,
+        ge=1,
+        le=MOST_THREADS,
+        description=(
+            "workers at the same time; by default as many as GPUs allow on this machine (without GPUs 2 for"
+            " corpora and conversations, else 1), and on a cluster as many as it runs"
+        ),
+    )
+    units_per_job: int = execution(
+        1, ge=1, description="on a cluster: units of each worker, over which a model stays loaded"
+    )
+    time_limit: PositiveDuration | None = execution(
+        None, description="of each worker on a cluster; rounded up to minutes on Slurm"
+    )
+    cpus: int | None = execution(
+        None,
+        ge=1,
+        le=MOST_THREADS,
+        description="of each worker on a cluster; 1 by default, those of the profile where it has GPUs",
+    )
+    memory: str | None = execution(
+        None, pattern=r"^[1-9]\d*[KMGT]$", description="of each worker on a cluster: `8G`"
+    )
 
 
 class Launch(Spec):
@@ -126,17 +148,14 @@ class Launch(Spec):
             " by default"
         ),
     )
-    workers: int | None = execution(
-        None, ge=1, le=MOST_THREADS, description="worker processes of data stages; 2 by default"
-    )
-    executor: Literal["local", "slurm"] | None = execution(
+    executor: Literal["local", "slurm", "kubernetes"] | None = execution(
         None,
         description=(
-            "what runs the tasks of corpus and conversations stages: processes of this machine (default) or"
-            " Slurm"
+            "where the workers run that share the units of corpora, conversations, sampling and scoring: this"
+            " machine, or the node of the stage (default); a Slurm job array; an Indexed Job of Kubernetes"
         ),
     )
-    slurm: SlurmTask | None = execution(None, description="for `executor: slurm`: resources of a task")
+    workers: Workers | None = execution(None)
     parallel: Parallel | None = execution(None)
     mfu: float | None = execution(
         None,

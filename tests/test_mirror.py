@@ -18,6 +18,8 @@ TYPES = "types only"
 # They start a program, and import nothing of it.
 PROGRAMS = ("tests/e2e", "tests/apertus_model/rehearsal/test_counts.py")
 TESTED_IN = {
+    "apertus_model.work.messages": "tests/apertus_model/work/test_worker.py",
+    "infra.kubernetes": "tests/infra/launchers/test_kubernetes.py",
     "specs.anomalies": "tests/apertus_model/trainer/test_anomalies.py",
     "specs.cluster": "tests/flows/planning/estimate/test_time_and_cost.py",
     "specs.job": "tests/infra/launchers/test_kubernetes.py",

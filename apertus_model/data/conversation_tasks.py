@@ -27,6 +27,7 @@ from apertus_model.chat.messages import ConversationError
 from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.documents import Rejection, open_source
 from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
+from apertus_model.work.units import Result
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
@@ -35,28 +36,25 @@ TASK_FILES = ("tokens.bin", "tokens.idx", "masks.bin", "lines.jsonl", "index.npy
 _INDEX = np.dtype([("content", "<u8", 2), ("line", "<u8"), ("group", "<u8"), ("bytes", "<i8")])
 
 
-class ConversationTaskResult(NamedTuple):
-    """The result of a task."""
-
-    files: dict[str, Path]  # by name in `TASK_FILES`
-    counts: dict[str, int]  # conversations by outcome
-
-
 class ConversationTasks(NamedTuple):
-    """The tasks of a source, for workers."""
+    """The tasks of a source."""
 
     source: SourceSpec
-    tasks: list[list[str]]  # files of each task
+    tasks: dict[str, list[str]]  # files of each task, by the key of its unit
     tokenizer: Path
     vocab_size: int
     seed: int
     folder: Path  # local scratch
 
-    def run(self, rank: int) -> ConversationTaskResult:
+    @property
+    def keys(self) -> list[str]:
+        return list(self.tasks)
+
+    def run(self, key: str) -> Result:
         """Reads, renders and tokenises the conversations of one task, up to the limit of the source."""
         fs, root = open_source(self.source)
         encoder = ChatEncoder(Tokenizer.from_file(str(self.tokenizer)))
-        files = {name: self.folder / f"{rank:05d}_{name}" for name in TASK_FILES}
+        files = {name: self.folder / f"{key}_{name}" for name in TASK_FILES}
         rejected: Counter[str] = Counter()
         index: list[tuple[tuple[int, int], int, int, int]] = []
         with (
@@ -67,7 +65,7 @@ class ConversationTasks(NamedTuple):
             files["lines.jsonl"].open("wb") as lines,
         ):
             found = (
-                item for path in self.tasks[rank] for item in read_conversations(self.source, fs, root, path)
+                item for path in self.tasks[key] for item in read_conversations(self.source, fs, root, path)
             )
             for conversation in found:
                 if isinstance(conversation, Rejection):
@@ -88,7 +86,7 @@ class ConversationTasks(NamedTuple):
                 if len(index) == self.source.limit:
                     break
         np.save(files["index.npy"], np.array(index, dtype=_INDEX))
-        return ConversationTaskResult(
+        return Result(
             files, {"kept": len(index), **{f"rejected/{name}": count for name, count in rejected.items()}}
         )
 

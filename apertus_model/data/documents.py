@@ -34,14 +34,24 @@ from apertus_model.data.found import (
 from apertus_model.data.installed import read_installed
 from apertus_model.data.tables import arrow, json_lines, parquet
 from apertus_model.data.web import warc
-from infra.store.inputs import SourceError
+from apertus_model.work.units import units_of
+from infra.store.inputs import SourceError, list_source
 from specs.sources import COMPRESSED_INSIDE, ROWS, SourceSpec, resolve_url
+from specs.stages.base import SourcePart
 
 
 def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
     """The file system of a source and the path of its folder on it."""
     fs, root = fsspec.core.url_to_fs(resolve_url(source.url))
     return fs, root.rstrip("/")
+
+
+def files_of_tasks(part: SourcePart, what: str) -> dict[str, list[str]]:
+    """The files of each task, by the key of its unit. A source with a limit is one task: only that can count
+    its documents."""
+    listing = part.listing or [file.path for file in list_source(part.source).files]
+    size = len(listing) if part.source.limit else part.files_per_task
+    return {key: listing[slice(*span)] for key, span in units_of(what, len(listing), size).items()}
 
 
 def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:

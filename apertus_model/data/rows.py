@@ -1,25 +1,23 @@
-"""Rows of JSON for people to read, in numbered files, and the restartable units of work that make them.
+"""Rows of JSON for people to read, in numbered files, and the units of work that hold a row for each item of
+a range.
 
-Invariants:
-- Row i of an artifact is in file i // ROWS_PER_FILE, whatever units computed it; row i of completions or
-  rewards belongs to row i of the prompts.
-- A unit is a range of items; a committed range is not computed again.
+Invariant: row i of an artifact is in file i // ROWS_PER_FILE, whatever units computed it; row i of
+completions or rewards belongs to row i of the prompts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from apertus_model.progress import Progress
+from apertus_model.work.units import CommittedUnit, Result, Span
 from infra.store import Artifact, Attempt, StoreError
 
 ROWS_PER_FILE = 1024
 
 Row = dict[str, Any]
-Span = tuple[int, int]
 
 
 class Rows(Sequence[Row]):
@@ -89,52 +87,17 @@ def to_line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def spans(total: int, size: int) -> list[Span]:
-    """[start, stop) of consecutive ranges of at most `size` items."""
-    return [(start, min(start + size, total)) for start in range(0, total, size)]
+def write_unit(span: Span, rows: Iterable[Row], path: Path) -> Result:
+    """The unit of a range, from a row for each of its items."""
+    with open(path, "w", encoding="utf-8") as file:
+        number = sum(bool(file.write(to_line(row))) for row in rows)
+    assert number == span[1] - span[0], f"{number} rows for {span[1] - span[0]} items"
+    return Result({"rows.jsonl": path})
 
 
-def unit_key(name: str, span: Span) -> str:
-    """Key of the unit of a range, so that units of other sizes have other keys."""
-    return f"{name}-{span[0]:08d}-{span[1]:08d}"
-
-
-class Units:
-    """Ranges of items, each a unit of the store named `<name>-<start>-<stop>` that holds the rows computed
-    for it."""
-
-    def __init__(self, attempt: Attempt, name: str, ranges: Sequence[Span]) -> None:
-        self._attempt = attempt
-        self._keys = {span: unit_key(name, span) for span in ranges}
-
-    def compute(
-        self, rows_of: Callable[[int, int], Iterable[Row]], progress: Progress, *, items: str = "prompts"
-    ) -> None:
-        """Calls `rows_of(start, stop)`, which yields a row per item, for every range that was not
-        committed yet."""
-        total = sum(stop - start for start, stop in self._keys)
-        done = 0
-        for (start, stop), key in self._keys.items():
-            if self._attempt.unit(key) is None:
-                path, number = self._attempt.workdir / f"{key}.jsonl", 0
-                with open(path, "w", encoding="utf-8") as file:
-                    for number, row in enumerate(rows_of(start, stop), start=1):
-                        file.write(to_line(row))
-                        progress.update(done + number, total, items)
-                    assert number == stop - start, f"{number} rows for {stop - start} {items}"
-                self._attempt.commit_unit(key, files={"rows.jsonl": path})
-                path.unlink()
-            done += stop - start
-            progress.update(done, total, items)
-
-    def rows(self) -> Iterator[Row]:
-        """All rows, in the order of the ranges."""
-        for path in self.files():
-            with open(path, "rb") as file:
-                for line in file:
-                    yield json.loads(line)
-
-    def files(self) -> Iterator[Path]:
-        """A local file of each range, content checked. StoreError for one that is damaged or gone."""
-        for key in self._keys.values():
-            yield self._attempt.unit_files(key, self._attempt.committed_unit(key))["rows.jsonl"]
+def read_units(units: Iterable[CommittedUnit]) -> Iterator[Row]:
+    """All rows, in the order of the units. StoreError for a file that is damaged or gone."""
+    for unit in units:
+        with open(unit.files["rows.jsonl"], "rb") as file:
+            for line in file:
+                yield json.loads(line)

@@ -23,6 +23,7 @@ from tokenizers.processors import TemplateProcessing
 from apertus_model.data.readers import SourceReader
 from apertus_model.data.selection import Selection
 from apertus_model.data.tokenised import TokenReader, TokenWriter
+from apertus_model.work.units import Result
 from specs.sources import TABLES, TOKENISED, SourceSpec
 from specs.stages.corpus import CorpusSource, needs_text
 
@@ -30,13 +31,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DOCUMENTS_PER_BATCH = 1000
-
-
-class TaskResult(NamedTuple):
-    """The result of a task."""
-
-    files: dict[str, Path]  # `tokens.bin`, `tokens.idx`, and those of `Selection`
-    counts: dict[str, dict[str, int]]
 
 
 class DocumentTokeniser(MegatronDocumentTokenizer):
@@ -60,33 +54,40 @@ class DocumentTokeniser(MegatronDocumentTokenizer):
 
 
 class CorpusTasks(NamedTuple):
-    """The tasks of a source, for workers."""
+    """The tasks of a source."""
 
     source: SourceSpec
     process: CorpusSource
-    tasks: list[list[str]]  # files of each task
+    tasks: dict[str, list[str]]  # files of each task, by the key of its unit
     tokenizer: Path
     bos: str
     eos: str
     folder: Path  # local scratch
 
+    @property
+    def keys(self) -> list[str]:
+        return list(self.tasks)
+
     def pipeline(self) -> list[PipelineStep]:
         """Reader, selection, writer."""
+        files = list(self.tasks.values())
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
             return [
-                TokenReader(self.source, self.tasks, self.tokenizer, self.bos, self.eos, self.folder),
+                TokenReader(self.source, files, self.tokenizer, self.bos, self.eos, self.folder),
                 Selection(self.process, self.folder),
                 TokenWriter(self.folder, self.tokenizer, self.bos, self.eos),
             ]
         return [
-            SourceReader(with_columns(self.source, self.process.columns()), self.tasks),
+            SourceReader(with_columns(self.source, self.process.columns()), files),
             Selection(self.process, self.folder),
             DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos),
         ]
 
-    def run(self, rank: int) -> TaskResult:
-        """Runs one task in this process. datatrove's log goes to `<folder>/logs`, and nowhere else."""
+    def run(self, key: str) -> Result:
+        """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of `Selection`.
+        datatrove's log goes to `<folder>/logs`, and nowhere else."""
+        rank = self.keys.index(key)
         steps = self.pipeline()
         reader, selection = steps[:2]
         assert isinstance(selection, Selection)
@@ -101,7 +102,7 @@ class CorpusTasks(NamedTuple):
                 logger.remove()
         prefix = f"{rank:05d}_"
         files = {path.name.removeprefix(prefix): path for path in self.folder.glob(f"{prefix}*")}
-        return TaskResult(files, _read_counts(reader) | selection.counts)
+        return Result(files, _read_counts(reader) | selection.counts)
 
 
 def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:

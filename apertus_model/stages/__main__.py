@@ -15,19 +15,16 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+from apertus_model.failure import failure_of
 from apertus_model.peers import Peers
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal, kill_group
 from infra.store import Attempt
-from infra.store.records import DamagedCheckpoint
 from specs.errors import StageError
-from specs.job import REPORT, DamagedInput, Failure, Job
-from specs.redaction import redacted
+from specs.job import REPORT, Failure, Job
 from specs.stages import TRAINING
 
 MODULES = dict.fromkeys(TRAINING, "train")  # modules of other kinds have their names
-# errors of storage, network, collectives and devices; another attempt cannot mend a wrong recipe
-WORTH_ANOTHER_TRY = (OSError, RuntimeError)
 
 
 def main(path: str) -> int:
@@ -42,17 +39,11 @@ def main(path: str) -> int:
         with _other_nodes(job):
             stage.run(job, attempt, Progress(job.progress), stop)
     except Exception as error:
-        message = str(error)
         if not isinstance(error, StageError):
             traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
-        message = redacted(message)
-        again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)
-        damaged = None
-        if isinstance(error, DamagedCheckpoint):
-            damaged = DamagedInput(artifact=error.artifact, step=error.step)
-        _tell(job, Failure(message=message, again=again, damaged=damaged))
-        print(message, file=sys.stderr, flush=True)
+        failure = failure_of(error)
+        _tell(job, failure)
+        print(failure.message, file=sys.stderr, flush=True)
         return 1
     if stop.requested and not stop.orphaned:
         _tell(job, Failure(message=stop.reason, interrupted=True))

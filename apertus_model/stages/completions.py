@@ -15,13 +15,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cached_property
 
-from apertus_model.data.rows import Row, Rows, Units, spans, write_rows
-from apertus_model.generation import Completion, Generator, open_generator, prompts_at_once
+from apertus_model.data.rows import Row, Rows, read_units, write_rows, write_unit
+from apertus_model.generation import Generator, open_generator, prompts_at_once
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
 from specs.stages.preference_data import CompletionsPart
@@ -30,53 +32,62 @@ from specs.stages.preference_data import CompletionsPart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. GenerationError when the engine that the spec names is not installed."""
     part = CompletionsPart.model_validate(job.spec)
-    prompts = Rows(attempt.input_artifact("prompts"))
-    facts = prompts.artifact.manifest.facts
-    size = prompts_at_once(part.sampling, part.prompts_per_unit)
-
-    @cache
-    def generator() -> Generator:
-        ids = {"end_of_turn_id": facts["end_of_turn_id"], "pad_id": facts["pad_id"]}
-        return open_generator(attempt, part.sampling, job.launch, **ids)
-
-    speed = Speed()
-
-    def rows_of(start: int, stop: int) -> Iterator[Row]:
-        for first in range(start, stop, size):
-            batch = prompts[first : min(first + size, stop)]
-            sampler, began = generator(), time.monotonic()
-            answers = sampler.complete(batch, first=first)
-            speed.add(answers, time.monotonic() - began)
-            for row, completions in zip(batch, answers, strict=True):
-                yield {"id": row["id"], "completions": completions}
-
-    units = Units(attempt, "completions", spans(len(prompts), max(1, part.prompts_per_unit // size) * size))
-    with engine_process(threads=job.launch.threads or 2):
-        units.compute(rows_of, progress)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     counts: Counter[str] = Counter()
-    written = write_rows(attempt, "completions", _counted(units.rows(), counts))
+    written = write_rows(attempt, "completions", _counted(read_units(units), counts))
     mean_tokens = counts["tokens"] / counts["completions"]
     finished = counts["finished"] / counts["completions"]
     story = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
     progress.log(f"{story}, {finished:.1%} ended by the model")
-    metrics = {**counts, "mean_tokens": mean_tokens, "finished_share": finished, **speed.metrics()}
+    seconds = sum(unit.data["seconds"] for unit in units)
+    metrics = {
+        **counts,
+        "mean_tokens": mean_tokens,
+        "finished_share": finished,
+        "tokens_per_second": counts["tokens"] / seconds,
+    }
     attempt.commit(metrics=metrics, facts=written)
 
 
-class Speed:
-    """Tokens per second of this process, without the time of loading the model."""
+class Completions:
+    """Whole batches of prompts, completed by one opened model."""
 
-    def __init__(self) -> None:
-        self._tokens, self._seconds = 0, 0.0
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        part = CompletionsPart.model_validate(job.spec)
+        self._job, self._attempt, self._sampling = job, attempt, part.sampling
+        self._prompts = Rows(attempt.input_artifact("prompts"))
+        self._at_once = prompts_at_once(part.sampling, part.prompts_per_unit)
+        per_unit = max(1, part.prompts_per_unit // self._at_once) * self._at_once
+        self._spans = units_of("completions", len(self._prompts), per_unit)
 
-    def add(self, answers: list[list[Completion]], seconds: float) -> None:
-        """A batch of answers, by prompt."""
-        self._tokens += sum(len(completion["tokens"]) for row in answers for completion in row)
-        self._seconds += seconds
+    @property
+    def keys(self) -> list[str]:
+        return list(self._spans)
 
-    def metrics(self) -> dict[str, float]:
-        """`tokens_per_second`; nothing where all units were stored before."""
-        return {"tokens_per_second": self._tokens / self._seconds} if self._seconds else {}
+    def run(self, key: str) -> Result:
+        (start, stop), size, seconds = self._spans[key], self._at_once, 0.0
+        rows: list[Row] = []
+        for first in range(start, stop, size):
+            batch, generator = self._prompts[first : min(first + size, stop)], self._generator
+            began = time.monotonic()
+            answers = generator.complete(batch, first=first)
+            seconds += time.monotonic() - began
+            rows += [
+                {"id": row["id"], "completions": completions}
+                for row, completions in zip(batch, answers, strict=True)
+            ]
+        written = write_unit((start, stop), rows, self._attempt.workdir / f"{key}.jsonl")
+        return written._replace(data={"seconds": seconds})  # without those of loading the model
+
+    @cached_property
+    def _generator(self) -> Generator:
+        prepare_process(self._job.launch.threads or 2)
+        facts = self._prompts.artifact.manifest.facts
+        ids = {"end_of_turn_id": facts["end_of_turn_id"], "pad_id": facts["pad_id"]}
+        return open_generator(self._attempt, self._sampling, self._job.launch, **ids)
+
+
+work_of = Completions
 
 
 def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:

@@ -19,9 +19,10 @@ import numpy as np
 
 from apertus_model.data.conversation_tasks import AllConversations, ConversationTasks, WrittenSplit
 from apertus_model.data.conversations import SHARD_SUFFIXES
-from apertus_model.data.executors import commit_tasks, files_of_tasks
+from apertus_model.data.documents import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.work import run_units
 from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.job import Job
@@ -34,20 +35,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. SourceError for a source that cannot be read or holds too little, ChatError for a
     tokenizer without chat tokens."""
     part = ConversationsPart.model_validate(job.spec)
-    tokenizer = attempt.input_artifact("tokenizer")
-    facts = tokenizer.manifest.facts
-    files = files_of_tasks(part, "conversations")
-    folder = attempt.workdir / "tasks"
-    folder.mkdir(exist_ok=True)
-    vocabulary = tokenizer.local("tokenizer.json")
-    work = ConversationTasks(
-        part.source, list(files.values()), vocabulary, facts["vocab_size"], part.seed, folder
-    )
-    tasks = commit_tasks(work, list(files), attempt, stop, progress)
-
+    facts = attempt.input_artifact("tokenizer").manifest.facts
+    tasks = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     counts: Counter[str] = Counter()
     for task in tasks:
-        counts.update(task.counts)
+        counts.update(task.data)
     conversations = AllConversations([task.files for task in tasks], facts["vocab_size"])
     rejected = {
         name.removeprefix("rejected/"): counts[name]
@@ -88,6 +80,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             **{name: split.shards for name, split in splits.items()},
         },
     )
+
+
+def work_of(job: Job, attempt: Attempt) -> ConversationTasks:
+    """The tasks; a unit's data are its counts."""
+    part = ConversationsPart.model_validate(job.spec)
+    tokenizer = attempt.input_artifact("tokenizer")
+    size = tokenizer.manifest.facts["vocab_size"]
+    folder = attempt.workdir / "tasks"
+    folder.mkdir(exist_ok=True)
+    files = files_of_tasks(part, "conversations")
+    return ConversationTasks(part.source, files, tokenizer.local("tokenizer.json"), size, part.seed, folder)
 
 
 def _metrics(split: WrittenSplit) -> dict[str, int]:

@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from apertus_model.data.documents import files_of_tasks
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
-from apertus_model.data.executors import CommittedTask, commit_tasks, files_of_tasks
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.work import CommittedUnit, run_units
 from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.filters import labels
@@ -40,23 +41,10 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = CorpusPart.model_validate(job.spec)
     tokenizer = attempt.input_artifact("tokenizer")
     facts = tokenizer.manifest.facts
-    files = files_of_tasks(part, "documents")
-    folder = attempt.workdir / "tasks"
-    folder.mkdir(exist_ok=True)
-    work = CorpusTasks(
-        part.source,
-        part.process,
-        list(files.values()),
-        tokenizer.local("tokenizer.json"),
-        facts["bos_token"],
-        facts["eos_token"],
-        folder,
-    )
-    tasks = commit_tasks(work, list(files), attempt, stop, progress)
-
+    tasks = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     selected = Selected.open([task.files for task in tasks], part.process.filters)
     found = resolve(part.process.filters, selected)
-    counts = _total([task.counts for task in tasks], labels(part.process.filters), found.counts)
+    counts = _total([task.data for task in tasks], labels(part.process.filters), found.counts)
     documents = _kept_documents(tasks, selected, found, facts["vocab_size"])
     if not len(documents):
         raise SourceError(
@@ -96,6 +84,24 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
 
 
+def work_of(job: Job, attempt: Attempt) -> CorpusTasks:
+    """The tasks; a unit's data are its counts."""
+    part = CorpusPart.model_validate(job.spec)
+    tokenizer = attempt.input_artifact("tokenizer")
+    facts = tokenizer.manifest.facts
+    folder = attempt.workdir / "tasks"
+    folder.mkdir(exist_ok=True)
+    return CorpusTasks(
+        part.source,
+        part.process,
+        files_of_tasks(part, "documents"),
+        tokenizer.local("tokenizer.json"),
+        facts["bos_token"],
+        facts["eos_token"],
+        folder,
+    )
+
+
 def _write_splits(
     part: CorpusPart, attempt: Attempt, documents: Documents, facts: dict[str, Any]
 ) -> tuple[dict[str, Split], list[Probe]]:
@@ -123,7 +129,7 @@ def _write_splits(
 
 
 def _kept_documents(
-    tasks: list[CommittedTask], selected: Selected, found: Resolution, vocab_size: int
+    tasks: list[CommittedUnit], selected: Selected, found: Resolution, vocab_size: int
 ) -> Documents:
     parts = []
     for number, task in enumerate(tasks):
@@ -136,7 +142,7 @@ def _kept_documents(
 
 def _examples(
     part: CorpusPart,
-    tasks: list[CommittedTask],
+    tasks: list[CommittedUnit],
     selected: Selected,
     found: Resolution,
     tokenizer_file: Path,

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from apertus_model.data.rows import spans, unit_key
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
+from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
 from specs.stages.preference_data import LogProbabilitiesPart
@@ -55,7 +55,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 same_length=True,
             )
         first = dist.get_rank() == 0
-        units = {unit_key("rows", span): range(*span) for span in spans(rows.rows, part.sequences_per_unit)}
+        spans = units_of("rows", rows.rows, part.sequences_per_unit)
+        units = {key: range(*span) for key, span in spans.items()}
         for number, (key, span) in enumerate(units.items()):
             if not _agreed(first and attempt.unit(key) is not None, evaluator.device):
                 unit = compute(evaluator, rows, span)

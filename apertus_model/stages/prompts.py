@@ -24,7 +24,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,11 @@ from tokenizers import Tokenizer
 from apertus_model.chat import ChatEncoder
 from apertus_model.chat.messages import response_of
 from apertus_model.data.conversations import Conversation, ConversationShards
-from apertus_model.data.rows import Row, Units, spans, write_rows
+from apertus_model.data.rows import Row, write_rows, write_unit
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import Span, units_of
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
@@ -55,19 +56,8 @@ class PromptsError(StageError):
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. PromptsError when nothing is left."""
     part = PromptsPart.model_validate(job.spec)
-    roles = sorted(
-        (role for role in job.inputs if role.startswith("conversations:")),
-        key=lambda role: int(role.split(":")[1]),
-    )
-    artifacts = [attempt.input_artifact(role) for role in roles]
-    tokenizer = attempt.input_artifact("tokenizer")
-    reader = PromptReader(part, Tokenizer.from_file(str(tokenizer.local("tokenizer.json"))))
-    files: list[Path] = []
-    for number, artifact in enumerate(artifacts):
-        shards = ConversationShards(artifact, part.split)
-        units = Units(attempt, f"conversations-{number}", spans(len(shards), part.prompts_per_unit))
-        units.compute(partial(reader.rows, shards), progress, items="conversations")
-        files += units.files()
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    files = [unit.files["rows.jsonl"] for unit in units]
     counts: Counter[str] = Counter()
     facts = write_rows(attempt, "prompts", _merge(part, files, counts))
     story = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
@@ -77,24 +67,38 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             f" max_new_tokens {part.max_new_tokens}, or other conversations"
         )
     progress.log(story)
-    copied = {name: artifacts[0].manifest.facts[name] for name in COPIED_FACTS}
+    first = attempt.input_artifact("conversations:0").manifest.facts
+    copied = {name: first[name] for name in COPIED_FACTS}
     if copied["pad_id"] is None:  # an imported tokenizer may have none; padding is masked everywhere
         copied["pad_id"] = copied["eos_id"]
     attempt.commit(metrics=dict(counts), facts=copied | facts)
 
 
 class PromptReader:
-    """Conversations as candidate rows, each independent of the others."""
+    """Conversations as candidate rows, each independent of the others: of a prompt, or
+    `{"dropped": reason}`."""
 
-    def __init__(self, part: PromptsPart, tokenizer: Tokenizer) -> None:
-        self._part = part
-        self._tokenizer = tokenizer
-        self._encoder = ChatEncoder(tokenizer)
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._part = PromptsPart.model_validate(job.spec)
+        self._folder = attempt.workdir
+        self._tokenizer = Tokenizer.from_file(
+            str(attempt.input_artifact("tokenizer").local("tokenizer.json"))
+        )
+        self._encoder = ChatEncoder(self._tokenizer)
+        self._units: dict[str, tuple[ConversationShards, Span]] = {}
+        for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
+            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), self._part.split)
+            keys = units_of(f"conversations-{number}", len(shards), self._part.prompts_per_unit)
+            self._units |= {key: (shards, span) for key, span in keys.items()}
 
-    def rows(self, shards: ConversationShards, start: int, stop: int) -> Iterator[Row]:
-        """A row per conversation: of a prompt, or `{"dropped": reason}`."""
-        for index in range(start, stop):
-            yield self._row(shards.conversation(index))
+    @property
+    def keys(self) -> list[str]:
+        return list(self._units)
+
+    def run(self, key: str) -> Result:
+        shards, span = self._units[key]
+        rows = (self._row(shards.conversation(index)) for index in range(*span))
+        return write_unit(span, rows, self._folder / f"{key}.jsonl")
 
     def _row(self, conversation: Conversation) -> Row:
         part, messages = self._part, conversation.messages
@@ -128,6 +132,9 @@ class PromptReader:
             "completions_too_long": len(completions) - len(short),
             "metadata": conversation.metadata,
         }
+
+
+work_of = PromptReader
 
 
 def prompt_id(tokens: NDArray[np.int64]) -> str:

@@ -9,18 +9,19 @@ units.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
 
-from apertus_model.data.rows import Row, Rows, Units, same_rows, spans, write_rows
+from apertus_model.data.rows import Row, Rows, read_units, same_rows, write_rows, write_unit
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, Scored, open_reward
 from apertus_model.rewards.registry import score_prompt
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
 from specs.stages.preference_data import RewardsPart
@@ -29,24 +30,41 @@ from specs.stages.preference_data import RewardsPart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RewardError for a reward that cannot be opened, raises, or is not a finite number."""
     part = RewardsPart.model_validate(job.spec)
-    prompts, completions = (Rows(attempt.input_artifact(role)) for role in ("prompts", "completions"))
-
-    @cache
-    def reward() -> Reward:
-        return open_reward(part.reward, attempt.workdir)
-
-    def rows_of(start: int, stop: int) -> Iterator[Row]:
-        for index in range(start, stop):
-            yield score_row(reward(), prompts[index], completions[index])
-
-    units = Units(attempt, "rewards", spans(same_rows(prompts, completions), part.prompts_per_unit))
-    with engine_process(threads=job.launch.threads or 2):
-        units.compute(rows_of, progress)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     summary = Summary()
-    facts = write_rows(attempt, "rewards", map(summary.add, units.rows()))
+    facts = write_rows(attempt, "rewards", map(summary.add, read_units(units)))
     metrics = summary.metrics()
     progress.log(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     attempt.commit(metrics=metrics, facts=facts)
+
+
+class Rewards:
+    """Ranges of prompts, whose completions one opened reward scores."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        part = RewardsPart.model_validate(job.spec)
+        self._job, self._attempt, self._spec = job, attempt, part.reward
+        self._prompts, self._completions = (
+            Rows(attempt.input_artifact(role)) for role in ("prompts", "completions")
+        )
+        self._spans = units_of("rewards", same_rows(self._prompts, self._completions), part.prompts_per_unit)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._spans)
+
+    def run(self, key: str) -> Result:
+        span = self._spans[key]
+        rows = (score_row(self._reward, self._prompts[i], self._completions[i]) for i in range(*span))
+        return write_unit(span, rows, self._attempt.workdir / f"{key}.jsonl")
+
+    @cached_property
+    def _reward(self) -> Reward:
+        prepare_process(self._job.launch.threads or 2)
+        return open_reward(self._spec, self._attempt.workdir)
+
+
+work_of = Rewards
 
 
 def score_row(reward: Reward, prompt: Row, sampled: Row) -> Row:

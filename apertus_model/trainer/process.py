@@ -27,7 +27,17 @@ _SINGLE_PROCESS = {
 
 @contextmanager
 def engine_process(threads: int) -> Iterator[int]:
-    """Prepares this process, as a rank of torchrun or alone; yields the number of processes.
+    """Prepares this process, as a rank of torchrun or alone; yields the number of processes."""
+    prepare_process(threads)
+    try:
+        yield int(os.environ["WORLD_SIZE"])
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def prepare_process(threads: int) -> None:
+    """What every process of the engine needs before it computes.
 
     Args:
         threads: CPU threads per process.
@@ -38,11 +48,6 @@ def engine_process(threads: int) -> Iterator[int]:
     if not has_gpu():
         _keep_freed_memory()
     _quieten_libraries(int(os.environ["RANK"]))
-    try:
-        yield int(os.environ["WORLD_SIZE"])
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _keep_freed_memory() -> None:

@@ -226,7 +226,12 @@ class Runner:
 
     def _process(self, job: Job, node: Node) -> Launched:
         return launch_job(
-            job, node.launch, self.profile, distributed=node.part.ON_ENGINE, exclude=sorted(self._dead_nodes)
+            job,
+            node.launch,
+            self.profile,
+            distributed=node.part.ON_ENGINE,
+            in_units=node.part.WORKERS > 0,
+            exclude=sorted(self._dead_nodes),
         )
 
     def _committed(self, node: Node) -> set[str]:

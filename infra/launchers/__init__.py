@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infra.launchers.kubernetes import KubernetesError, KubernetesJob
+from infra.kubernetes import KubernetesError
+from infra.launchers.kubernetes import KubernetesJob
 from infra.launchers.local import Ended, Process, make_scratch
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
@@ -41,12 +42,20 @@ class Launched(Protocol):
 
 
 def launch_job(
-    job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()
+    job: Job,
+    launch: Launch,
+    profile: Profile,
+    *,
+    distributed: bool,
+    in_units: bool = False,
+    exclude: Sequence[str] = (),
 ) -> Launched:
-    """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `exclude`:
-    nodes that failed before."""
-    if profile.launcher == "local" or not (distributed or job.gpus or profile.stages == "all"):
+    """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `in_units`:
+    workers share its units, which it may submit itself; `exclude`: nodes that failed before."""
+    submits = in_units and launch.executor in ("slurm", "kubernetes")
+    if profile.launcher == "local" or submits or not (distributed or job.gpus or profile.stages == "all"):
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
-    return KubernetesJob(job, launch, profile, distributed=distributed)
+    replicas = (launch.workers and launch.workers.count or 1) if in_units else 1
+    return KubernetesJob(job, launch, profile, distributed=distributed, replicas=replicas)

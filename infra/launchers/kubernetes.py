@@ -15,53 +15,50 @@ when the cluster says so: a kubectl that fails says nothing of it.
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from infra.kubernetes import (
+    INDEX,
+    POLL_SECONDS,
+    SCRATCH,
+    Kubectl,
+    KubernetesError,
+    conditions,
+    object_name,
+    pod_spec,
+    settings_of,
+)
 from infra.launchers.cluster import ClusterJob
 from infra.launchers.local import END_SECONDS, Ended, stage_environment
 from infra.launchers.pod_log import Follower, LogReader
-from specs.errors import StageError
 from specs.job import REPORT, Job, ProgressRow
 from specs.launch import Launch
-from specs.profiles import KubernetesProfile, Profile
+from specs.profiles import Profile
 
-POLL_SECONDS = 5.0
 PORT = 29500
 FILES = "/job"
-SCRATCH = "/scratch"
-INDEX = "batch.kubernetes.io/job-completion-index"
 # condition of pods that the cluster evicts, preempts or takes from a node that is gone
 DISRUPTIONS = ("DisruptionTarget",)
 
 
-class KubernetesError(RuntimeError):
-    """kubectl failed. Another attempt may succeed."""
-
-
 class KubernetesJob(ClusterJob):
-    """One attempt.
+    """One attempt. `replicas`: workers of a stage that is one process, each with the GPUs of a whole model.
 
     Raises:
         StageError: the attempt needs a folder of this machine.
     """
 
-    def __init__(self, job: Job, launch: Launch, profile: Profile, *, distributed: bool) -> None:
-        assert profile.kubernetes is not None, "the profile is checked"
-        if not re.match(r"[a-z0-9+]+://", job.store):
-            raise StageError(
-                f"the store {job.store} is a folder of this machine, which pods do not see. Fix: a store on"
-                " object storage (--store)"
-            )
+    def __init__(
+        self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, replicas: int = 1
+    ) -> None:
+        self.settings = settings_of(profile, job)
         super().__init__(job, launch, profile, distributed=distributed)
-        self.settings: KubernetesProfile = profile.kubernetes
         self.name = object_name(job.pipeline, job.node, job.attempt)
+        self._gpus = self.per_node if distributed else job.gpus * replicas
+        self._kubectl = Kubectl(self.settings)
 
     def manifests(self) -> list[dict[str, Any]]:
         """ConfigMap, Service and Job."""
@@ -69,49 +66,23 @@ class KubernetesJob(ClusterJob):
         labels = {**settings.labels, "app.kubernetes.io/name": "apertus", "apertus/attempt": self.name}
         about = {"name": self.name, "namespace": settings.namespace, "labels": labels}
         inside = self.job.model_copy(update={"scratch": SCRATCH, "progress": REPORT})
-        resources: dict[str, str] = {
-            key: value for key, value in (("cpu", settings.cpus), ("memory", settings.memory)) if value
-        }
-        if settings.gpu and (gpus := self.per_node if self.distributed else self.job.gpus):
-            resources[settings.gpu] = str(gpus)
-        volumes: list[dict[str, Any]] = [
-            {"name": "job", "configMap": {"name": self.name}},
-            {"name": "scratch", "emptyDir": {}},
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shared_memory}},
-        ]
-        mounts: list[dict[str, Any]] = [
-            {"name": "job", "mountPath": FILES, "readOnly": True},
-            {"name": "scratch", "mountPath": SCRATCH},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ]
-        for index, volume in enumerate(settings.volumes):
-            volumes.append({"name": f"volume-{index}", "persistentVolumeClaim": {"claimName": volume.claim}})
-            mounts.append({"name": f"volume-{index}", "mountPath": volume.path})
         variables = {
-            **self.profile.environment,
             **stage_environment(self.launch, self.stop_seconds),
             "APERTUS_STOP_FILE": f"{SCRATCH}/stop",
         }
-        container: dict[str, Any] = {
-            "name": "stage",
-            "image": settings.image,
-            "command": self.command(),
-            "env": [{"name": name, "value": value} for name, value in variables.items()],
-            "envFrom": [{"secretRef": {"name": secret}} for secret in settings.secrets],
-            "resources": {"requests": resources, "limits": resources},
-            "volumeMounts": mounts,
-        }
-        pod: dict[str, Any] = {
-            "restartPolicy": "Never",
-            "subdomain": self.name,
-            "terminationGracePeriodSeconds": math.ceil(self.grace),
-            "nodeSelector": settings.node_selector,
-            "tolerations": settings.tolerations,
-            "containers": [container],
-            "volumes": volumes,
-        }
-        if settings.service_account is not None:
-            pod["serviceAccountName"] = settings.service_account
+        pod = pod_spec(
+            self.profile,
+            "stage",
+            self.command(),
+            variables,
+            cpus=settings.cpus,
+            memory=settings.memory,
+            gpus=self._gpus,
+        )
+        pod |= {"subdomain": self.name, "terminationGracePeriodSeconds": math.ceil(self.grace)}
+        pod["volumes"].append({"name": "job", "configMap": {"name": self.name}})
+        mount = {"name": "job", "mountPath": FILES, "readOnly": True}
+        pod["containers"][0]["volumeMounts"].append(mount)
         # the pod's, not the Job's, which counts what it waits for nodes
         if self.launch.time_limit is not None:
             pod["activeDeadlineSeconds"] = math.ceil(self.launch.time_limit.seconds + self.grace)
@@ -165,13 +136,9 @@ class KubernetesJob(ClusterJob):
             if self._stopped:
                 return Ended(-15, self._stopped, (), None)
         reader = LogReader(on_line, on_progress, self.scratch / "log.txt")
-        follower = Follower([*self._prefix(), "logs"], reader, POLL_SECONDS)
+        follower = Follower([*self._kubectl.prefix, "logs"], reader, POLL_SECONDS)
         try:
-            self._kubectl(
-                "apply",
-                "--filename=-",
-                text=json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests()}),
-            )
+            self._kubectl.apply(self.manifests())
             on_line(f"created the Job {self.name}: {self.nodes} pods, {self.per_node} processes in each")
             condition, disruption = self._wait(on_line, follower)
         finally:
@@ -209,7 +176,7 @@ class KubernetesJob(ClusterJob):
                 final = next(
                     (
                         c["type"]
-                        for c in _conditions(job)
+                        for c in conditions(job)
                         if c["type"] in ("Complete", "Failed") and c["status"] == "True"
                     ),
                     "",
@@ -228,8 +195,7 @@ class KubernetesJob(ClusterJob):
     def _look(self) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
         """The Job, None when it is gone; its pods by their index. KubernetesError when the cluster does
         not answer."""
-        text = self._kubectl("get", "jobs,pods", f"--selector=apertus/attempt={self.name}", "--output=json")
-        items = json.loads(text)["items"] if text.strip() else []
+        items = self._kubectl.items("jobs,pods", "apertus/attempt", self.name)
         pods = {
             item["metadata"].get("annotations", {}).get(INDEX): item
             for item in items
@@ -239,45 +205,13 @@ class KubernetesJob(ClusterJob):
 
     def _delete(self) -> None:
         for kind in ("job", "service", "configmap"):
-            self._kubectl("delete", kind, self.name, "--ignore-not-found", "--wait=false", check=False)
-
-    def _prefix(self) -> list[str]:
-        context = [f"--context={self.settings.context}"] if self.settings.context else []
-        return ["kubectl", *context, f"--namespace={self.settings.namespace}"]
-
-    def _kubectl(self, *words: str, text: str | None = None, check: bool = True) -> str:
-        try:
-            done = subprocess.run(
-                [*self._prefix(), *words], input=text, capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError as error:
-            raise StageError(
-                "this machine has no 'kubectl'. Fix: install it, or use a profile with another launcher"
-            ) from error
-        if done.returncode and check:
-            raise KubernetesError(f"kubectl {words[0]}: {done.stderr.strip()}")
-        if done.returncode:
-            print(f"kubectl {words[0]}: {done.stderr.strip()}", file=sys.stderr, flush=True)
-        return done.stdout
-
-
-def object_name(pipeline: str, node: str, attempt: str) -> str:
-    """A name that Kubernetes takes, and that no other attempt has: at most 52 characters, so that those of
-    pods fit."""
-    words = re.sub(r"[^a-z0-9]+", "-", f"{pipeline}-{node}".lower()).strip("-")
-    ending = re.sub(r"[^a-z0-9]", "", attempt.lower())[-14:]
-    return f"a-{words[:35].strip('-')}-{ending}"
-
-
-def _conditions(document: dict[str, Any] | None) -> list[dict[str, Any]]:
-    conditions: list[dict[str, Any]] = (document or {}).get("status", {}).get("conditions") or []
-    return conditions
+            self._kubectl.delete(kind, self.name)
 
 
 def _disruption(pods: dict[str, dict[str, Any]]) -> str:
     """Why the cluster ended a pod; empty when it was the stage itself."""
     for pod in pods.values():
-        for condition in _conditions(pod):
+        for condition in conditions(pod):
             if condition["type"] in DISRUPTIONS and condition["status"] == "True":
                 return f"pod {pod['metadata']['name']}: {condition.get('reason', 'disrupted')}"
     return ""

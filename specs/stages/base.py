@@ -57,6 +57,8 @@ class Part(Spec):
     VERSION: ClassVar[int]  # only where the kind of the part is not a kind of stage
     # whether it runs on the training engine, with as many processes as its launch settings say
     ON_ENGINE: ClassVar[bool] = False
+    # processes that share its units on a machine without GPUs; 0: its work is not cut into units
+    WORKERS: ClassVar[int] = 0
     # whether plans depend on its result (sizes, tokenizers, choices), so that a run plans again after it
     PLAN_DEPENDS: ClassVar[bool] = False
 
@@ -64,6 +66,7 @@ class Part(Spec):
 class SourcePart(Part):
     """A part that is made of one source, in restartable tasks. Inputs: `tokenizer`, `documents`."""
 
+    WORKERS: ClassVar[int] = 2
     source: SourceSpec = identity()
     process: Spec = identity()
     seed: int = identity()

@@ -140,6 +140,7 @@ class PromptsPart(Part):
     enough completions, from the conversations or to be `sampled`."""
 
     VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
     split: Literal["train", "validation"] = identity()
     limit: int | None = identity(None, neutral=None)
     seed: int = identity(28, neutral=28)
@@ -156,6 +157,7 @@ class CompletionsPart(Part):
     `server.api: chat`; `tokenizer` of the prompts, where the model has another one."""
 
     VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
     sampling: Sampling = identity()
     prompts_per_unit: int = execution(64)
 
@@ -165,6 +167,7 @@ class RewardsPart(Part):
     where a model scores."""
 
     VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
     reward: RewardSpec = identity()
     prompts_per_unit: int = execution(64)
 

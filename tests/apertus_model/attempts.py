@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from infra.store import Artifact, Attempt
+from infra.store.documents import Unit
+from specs.job import Job
 
 
 class Interrupted(Exception):
@@ -12,21 +14,28 @@ class Interrupted(Exception):
 
 
 class StopsAfterOneUnit(Attempt):
-    """An attempt that dies after its first committed unit."""
+    """A stage that dies when it has seen its first committed unit, whoever committed it."""
 
-    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
-        super().commit_unit(key, **content)
-        raise Interrupted
+    LAST: ClassVar[int] = 1
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.seen: set[str] = set()
+
+    def committed_unit(self, key: str) -> Unit:
+        unit = super().committed_unit(key)
+        self.seen.add(key)
+        if len(self.seen) == self.LAST:
+            raise Interrupted
+        return unit
 
 
-class RecordsUnits(Attempt):
-    """Notes the keys of the units that it commits; a test empties the list before."""
-
-    committed: ClassVar[list[str]] = []
-
-    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
-        self.committed.append(key)
-        return super().commit_unit(key, **content)
+def units_of(bench: Any, path: str, attempt: str) -> list[str]:
+    """The keys of the units of an artifact that an attempt has committed."""
+    found = {
+        name: bench.store.read_json(f"{path}/units/{name}") for name in bench.store.names(f"{path}/units")
+    }
+    return sorted(name.removesuffix(".json") for name, unit in found.items() if unit["attempt"] == attempt)
 
 
 def stored_bytes(artifact: Artifact) -> dict[str, bytes]:

@@ -52,7 +52,7 @@ class Bench:
             spec=spec,
             identity=spec,
             inputs=references,
-            launch={"workers": workers, **(launch or {})},
+            launch={"workers": {"count": workers}, **(launch or {})},
             profile=profile or {},
             store=self.store.url,
             path=f"{kind}/{fingerprint}",

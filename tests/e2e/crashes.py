@@ -41,7 +41,7 @@ RUN_SECONDS = {True: 45.0, False: 20.0}
 RESTART_SECONDS = 10.0  # what a run needs, at most, to be again where the one before it was
 RECIPE = """\
 name: crashes
-launch: {{processes: {processes}, threads: 1, workers: 2}}
+launch: {{processes: {processes}, threads: 1}}
 sources:
   notes: {{url: "{documents}", format: text, include: ["*.txt"]}}
 stages:

@@ -12,7 +12,7 @@ from pathlib import Path
 SBATCH = r"""#!/bin/sh
 for word; do
     case $word in
-        --array=0-*) last=${word#--array=0-} ;;
+        --array=0-*) last=${word#--array=0-}; last=${last%%%*} ;;
         --output=*) output=${word#--output=} ;;
     esac
     script=$word
@@ -26,7 +26,7 @@ for element in $(seq 0 "$last"); do
     echo RUNNING > "$state"
     export SLURM_JOB_ID="$job$element" SLURM_ARRAY_TASK_ID="$element"
     setsid sh -c \
-        'if sh "$0" > "$1" 2>&1; then echo COMPLETED; else echo FAILED; fi > "$2.end"; mv "$2.end" "$2"' \
+        'if bash "$0" > "$1" 2>&1; then echo COMPLETED; else echo FAILED; fi > "$2.end"; mv "$2.end" "$2"' \
         "$script" "$(echo "$output" | sed "s/%A/$job/; s/%a/$element/")" "$state" > /dev/null 2>&1 &
     echo $! > "$FAKE_SLURM/$job/$element.pid"
 done

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specs.launch import Workers
 from specs.pipeline import Pipeline
 from specs.recipe import load
 from tests.recipes import RECIPE, write_recipe
@@ -16,18 +17,18 @@ def test_launch_settings_have_defaults_for_the_number_of_processes(processes: in
     stage = {"kind": "tokenizer", "path": "/nowhere", "launch": {"processes": processes}}
     pipeline = Pipeline.model_validate({"name": "t", "stages": {"tokenizer": stage}})
     launch = pipeline.launch_of(pipeline.stages["tokenizer"])
-    assert (launch.processes, launch.threads, launch.workers) == (processes, threads, 2)
+    assert (launch.processes, launch.threads, launch.workers) == (processes, threads, None)
 
 
 def test_a_stage_replaces_single_fields_of_the_launch_settings(tmp_path: Path) -> None:
     pipeline = load(
         write_recipe(tmp_path),
-        ["launch={processes: 2, threads: 3, workers: 4}", "stages.evaluate.launch={threads: 5}"],
+        ["launch={processes: 2, threads: 3, workers: {count: 4}}", "stages.evaluate.launch={threads: 5}"],
     )
     launches = [pipeline.launch_of(pipeline.stages[name]) for name in ("evaluate", "export")]
     assert [(launch.processes, launch.threads, launch.workers) for launch in launches] == [
-        (2, 5, 4),
-        (2, 3, 4),
+        (2, 5, Workers(count=4)),
+        (2, 3, Workers(count=4)),
     ]
 
 

@@ -21,7 +21,7 @@ from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
 from specs.stages.harness import HarnessPart
-from specs.stages.preference_data import CompletionsPart
+from specs.stages.preference_data import CompletionsPart, RewardsPart
 
 TOO_LARGE = "time, since the model does not fit its GPUs"
 TOKENS = ("read_tokens", "sampled_tokens")
@@ -120,13 +120,23 @@ def not_counted(parts: list[PartInference]) -> list[str]:
 
 
 def gpus_of(part: Part, launch: Launch) -> int:
-    """GPUs of a part: its processes on the training engine, else those of its one process."""
-    if part.ON_ENGINE:
-        return launch.world_size
-    shared = isinstance(part, HarnessPart) or (
+    """GPUs of a part: its processes on the training engine, else those of all its workers."""
+    return launch.world_size if part.ON_ENGINE else workers_of(part, launch) * gpus_of_worker(part, launch)
+
+
+def workers_of(part: Part, launch: Launch) -> int:
+    """Workers that share the units of a part, where the launch settings say how many."""
+    if launch.workers is None or not isinstance(part, (CompletionsPart, RewardsPart)):
+        return 1
+    return launch.workers.count or 1
+
+
+def gpus_of_worker(part: Part, launch: Launch) -> int:
+    """GPUs of each process that holds a model."""
+    several = isinstance(part, HarnessPart) or (
         isinstance(part, CompletionsPart) and part.sampling.engine == "vllm"
     )
-    return launch.tensor_parallel if shared else 1
+    return launch.tensor_parallel if several else 1
 
 
 def infer(
@@ -169,13 +179,17 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
     seconds = work.forward_flops * idle / (mfu * peak * gpus)
     if (decoding := work.decoding) is None:
         return seconds
-    replica = Replica(decoding.model, gpus, work.width, Rates(cluster.gpu, cluster.gpus_per_node))
-    more = decode_seconds(replica, decoding.sequences, decoding.in_flight, decoding.prompt, decoding.tokens)
+    workers = workers_of(node.part, node.launch)
+    rates = Rates(cluster.gpu, cluster.gpus_per_node)
+    replica = Replica(decoding.model, gpus // workers, work.width, rates)
+    sequences = decoding.sequences / workers
+    more = decode_seconds(replica, sequences, decoding.in_flight, decoding.prompt, decoding.tokens)
     return seconds + more * idle if more is not None else None
 
 
 def _measured_seconds(node: Node, work: Work, counter: Counter, cluster: Cluster, gpus: int) -> float | None:
-    """Of completions, by the tokens per second and GPU of their stored result, or of the last run's."""
+    """Of completions, by the tokens per second and GPU of a worker of their stored result, or of the last
+    run's."""
     stated = cluster.mfu != "measured" or node.launch.mfu is not None
     if stated or not isinstance(node.part, CompletionsPart):
         return None
@@ -184,7 +198,7 @@ def _measured_seconds(node: Node, work: Work, counter: Counter, cluster: Cluster
     if manifest is None or not speed:
         return None
     try:
-        then = gpus_of(node.part, Launch.model_validate(manifest.execution.launch))
+        then = gpus_of_worker(node.part, Launch.model_validate(manifest.execution.launch))
     except ValueError:
         return None
     return float(work.sampled * then / (speed * gpus))

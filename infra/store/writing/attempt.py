@@ -48,10 +48,12 @@ LIBRARIES = (
 
 
 class Attempt:
-    """One attempt, made from a `Job`. `workdir` is a local folder for files before they are put."""
+    """One attempt, made from a `Job`. `workdir` is a local folder for files before they are put; `worker`
+    names one of several processes that commit units for it, so that no two write the same path."""
 
-    def __init__(self, job: Job, store: Store | None = None) -> None:
+    def __init__(self, job: Job, store: Store | None = None, *, worker: str = "") -> None:
         self.job = job
+        self.worker = worker
         self.store = store or Store.open(job.store)
         self.artifact = Artifact(self.store, job.path)
         self.workdir = Path(job.scratch) / "work"
@@ -156,7 +158,7 @@ class Attempt:
         attempt's."""
         records = {}
         for name, local in (files or {}).items():
-            stored = self.folder(f"units/{key}/{name}")
+            stored = self.folder("/".join(filter(None, ("units", key, self.worker, name))))
             records[name] = _located(self.store.upload(local, stored), stored)
         self.check_lease()
         unit = Unit(attempt=self.job.attempt, data=data, files=records)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from apertus_model.data import rows as rows_module
-from apertus_model.data.rows import Rows, Units, spans, write_rows
-from apertus_model.progress import Progress
+from apertus_model.data.rows import Rows, read_units, write_rows, write_unit
+from apertus_model.work.units import CommittedUnit
 from infra.store import Artifact, Attempt, Store, StoreError
 from specs.job import Job
 
@@ -63,30 +63,14 @@ def test_no_rows_make_no_files(attempt: Attempt) -> None:
     assert (len(rows), list(rows), rows.artifact.manifest.files) == (0, [], {})
 
 
-def test_spans_cover_everything_once() -> None:
-    assert spans(10, 4) == [(0, 4), (4, 8), (8, 10)]
-    assert spans(0, 4) == []
-
-
-def test_a_unit_that_was_committed_is_not_computed_again(attempt: Attempt) -> None:
-    computed: list[int] = []
-
-    def rows_of(start: int, stop: int) -> list[dict[str, int]]:
-        computed.extend(range(start, stop))
-        return [{"i": i} for i in range(start, stop)]
-
-    Units(attempt, "u", [(0, 2)]).compute(rows_of, Progress(None))
-    units = Units(attempt, "u", [(0, 2), (2, 3)])
-    units.compute(rows_of, Progress(None))
-    assert computed == [0, 1, 2]
-    assert [row["i"] for row in units.rows()] == [0, 1, 2]
-
-
-def test_a_damaged_unit_is_found(attempt: Attempt) -> None:
-    units = Units(attempt, "u", [(0, 1)])
-    units.compute(lambda start, stop: [{"i": 0}], Progress(None))
-    unit = attempt.unit("u-00000000-00000001")
-    assert unit is not None
-    Path(attempt.store.full(unit.files["rows.jsonl"].path)).write_text('{"i": 1}\n')
+def test_a_unit_holds_a_row_for_each_item_and_is_checked_when_it_is_read(attempt: Attempt) -> None:
+    rows = [{"i": i, "text": "zwölf\n\u2028"} for i in range(3)]
+    result = write_unit((4, 7), rows, attempt.workdir / "u.jsonl")
+    unit = CommittedUnit(attempt, "u", attempt.commit_unit("u", files=result.files))
+    assert list(read_units([unit, unit])) == rows * 2
+    with pytest.raises(AssertionError, match="3 rows for 2 items"):
+        write_unit((4, 6), rows, attempt.workdir / "u.jsonl")
+    stored = attempt.committed_unit("u")
+    Path(attempt.store.full(stored.files["rows.jsonl"].path)).write_text('{"i": 1}\n')
     with pytest.raises(StoreError, match="is damaged"):
-        list(units.rows())
+        list(read_units([CommittedUnit(attempt, "u", stored)]))

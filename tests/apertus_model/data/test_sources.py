@@ -18,6 +18,7 @@ import zstandard
 
 from infra.store import Artifact
 from infra.store.inputs import SourceError
+from specs.errors import StageError
 from tests.apertus_model.data.sources import compare, corpus_of
 
 Write = Callable[[Path, list[str]], None]
@@ -108,7 +109,7 @@ def test_a_file_that_is_cut_off_ends_the_stage_with_its_name(
             zstandard.compress(_jsonl(texts))[: -8 if name == "c" else None]
         )
     with pytest.raises(
-        SourceError, match=r"cannot read '.*c\.jsonl\.zst' after document \d+, at about byte \d+: OSError"
+        StageError, match=r"cannot read '.*c\.jsonl\.zst' after document \d+, at about byte \d+: OSError"
     ):
         bench.run("corpus", "c", corpus_of(folder, "jsonl"), {"tokenizer": tokenizer}, workers=workers)
     assert not Artifact(bench.store, "corpus/c").complete

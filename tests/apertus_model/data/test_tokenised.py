@@ -18,6 +18,7 @@ from apertus_model.data.megatron import TokenFile, TokenFileError, TokenFileWrit
 from apertus_model.data.stream import split_files
 from infra.store import Artifact
 from infra.store.inputs import SourceError
+from specs.errors import StageError
 from tests.apertus_model.data.sources import compare, corpus_of, files_of
 
 
@@ -109,7 +110,7 @@ def test_tokens_of_another_tokenizer_are_refused(
 ) -> None:
     spec = corpus_of(documents, "megatron", include=["*"], tokenizer=f"sha256:{'0' * 12}")
     with pytest.raises(
-        SourceError, match=rf"are of tokenizer sha256:0+, the corpus's is {_digest(tokenizer)}"
+        StageError, match=rf"are of tokenizer sha256:0+, the corpus's is {_digest(tokenizer)}"
     ):
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=workers)
 

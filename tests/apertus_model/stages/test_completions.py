@@ -10,7 +10,6 @@ import torch
 
 from apertus_model.data.rows import Rows
 from apertus_model.generation import GenerationError, batch_seed
-from apertus_model.stages.completions import Speed
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from tests.apertus_model.preference_artifacts import put_model, put_rows
@@ -225,14 +224,6 @@ def test_vllm_that_is_not_installed_is_a_message(
         match=r"(names /nonexistent/python|cannot import vLLM).*pip install vllm.*engine: transformers",
     ):
         _run(bench, put_model(bench, tokenizer), _prompts(bench, *PROMPTS), engine="vllm")
-
-
-def test_the_speed_is_that_of_the_batches_that_were_made_now() -> None:
-    speed, answers = Speed(), [[{"tokens": [1, 2, 3]}, {"tokens": [4]}], [{"tokens": [5, 6]}]]
-    assert speed.metrics() == {}  # all units were stored before
-    speed.add(answers, 2.0)
-    speed.add(answers, 1.0)
-    assert speed.metrics() == {"tokens_per_second": 4.0}
 
 
 def test_vllm_has_all_prompts_of_a_unit_in_flight_and_completes_greedily_once(

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.examples import from_jsonl
 from apertus_model.data.megatron import TokenFile
-from infra.store import Artifact, Attempt
+from infra.store import Artifact
 from infra.store.inputs import SourceError
-from tests.apertus_model.attempts import Interrupted, stored_bytes
+from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of
 
 FILTERS = [
     {"filter": "length", "min_characters": 20},
@@ -77,26 +77,8 @@ def _spec(documents: Path, questions: Path, files_per_task: int) -> dict[str, An
     }
 
 
-class StopsAfterTwoUnits(Attempt):
-    """An attempt that dies behind its second committed unit."""
-
-    units = 0
-
-    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
-        unit = super().commit_unit(key, **content)
-        self.units += 1
-        if self.units == 2:
-            raise Interrupted
-        return unit
-
-
-class CountsUnits(StopsAfterTwoUnits):
-    def commit_unit(self, key: str, **content: Any) -> dict[str, Any]:
-        COMMITTED.append(key)
-        return Attempt.commit_unit(self, key, **content)
-
-
-COMMITTED: list[str] = []
+class StopsAfterTwoUnits(StopsAfterOneUnit):
+    LAST = 2
 
 
 def test_filtered_bytes_do_not_depend_on_workers_tasks_names_or_kills(
@@ -110,9 +92,10 @@ def test_filtered_bytes_do_not_depend_on_workers_tasks_names_or_kills(
     many = _spec(_write(tmp_path / "b", collection, 2), questions, 19)
     with pytest.raises(Interrupted):
         bench.run("corpus", "two", many, inputs, workers=2, attempt_class=StopsAfterTwoUnits)
-    COMMITTED.clear()
-    two = bench.run("corpus", "two", many, inputs, attempt="second", workers=2, attempt_class=CountsUnits)
-    assert two.manifest.metrics["tasks"] == 5 and len(COMMITTED) == 3
+    first = units_of(bench, "corpus/two", "first")
+    two = bench.run("corpus", "two", many, inputs, attempt="second", workers=2)
+    assert two.manifest.metrics["tasks"] == 5 and len(first) >= 2
+    assert units_of(bench, "corpus/two", "first") == first
     assert stored_bytes(one) == stored_bytes(two)
     assert {**one.manifest.metrics, "tasks": 5} == two.manifest.metrics
 

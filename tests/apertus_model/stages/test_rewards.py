@@ -36,9 +36,16 @@ def _inputs(bench: Any, *, answers: list[str | None]) -> dict[str, Artifact]:
     }
 
 
+def _spec(function: str, **more: Any) -> dict[str, Any]:
+    return {"reward": {"function": function, "model": None}, **more}
+
+
 def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
     artifact = bench.run(
-        "rewards", "r", {"reward": "reference-overlap"}, _inputs(bench, answers=["red house", "green"])
+        "rewards",
+        "r",
+        _spec("reference-overlap"),
+        _inputs(bench, answers=["red house", "green"]),
     )
     red = (2 * 1 / 3 + 0) / 2
     assert list(Rows(artifact)) == [
@@ -59,17 +66,39 @@ def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
 
 def test_units_do_not_change_the_rewards(bench: Any) -> None:
     inputs = _inputs(bench, answers=["red house", "green", "blue house"])
-    one = bench.run("rewards", "one", {"reward": "grounded-answer", "prompts_per_unit": 1}, inputs)
-    many = bench.run("rewards", "many", {"reward": "grounded-answer", "prompts_per_unit": 64}, inputs)
+    one = bench.run(
+        "rewards",
+        "one",
+        _spec("grounded-answer", prompts_per_unit=1),
+        inputs,
+    )
+    many = bench.run(
+        "rewards",
+        "many",
+        _spec("grounded-answer", prompts_per_unit=64),
+        inputs,
+    )
     assert one.bytes("rewards-00000.jsonl") == many.bytes("rewards-00000.jsonl")
     assert one.manifest.metrics == many.manifest.metrics
 
 
 def test_whether_a_completion_ended_reaches_the_reward(bench: Any) -> None:
-    [row] = Rows(bench.run("rewards", "r", {"reward": "grounded-answer"}, _inputs(bench, answers=["red"])))
+    [row] = Rows(
+        bench.run(
+            "rewards",
+            "r",
+            _spec("grounded-answer"),
+            _inputs(bench, answers=["red"]),
+        )
+    )
     assert row["offline"][0] - row["sampled"][1] == pytest.approx(0.25)
 
 
 def test_a_prompt_that_cannot_be_scored_is_named(bench: Any) -> None:
     with pytest.raises(RewardError, match=r"prompt p1 \('question 1'\): there is nothing to compare with"):
-        bench.run("rewards", "r", {"reward": "grounded-answer"}, _inputs(bench, answers=["red", None]))
+        bench.run(
+            "rewards",
+            "r",
+            _spec("grounded-answer"),
+            _inputs(bench, answers=["red", None]),
+        )

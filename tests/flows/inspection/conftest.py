@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Plan:
             assert lease is not None
             with lease:
                 job = runner._job(node, plan.steps[name], scratch, lease).model_copy(
-                    update={"launch": Launch(workers=1)}
+                    update={"launch": Launch(workers={"count": 1})}
                 )
                 attempt = Attempt(job, store)
                 attempt.begin()

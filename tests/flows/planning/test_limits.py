@@ -44,7 +44,7 @@ OPTIMIZERS = """\
     micro_batch_size: 1
     goldfish: {{k: 50, h: 50}}
     checkpoint: {{interval: 5, keep: 2, keep_every: 8, milestones: [3, 5]}}
-    launch: {{processes: 1, threads: 1, workers: 1, mfu: 0.3, slurm: {{cpus: 2}}, parallel: {{dp_shard: 1,
+    launch: {{processes: 1, threads: 1, workers: {{count: 1, cpus: 2}}, mfu: 0.3, parallel: {{dp_shard: 1,
       tp: 1, pp_schedule: interleaved-1f1b, virtual_stages: 2}}}}
     matrix:
       ademamix: {{optimizer: {{betas: [0.9, 0.99, 0.99], alpha: 8, alpha_warmup: 10 steps,

@@ -10,11 +10,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from infra.kubernetes import KubernetesError, object_name
 from infra.launchers import launch_job
-from infra.launchers.kubernetes import KubernetesError, KubernetesJob, object_name
+from infra.launchers.kubernetes import KubernetesJob
+from infra.launchers.local import Process
 from specs.errors import StageError
 from specs.job import REPORT, Job
-from specs.launch import Launch, Parallel
+from specs.launch import Launch, Parallel, Workers
 from specs.units import Duration
 from tests.infra.launchers.pretended import PROFILE, Pretended, a_job, a_kubernetes_job, stamped
 
@@ -83,6 +85,23 @@ def test_a_part_of_one_process_has_the_gpus_that_it_uses_on_one_node(
     described = KubernetesJob(job, launch, PROFILE, distributed=False).manifests()[2]["spec"]
     assert described["completions"] == 1
     assert described["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
+def test_a_pod_has_gpus_for_all_its_workers_and_a_stage_that_submits_workers_stays_here(
+    tmp_path: Path,
+) -> None:
+    job = a_job(tmp_path).model_copy(
+        update={"kind": "completions", "launch": Launch(parallel=Parallel(tp=4))}
+    )
+    for executor, kind in (None, KubernetesJob), ("kubernetes", Process), ("slurm", Process):
+        launch = Launch(executor=executor, workers=Workers(count=2), parallel=Parallel(tp=4))
+        attempt = launch_job(job, launch, PROFILE, distributed=False, in_units=True)
+        assert isinstance(attempt, kind)
+        if isinstance(attempt, KubernetesJob):
+            container = attempt.manifests()[2]["spec"]["template"]["spec"]["containers"][0]
+            assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    # what has no units runs there all the same
+    assert isinstance(launch_job(job, launch, PROFILE, distributed=False), KubernetesJob)
 
 
 def test_secrets_are_named_and_never_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tasks as a Slurm job array: each test with `cluster` runs on a fake of three shell scripts, and, as a
+"""Workers as a Slurm job array: each test with `cluster` runs on a fake of three shell scripts, and, as a
 slow test, on a real Slurm."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from apertus_model.data import job_array
-from apertus_model.data.job_array import Stopped
 from apertus_model.stop import StopSignal
+from apertus_model.work import slurm as arrays
+from apertus_model.work.cluster import Stopped
+from apertus_model.work.messages import MOST_LOSSES, WorkerLost
 from infra import slurm
-from infra.slurm import SlurmError, SlurmMissing
+from infra.slurm import SlurmMissing
 from infra.store import Artifact
 from specs.errors import StageError
-from tests.apertus_model.attempts import RecordsUnits, stored_bytes
+from tests.apertus_model.attempts import stored_bytes, units_of
 from tests.infra.fake_slurm import write_fake_slurm
 from tests.infra.slurm import little_slurm
 
 ROOT = Path(__file__).resolve().parents[3]
 SLURM = {"executor": "slurm"}
-ON_NODES = "documents-00000030-00000060"  # the unit of the second task
 
 
 class Cluster(NamedTuple):
@@ -110,13 +110,14 @@ class Stuck(threading.Thread):
 
     def mend(self) -> None:
         """The document is a file again."""
-        self.join(40)
+        if threading.current_thread() is not self:
+            self.join(40)
         self.pipe.unlink()
         self.pipe.write_text(self.text)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_array_tasks_write_the_bytes_of_a_local_run(
+def test_workers_write_the_bytes_of_a_local_run(
     bench: Any,
     documents: Path,
     tokenizer: Artifact,
@@ -124,7 +125,7 @@ def test_array_tasks_write_the_bytes_of_a_local_run(
     jobs: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job_array, "ARRAY_SIZE", 1000 if jobs == 1 else 1)
+    monkeypatch.setattr(arrays, "MOST", 1000 if jobs == 1 else 1)
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
     array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
     assert stored_bytes(array) == stored_bytes(here)
@@ -133,28 +134,30 @@ def test_array_tasks_write_the_bytes_of_a_local_run(
     assert sorted(cluster.tasks()) == (["1_0", "1_1"] if jobs == 1 else ["1_0", "2_0"])
 
 
-def test_a_killed_array_task_is_told_with_its_log_and_a_restart_submits_only_that_one(
-    bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+def test_the_unit_of_a_killed_worker_is_submitted_again(
+    bench: Any,
+    documents: Path,
+    tokenizer: Artifact,
+    cluster: Cluster,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
-    log = bench.folder / "scratch/corpus/array/first/work/tasks/logs/1_1.txt"
+    log = bench.folder / "scratch/corpus/array/first/work/logs/1_1.txt"
 
     def kill() -> None:
         with log.open("a") as file:
             file.write("the last words\n")
         cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
+        stuck.mend()
 
     stuck = Stuck(bench, cluster, documents, kill)
-    told = r"task 1 \(Slurm job 1_1, CANCELLED\) ended without a result; its log ends:\n(?s:.*)the last words"
-    with pytest.raises(SlurmError, match=told):
-        bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
-    stuck.mend()
-    monkeypatch.setattr(RecordsUnits, "committed", [], raising=False)
-    options: dict[str, Any] = {"attempt": "second", "attempt_class": RecordsUnits, "launch": SLURM}
-    array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, **options)
-    assert RecordsUnits.committed == [ON_NODES]
+    array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+    said = capfd.readouterr().out
+    assert "1 units are submitted again: the worker of Slurm job 1_1 (CANCELLED) ended before" in said
+    assert "the last words" in said
     assert len(cluster.tasks()) == 2 + 1
     assert stored_bytes(array) == stored_bytes(here)
+    assert bench.store.names("corpus/array/attempts/first/workers") == []
 
 
 def test_a_stop_request_cancels_the_array_and_keeps_what_is_committed(
@@ -166,7 +169,7 @@ def test_a_stop_request_cancels_the_array_and_keeps_what_is_committed(
     def ask() -> None:
         _until(
             lambda: (
-                '"done":1.0,"total":2.0,"unit":"tasks","metrics":{"running":1.0,"queued":0.0}'
+                '"done":1.0,"total":2.0,"unit":"units","metrics":{"running":1.0,"queued":0.0}'
                 in progress.read_text()
             )
         )
@@ -177,7 +180,7 @@ def test_a_stop_request_cancels_the_array_and_keeps_what_is_committed(
         bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM, stop=stop)
     _until(lambda: cluster.tasks()["1_1"] == "CANCELLED")
     stuck.mend()
-    assert len(bench.store.names("corpus/array/units")) == 1
+    assert units_of(bench, "corpus/array", "first") == ["documents-00000000-00000030"]
 
 
 @only_fake
@@ -198,12 +201,13 @@ def test_nodes_that_do_not_see_the_folder_are_told_how_to(
 ) -> None:
     monkeypatch.setenv("FAKE_SLURM_IS_BLIND", "1")
     monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 0.2)
-    with pytest.raises(SlurmError, match=r"neither a result nor a log.*APERTUS_SCRATCH"):
+    with pytest.raises(WorkerLost, match=r"neither units nor a log.*APERTUS_SCRATCH, --store"):
         bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+    assert len({name.partition("_")[0] for name in cluster.tasks()}) == MOST_LOSSES
 
 
 @only_fake
-def test_conversations_are_array_tasks_too(
+def test_conversations_are_shared_by_workers_too(
     bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Cluster
 ) -> None:
     folder = tmp_path / "chat"
@@ -229,15 +233,15 @@ def test_what_recipe_and_profile_ask_for_reaches_sbatch(
 ) -> None:
     monkeypatch.setenv("FAKE_SLURM_IS_BLIND", "1")
     monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 0.0)
-    asked = {"time_limit": "90s", "cpus": 4, "memory": "8G"}
+    asked = {"time_limit": "90s", "cpus": 4, "memory": "8G", "units_per_job": 7, "count": 3}
     profile = {
         "slurm": {
             "partition": "long",
             "arguments": {"account": "a123", "exclusive": True, "nice": 5, "contiguous": False},
         }
     }
-    launch = {**SLURM, "slurm": asked}
-    with pytest.raises(SlurmError):
+    launch = {**SLURM, "workers": asked}
+    with pytest.raises(WorkerLost):
         bench.run(
             "corpus", "array", _spec(documents, 1), {"tokenizer": tokenizer}, launch=launch, profile=profile
         )
@@ -251,7 +255,7 @@ def test_what_recipe_and_profile_ask_for_reaches_sbatch(
         "--exclusive",
         "--nice=5",
     } <= set(words)
-    assert "--array=0-59" in words
+    assert "--array=0-8%3" in words  # 60 units
     assert not [word for word in words if "contiguous" in word]
 
 
@@ -261,3 +265,17 @@ def test_a_machine_without_slurm_is_told(
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SlurmMissing, match=r"no 'sbatch'. Fix: .*executor: local"):
         bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+
+
+def test_a_worker_has_the_gpus_of_a_model_unless_the_profile_says_which(bench: Any, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    launch = {"executor": "slurm", "processes": 4, "parallel": {"tp": 4}}
+    for arguments in {}, {"gpus-per-node": 4}:
+        profile = {"slurm": {"arguments": arguments, "cpus_per_task": 72}}
+        job = bench.job("completions", "c", {}, {}, attempt="a", workers=1, launch=launch, profile=profile)
+        (Path(job.scratch) / "work").mkdir(parents=True, exist_ok=True)
+        jobs = arrays.JobArrays(job)
+        jobs._jobs.submit = lambda script, options: (asked.append(dict(options)), "7")[1]  # type: ignore[method-assign]
+        jobs.submit(0, "shares.json", 2)
+    assert [options.get("gpus-per-task") for options in asked] == [4, None]
+    assert [options["cpus-per-task"] for options in asked] == [72, 72]

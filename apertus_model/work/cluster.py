@@ -1,0 +1,186 @@
+"""Units of a stage on a cluster: jobs whose workers have a share of the units each, watched through the
+store.
+
+Below the folder of the attempt, `workers/` has `<n>.json` (the shares of job n), `alive` (changes while the
+stage lives), and `failures/<n>-<index>.json` (the error of a worker). Nothing in it is code, and it is
+removed when the stage ends.
+
+Invariants:
+- No job outlives its stage: it is cancelled when the stage stops or fails; a worker whose stage was killed
+  ends.
+- What a worker has committed counts, however it ended. The rest of its share is submitted again, unless its
+  error is one for users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Generator, Iterator
+from typing import Protocol
+
+from apertus_model.progress import UnitProgress
+from apertus_model.stop import StopSignal
+from apertus_model.work.messages import MOST_LOSSES, Shares, error_of, failure_file
+from apertus_model.work.units import spans
+from infra.liveness import BEAT_SECONDS, LOST_SECONDS, Beats
+from infra.store import Attempt
+from infra.store.documents import to_json
+from specs.job import Failure
+
+
+class Stopped(RuntimeError):
+    """The stage was asked to stop while it waited."""
+
+
+class ClusterJobs(Protocol):
+    """Jobs of a cluster for the workers of one stage."""
+
+    MOST: int  # workers of one job
+    POLL_SECONDS: float
+    cpus: int  # of a worker
+
+    def submit(self, number: int, shares: str, workers: int) -> None:
+        """Submits job `number`, whose worker `i` runs `apertus_model.work.worker STORE shares i`."""
+
+    def states(self) -> dict[str, str] | None:
+        """The cluster's state of each worker, by `<number>-<index>`; None when it does not answer."""
+
+    def over(self, worker: str, state: str) -> bool:
+        """Whether a worker in this state has ended, and all that it committed is seen."""
+
+    def story(self, worker: str, state: str) -> str:
+        """How a worker ended, as far as the cluster and its log tell."""
+
+    def end(self, *, finished: bool) -> str:
+        """Leaves nothing of the jobs behind, whose workers have all ended if they are `finished`; the jobs
+        by name, for people."""
+
+
+def run_on_cluster(
+    jobs: ClusterJobs, keys: list[str], attempt: Attempt, stop: StopSignal, progress: UnitProgress
+) -> Generator[str, None, None]:
+    """Has units computed on a cluster, and yields the key of each when it is seen to be committed. No job
+    is left when the generator ends.
+
+    Raises:
+        StageError: of a unit, or this machine cannot reach the cluster.
+        WorkerLost: `MOST_LOSSES` workers ended with the same unit.
+        Stopped: `stop` was requested.
+    """
+    if not keys:
+        return
+    shared = _Workers(jobs, attempt)
+    with shared.sign_of_life(), stop.cooperating():
+        try:
+            shared.submit(keys)
+            while shared.waiting:
+                # read before the units, so that those of workers that have ended are looked for below
+                states = jobs.states()
+                yield from shared.newly_committed()
+                if stop.requested:
+                    break
+                if states is not None:
+                    shared.submit_again(states)
+                    running = sum(states.get(name) == "RUNNING" for name in shared.waiting)
+                    progress.waiting(running=running, queued=len(shared.waiting) - running)
+                if shared.waiting:
+                    stop.wait(jobs.POLL_SECONDS)
+        finally:
+            names = jobs.end(finished=not shared.waiting)
+            shared.clean()
+    if stop.requested:
+        left = f"{names} were cancelled" if shared.waiting else "all units are committed"
+        raise Stopped(f"stopped ({stop.reason}): {left}")
+
+
+class _Workers:
+    """`waiting`: keys that are not committed yet, by the worker that has them."""
+
+    def __init__(self, jobs: ClusterJobs, attempt: Attempt) -> None:
+        self.waiting: dict[str, list[str]] = {}
+        self._jobs = jobs
+        self._attempt = attempt
+        self._store = attempt.store
+        self._folder = attempt.folder("workers")
+        self._alive = f"{self._folder}/alive"
+        self._numbers = itertools.count()
+        self._losses: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def sign_of_life(self) -> Iterator[None]:
+        """Rewrites `alive`, in a thread."""
+        counts = itertools.count()
+
+        def beat() -> None:
+            with contextlib.suppress(Exception):  # storage that does not answer; the next one may reach it
+                self._store.overwrite(self._alive, str(next(counts)).encode())
+
+        beat()
+        with Beats(beat, 4 * BEAT_SECONDS, "sign of life for workers"):
+            yield
+
+    def submit(self, keys: list[str]) -> None:
+        """Divides units among the workers of as many jobs as it takes."""
+        launch, most = self._attempt.job.launch, self._jobs.MOST
+        size = launch.workers.units_per_job if launch.workers is not None else 1
+        shares = [keys[slice(*span)] for span in spans(len(keys), size)]
+        for first in range(0, len(shares), most):
+            number, some = next(self._numbers), shares[first : first + most]
+            file = f"{self._folder}/{number}.json"
+            stated = Shares(
+                job=self._attempt.job,
+                shares=some,
+                alive=self._alive,
+                lost_seconds=LOST_SECONDS,
+                cpus=self._jobs.cpus,
+            )
+            self._store.write_bytes(file, to_json(stated))
+            self._jobs.submit(number, file, len(some))
+            self.waiting |= {f"{number}-{index}": share for index, share in enumerate(some)}
+
+    def newly_committed(self) -> Iterator[str]:
+        """Units that are in the store now, by whoever they were committed."""
+        there = {name.removesuffix(".json") for name in self._store.names(f"{self._attempt.job.path}/units")}
+        for worker, keys in list(self.waiting.items()):
+            left = [key for key in keys if key not in there]
+            if left:
+                self.waiting[worker] = left
+            else:
+                del self.waiting[worker]
+            yield from (key for key in keys if key in there)
+
+    def submit_again(self, states: dict[str, str]) -> None:
+        """Gives the units of workers that have ended to others. StageError, or WorkerLost, where that is of
+        no use."""
+        failed = {name.removesuffix(".json") for name in self._store.names(f"{self._folder}/failures")}
+        keys: list[str] = []
+        for worker in list(self.waiting):
+            state = states.get(worker, "gone")
+            if worker in failed:
+                file = failure_file(self._folder, worker)
+                failure = Failure.model_validate_json(self._store.read_bytes(file))
+            elif self._jobs.over(worker, state):
+                failure = Failure(message=self._jobs.story(worker, state), again=True)
+            else:
+                continue
+            left = self.waiting[worker]
+            self._losses[left[0]] += 1  # it was begun
+            if not failure.again or self._losses[left[0]] == MOST_LOSSES:
+                raise error_of(failure)
+            print(f"{len(left)} units are submitted again: {failure.message}", flush=True)
+            del self.waiting[worker]
+            keys += left
+        if keys:
+            self.submit(keys)
+
+    def clean(self) -> None:
+        """Removes the files of the workers."""
+        try:
+            for folder in (f"{self._folder}/failures", self._folder):
+                for name in self._store.names(folder):
+                    self._store.remove(f"{folder}/{name}")
+        except OSError as error:
+            print(f"{self._folder} could not be removed: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""The units of a stage, computed where its launch settings say, with the same results.
+
+Invariant: a unit that is in the store does not run again. Workers commit their units themselves, so whoever
+dies loses only what it has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+from apertus_model.progress import Progress, UnitProgress
+from apertus_model.stop import StopSignal
+from apertus_model.work.cluster import run_on_cluster
+from apertus_model.work.kubernetes import IndexedJobs
+from apertus_model.work.local import run_in_processes, workers_here
+from apertus_model.work.slurm import JobArrays
+from apertus_model.work.units import CommittedUnit, Work, commit_result
+from infra.store import Attempt
+
+
+def run_units(
+    work: Work, attempt: Attempt, stop: StopSignal, progress: Progress, *, processes: int = 1
+) -> list[CommittedUnit]:
+    """Runs the units that are not in the store. Returns all of them, in the order of `work.keys`.
+
+    Args:
+        processes: workers on this machine, where neither the launch settings nor GPUs say how many.
+
+    Raises:
+        StageError: of a unit; the others are stopped then.
+        WorkerLost: a unit took its worker with it, again and again.
+        Stopped: `stop` was requested while a cluster worked.
+    """
+    units = {key: attempt.unit(key) for key in work.keys}
+    pending = [key for key, unit in units.items() if unit is None]
+    advance = UnitProgress(progress, len(units), len(pending))
+    with contextlib.closing(_execute(work, pending, attempt, stop, advance, processes)) as finished:
+        for key in finished:
+            units[key] = attempt.committed_unit(key)
+            advance.one_more()
+    return [CommittedUnit(attempt, key, unit) for key, unit in units.items() if unit is not None]
+
+
+def _execute(
+    work: Work,
+    pending: list[str],
+    attempt: Attempt,
+    stop: StopSignal,
+    progress: UnitProgress,
+    processes: int,
+) -> Generator[str, None, None]:
+    """Yields the key of each unit once it is committed. All workers end when the generator is closed."""
+    job = attempt.job
+    if job.launch.executor == "slurm":
+        yield from run_on_cluster(JobArrays(job), pending, attempt, stop, progress)
+    elif job.launch.executor == "kubernetes":
+        yield from run_on_cluster(IndexedJobs(job), pending, attempt, stop, progress)
+    elif (workers := min(workers_here(job, processes), len(pending))) > 1:
+        yield from run_in_processes(job, pending, workers)
+    else:
+        for key in pending:
+            commit_result(work, key, attempt)
+            yield key

@@ -1,0 +1,109 @@
+"""Workers as elements of Slurm job arrays. Their logs are in `logs/` of the attempt's scratch folder, which
+the nodes see too, `<job>_<element>.txt`.
+
+datatrove's `SlurmPipelineExecutor` is not used: it passes the pipeline as a pickle, does not record our
+counts, names only the last of several jobs, so that the others cannot be cancelled, and always submits a job
+that merges statistics.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import deque
+from pathlib import Path
+
+from infra import slurm
+from infra.slurm import ENDED
+from specs.job import Job
+from specs.launch import Workers
+
+MOST = 1000  # elements of a job; Slurm's own limit is 1001 unless it is configured
+LOG_LINES = 20
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class JobArrays:
+    """The arrays of a stage: see `apertus_model.work.cluster.ClusterJobs`."""
+
+    def __init__(self, job: Job) -> None:
+        self.MOST, self.POLL_SECONDS = MOST, slurm.POLL_SECONDS
+        self._job = job
+        self._profile = job.profile.slurm
+        self._workers = job.launch.workers or Workers()
+        self._folder = Path(job.scratch) / "work"
+        self._jobs = slurm.Jobs()
+        self._names: dict[str, str] = {}  # Slurm's, by number of the job
+        self.cpus = self._workers.cpus or (self._profile.cpus_per_task if job.gpus else None) or 1
+
+    def submit(self, number: int, shares: str, workers: int) -> None:
+        """SlurmError when sbatch refuses the job, SlurmMissing where there is none."""
+        logs = self._folder / "logs"
+        logs.mkdir(exist_ok=True)
+        script = self._folder / f"workers-{number}.sh"
+        profile, stated = self._job.profile, self._workers
+        program = shlex.join(
+            [
+                profile.python or sys.executable,
+                *("-m", "apertus_model.work.worker", self._job.store, shares),
+            ]
+        )
+        checkout = shlex.quote(profile.checkout or ROOT)
+        script.write_text(
+            "\n".join(
+                [
+                    "#!/bin/bash",
+                    *(f"module load {shlex.quote(name)}" for name in profile.modules),
+                    *profile.setup,
+                    *(f"export {name}={shlex.quote(value)}" for name, value in profile.environment.items()),
+                    f'export PYTHONPATH={checkout}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+                    f'exec {program} "$SLURM_ARRAY_TASK_ID"\n',
+                ]
+            )
+        )
+        limit = f"%{stated.count}" if stated.count is not None else ""
+        options = {
+            **slurm.options(
+                self._profile,
+                "apertus-workers",
+                logs / "%A_%a.txt",
+                self.cpus,
+                stated.memory,
+                stated.time_limit,
+            ),
+            "array": f"0-{workers - 1}{limit}",
+            "ntasks": 1,
+        }
+        if self._job.gpus and not any("gpus" in name or name == "gres" for name in self._profile.arguments):
+            options["gpus-per-task"] = self._job.gpus
+        self._names[str(number)] = self._jobs.submit(script, options)
+
+    def states(self) -> dict[str, str] | None:
+        found = self._jobs.states()
+        if found is None:
+            return None
+        numbers = {name: number for number, name in self._names.items()}
+        split = ((element.partition("_"), state) for element, state in found.items())
+        return {f"{numbers[job]}-{index}": state for (job, _, index), state in split if index}
+
+    def over(self, worker: str, state: str) -> bool:
+        return self._jobs.over_for_long(worker, state in ENDED)
+
+    def story(self, worker: str, state: str) -> str:
+        number, _, index = worker.partition("-")
+        element = f"{self._names[number]}_{index}"
+        log = self._folder / "logs" / f"{element}.txt"
+        told = f"the worker of Slurm job {element} ({state})"
+        if not log.exists():
+            return (
+                f"{told} left neither units nor a log in {self._folder}. Fix: a scratch folder and a store"
+                " that the nodes see at the same path (APERTUS_SCRATCH, --store), if it was not cancelled"
+            )
+        with log.open(encoding="utf-8", errors="replace") as file:
+            lines = "".join(deque(file, LOG_LINES))
+        return f"{told} ended before its units were committed; its log ends:\n{lines or '(empty)'}".rstrip()
+
+    def end(self, *, finished: bool) -> str:
+        if not finished and (problem := self._jobs.cancel()):
+            print(f"scancel {' '.join(self._jobs.numbers)} failed: {problem}", file=sys.stderr, flush=True)
+        return f"the Slurm jobs {', '.join(self._jobs.numbers)}"

@@ -1,0 +1,126 @@
+"""A worker: a process that computes and commits units of one stage, with what they share loaded once.
+
+    python -m apertus_model.work.worker PIPE              of a local pool (apertus_model.work.local)
+    python -m apertus_model.work.worker STORE FILE INDEX  of a job on a cluster (apertus_model.work.cluster)
+
+The first one reads the job and then keys of units from its standard input, a line each, and says in the pipe
+PIPE which are committed. The second one has share INDEX of the units in `FILE` of the store, divided among as
+many workers as its GPUs allow.
+
+Invariants:
+- No two workers write the same path, so one that was thought dead damages nothing.
+- A worker ends with its stage: at the end of its standard input; or when the sign of life in the store has
+  not changed for `lost_seconds`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import IO
+
+from apertus_model.failure import failure_of
+from apertus_model.work.local import run_in_processes, workers_here
+from apertus_model.work.messages import Committed, Shares, failure_file
+from apertus_model.work.units import commit_result, open_work
+from infra.liveness import LONGEST_GAP, Silence
+from infra.store import Attempt, Store
+from infra.store.documents import to_json
+from specs.errors import StageError
+from specs.job import Failure, Job
+
+
+def run_share(job: Job, keys: Iterable[str]) -> Generator[str, None, None]:
+    """Computes and commits units in this process, in a folder of its own; yields the key of each."""
+    name = uuid.uuid4().hex[:8]
+    own = job.model_copy(update={"scratch": str(Path(job.scratch) / f"worker-{name}")})
+    attempt = Attempt(own, worker=name)
+    work = open_work(own, attempt)
+    for key in keys:
+        if attempt.unit(key) is None:
+            commit_result(work, key, attempt)
+        yield key
+
+
+def in_pool(pipe: int) -> int:
+    """A worker of a local pool; returns its exit code."""
+    keys: queue.SimpleQueue[str] = queue.SimpleQueue()
+    job = Job.model_validate_json(sys.stdin.readline())
+    threading.Thread(target=_read_keys, args=(sys.stdin, keys), daemon=True).start()
+    with os.fdopen(pipe, "w") as answers:
+        try:
+            for key in run_share(job, iter(keys.get, None)):
+                print(Committed(unit=key).model_dump_json(), file=answers, flush=True)
+        except Exception as error:
+            print(_told(error).model_dump_json(), file=answers, flush=True)
+            return 1
+    return 0
+
+
+def _read_keys(lines: IO[str], keys: queue.SimpleQueue[str]) -> None:
+    for line in lines:
+        keys.put(line.rstrip("\n"))
+    os._exit(1)  # the stage is gone, or needs no worker any more
+
+
+def on_cluster(url: str, file: str, index: int) -> int:
+    """A worker of a job on a cluster; returns its exit code."""
+    store, folder = Store.open(url), file.rpartition("/")[0]
+    stated = Shares.model_validate_json(store.read_bytes(file))
+    os.environ |= {
+        "TOKENIZERS_PARALLELISM": "true" if stated.cpus > 1 else "false",
+        "RAYON_NUM_THREADS": str(stated.cpus),
+    }
+    threading.Thread(target=_end_with_stage, args=(store, stated), daemon=True).start()
+    keys = stated.shares[index]
+    scratch = tempfile.mkdtemp(prefix="apertus-worker-", dir=os.environ.get("APERTUS_SCRATCH"))
+    job = stated.job.model_copy(update={"scratch": scratch})
+    try:
+        workers = min(workers_here(job, 1, by_count=False), len(keys))
+        with contextlib.closing(
+            run_in_processes(job, keys, workers) if workers > 1 else run_share(job, keys)
+        ) as done:
+            for key in done:
+                print(f"unit {key} is committed", flush=True)
+    except Exception as error:
+        number = Path(file).stem
+        store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(_told(error)))
+        return 1
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+def _told(error: Exception) -> Failure:
+    """The report of an error, which is printed with its stack unless it is one for users."""
+    if not isinstance(error, StageError):
+        traceback.print_exc()
+    return failure_of(error)
+
+
+def _end_with_stage(store: Store, stated: Shares) -> None:
+    stage, last = Silence(LONGEST_GAP), None
+    while stage.after(last) < stated.lost_seconds:
+        time.sleep(min(30.0, stated.lost_seconds / 10))
+        with contextlib.suppress(Exception):  # storage that does not answer says nothing of the stage
+            last = store.read_if_there(stated.alive)
+    print(f"no sign of life of the stage for {stated.lost_seconds:g} s: this worker ends", flush=True)
+    os._exit(1)
+
+
+def main(*words: str) -> int:
+    return in_pool(int(words[0])) if len(words) == 1 else on_cluster(words[0], words[1], int(words[2]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,201 @@
+"""A pool of workers: the same bits for any number of them, killed or not; each with its own GPUs; none of
+them outlives its stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apertus_model.work import local
+from apertus_model.work.messages import MOST_LOSSES, WorkerLost
+from infra.store import Artifact, Attempt
+from specs.errors import StageError
+from specs.job import Job
+from tests.apertus_model.attempts import stored_bytes
+from tests.apertus_model.corpora import corpus_spec
+from tests.apertus_model.preference_artifacts import put_model, put_rows
+
+FACTS = {"end_of_turn_id": 68, "pad_id": 10}
+STAGE = """
+import sys
+from apertus_model.work.local import run_in_processes
+from specs.job import Job
+
+job = Job.model_validate_json(open(sys.argv[1]).read())
+list(run_in_processes(job, sys.argv[2:], 2))
+"""
+
+
+def _children(pid: int) -> list[int]:
+    """Workers that a process has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == pid and b"apertus_model.work.worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
+
+
+def _sampled(bench: Any, model: Artifact, prompts: Artifact, name: str, workers: int) -> dict[str, bytes]:
+    spec = {"sampling": {"n": 2, "max_new_tokens": 6, "batch_size": 2}, "prompts_per_unit": 2}
+    inputs = {"model": model, "prompts": prompts}
+    return stored_bytes(bench.run("completions", name, spec, inputs, workers=workers))
+
+
+@pytest.fixture
+def prompts(bench: Any) -> Artifact:
+    rows = [{"id": str(i), "tokens": [1, 300 + i, *range(400, 400 + i % 4), 67]} for i in range(14)]
+    return put_rows(bench, "prompts", "p", rows, FACTS)
+
+
+@pytest.mark.slow
+def test_completions_have_the_same_bits_for_1_2_and_5_workers(
+    bench: Any, tokenizer: Artifact, prompts: Artifact
+) -> None:
+    model = put_model(bench, tokenizer)
+    one = _sampled(bench, model, prompts, "one", 1)
+    assert _sampled(bench, model, prompts, "two", 2) == one
+    assert _sampled(bench, model, prompts, "five", 5) == one
+
+
+@pytest.mark.slow
+def test_completions_have_the_same_bits_when_workers_are_killed_at_random(
+    bench: Any, tokenizer: Artifact, prompts: Artifact, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = put_model(bench, tokenizer)
+    one = _sampled(bench, model, prompts, "one", 1)
+    chance, over, killed = random.Random(), threading.Event(), []
+
+    def kill() -> None:
+        """Two of them, each after the first unit and at a moment that differs from run to run."""
+        while len(killed) < 2 and not over.wait(chance.uniform(0.0, 0.3)):
+            workers = _children(os.getpid())
+            if workers and bench.store.names("completions/two/units"):
+                os.kill(chance.choice(workers), signal.SIGKILL)
+                killed.append(1)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        assert _sampled(bench, model, prompts, "two", 2) == one
+    finally:
+        over.set()
+        killer.join()
+    assert "exit code -9" in capfd.readouterr().out
+
+
+def _waiting_corpus(bench: Any, documents: Path, tokenizer: Artifact) -> tuple[Job, list[str], list[Path]]:
+    """A corpus of two tasks that each wait for the writer of a pipe; the job, its keys, and the pipes."""
+    pipes = [documents / "00.txt", documents / "59.txt"]
+    spec = corpus_spec(documents, files_per_task=30)
+    spec["listing"] = [f"{i:02d}.txt" for i in range(60)]
+    for pipe in pipes:
+        pipe.unlink()
+        os.mkfifo(pipe)
+    job = bench.job("corpus", "c", spec, {"tokenizer": tokenizer}, attempt="first", workers=2)
+    Attempt(job)
+    return job, ["documents-00000000-00000030", "documents-00000030-00000060"], pipes
+
+
+def test_no_worker_survives_a_stage_that_is_killed(
+    bench: Any, documents: Path, tokenizer: Artifact, tmp_path: Path, deadline: None
+) -> None:
+    job, keys, pipes = _waiting_corpus(bench, documents, tokenizer)
+    file = tmp_path / "job.json"
+    file.write_text(job.model_dump_json())
+    stage = subprocess.Popen([sys.executable, "-c", STAGE, str(file), *keys], stdout=subprocess.PIPE)
+    assert stage.stdout is not None
+    # Opening a pipe for writing waits for its reader: from here on both workers wait for what never comes.
+    writers = [os.open(pipe, os.O_WRONLY) for pipe in pipes]
+    stage.kill()
+    # The workers have the same standard output: it ends with the last of them.
+    assert stage.stdout.read() == b""
+    stage.wait()
+    for writer in writers:
+        os.close(writer)
+
+
+def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
+    bench: Any, documents: Path, tokenizer: Artifact, deadline: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, keys, pipes = _waiting_corpus(bench, documents, tokenizer)
+    pool = local.run_in_processes(job, keys, 2)
+    killed = 0
+
+    def kill() -> None:
+        """Whoever waits for the second pipe; the first one is let go on at the end."""
+        nonlocal killed
+        while killed < MOST_LOSSES:
+            writer = os.open(pipes[1], os.O_WRONLY)
+            for pid in _children(os.getpid()):
+                if any(os.path.samestat(os.stat(fd), os.fstat(writer)) for fd in _files(pid)):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+            os.close(writer)
+            time.sleep(0.2)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    with pytest.raises(WorkerLost, match=rf"the worker of unit {keys[1]} ended with exit code -9"):
+        list(pool)
+    assert killed == MOST_LOSSES
+    assert capfd.readouterr().out.count(f"unit {keys[1]} is begun again") == MOST_LOSSES - 1
+    assert not _children(os.getpid())
+
+
+def _files(pid: int) -> list[str]:
+    """Open files of a process."""
+    folder = f"/proc/{pid}/fd"
+    return [f"{folder}/{name}" for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")]
+
+
+def test_an_error_for_users_ends_the_stage_with_its_words(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_text(json.dumps({"body": "text"}) + "\n")
+    spec = {"source": {"url": str(folder), "format": "jsonl"}, "process": {}, "seed": 1, "files_per_task": 1}
+    with pytest.raises(StageError, match=r"\.jsonl', line 1: no column 'text'; there are body"):
+        bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
+
+
+def _job(bench: Any, tp: int, workers: int | None) -> Job:
+    launch = {"processes": tp, "parallel": {"tp": tp}, "workers": {"count": workers}}
+    return bench.job("completions", "c", {}, {}, attempt="first", workers=1, launch=launch)
+
+
+def test_a_node_has_as_many_workers_as_gpus_allow_and_each_its_own(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_gpus", lambda: ["0", "1", "2", "3", "6", "7"])
+    assert [local.workers_here(_job(bench, tp, None), 1) for tp in (1, 2, 4)] == [6, 3, 1]
+    assert local.workers_here(_job(bench, 2, 2), 1) == 2
+    seen = [local._environment(_job(bench, 2, None), number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
+    assert seen == ["0,1", "2,3", "6,7"]
+    with pytest.raises(StageError, match=r"count is 4, with 2 GPUs for each; .* has 6. Fix: at most 3"):
+        local.workers_here(_job(bench, 2, 4), 1)
+
+
+def test_without_gpus_the_number_is_the_stated_one_or_that_of_the_kind(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_gpus", list)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert local.workers_here(_job(bench, 2, None), 1) == 1
+    assert local.workers_here(_job(bench, 2, 3), 1) == 3
+    assert "CUDA_VISIBLE_DEVICES" not in local._environment(_job(bench, 2, 3), 1)
