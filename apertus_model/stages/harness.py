@@ -2,7 +2,7 @@
 files only.
 
 Artifact: `results.json`, the harness's report per task, and its version; `answers.parquet`, every answer
-(`apertus_model.evaluation.harness_answers`); `shown.json`, some of them for people. Metrics:
+(`apertus_model.evaluation.harness.answers`); `shown.json`, some of them for people. Metrics:
 `<task>/<metric>`, and `<task>/<metric>_stderr`.
 
 Invariant: nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the
@@ -16,10 +16,10 @@ import os
 from typing import Any
 
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
-from apertus_model.evaluation.harness_answers import asked, rows_of, shown, write_answers
-from apertus_model.evaluation.harness_data import Snapshots, local_snapshots
-from apertus_model.evaluation.harness_run import evaluate, finite, flat
-from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_version
+from apertus_model.evaluation.harness.answers import asked, rows_of, shown, write_answers
+from apertus_model.evaluation.harness.data import Snapshots, local_snapshots
+from apertus_model.evaluation.harness.run import evaluate, finite, flat
+from apertus_model.evaluation.harness.tasks import HarnessError, check_tasks, installed_version
 from apertus_model.evaluation.sandbox import Sandbox
 from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
@@ -47,7 +47,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "cache")})
     with engine_process(threads=job.launch.threads or 2):
         try:
-            from apertus_model.evaluation.harness_model import open_model
+            from apertus_model.evaluation.harness.model import open_model
         except ImportError as error:
             raise HarnessError(
                 f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apertus_model.evaluation.harness_tasks import Function, Task
+from apertus_model.evaluation.harness.tasks import Function, Task
 
 DEFAULT = {  # of tasks that name no metric
     "multiple_choice": ("acc", "acc_norm"),

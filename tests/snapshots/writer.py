@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from apertus_model.evaluation.harness_needs import NLTK, NLTK_FOLDERS, Needs
+from apertus_model.evaluation.harness.needs import NLTK, NLTK_FOLDERS, Needs
 from tests.apertus_model.evaluation.task_data import write_dataset
 from tests.snapshots.table import Table
 from tests.snapshots.web import FILES

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apertus_model.evaluation.harness_data import CONVERTED, Snapshot, snapshot_source
-from apertus_model.evaluation.harness_needs import NLTK, Needs, fetch_command, needs_of
-from apertus_model.evaluation.harness_tasks import (
+from apertus_model.evaluation.harness.data import CONVERTED, Snapshot, snapshot_source
+from apertus_model.evaluation.harness.needs import NLTK, Needs, fetch_command, needs_of
+from apertus_model.evaluation.harness.tasks import (
     Catalogue,
     HarnessError,
     check_tasks,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from apertus_model.evaluation.harness_answers import read_answers
-from apertus_model.evaluation.harness_tasks import HarnessError, check_tasks, installed_folder
+from apertus_model.evaluation.harness.answers import read_answers
+from apertus_model.evaluation.harness.tasks import HarnessError, check_tasks, installed_folder
 from apertus_model.evaluation.sandbox import INSTALL, KINDS, SandboxError
 from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
@@ -47,7 +47,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_message_says_how_to_install_it(
     bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("apertus_model.evaluation.harness_model")]:
+    for name in [name for name in sys.modules if name.startswith("apertus_model.evaluation.harness.model")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("lm_eval.api.instance", "lm_eval.models.huggingface"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -83,7 +83,7 @@ def without_template(artifact: Artifact, folder: Path) -> Path:
 
 def by_hand(model: Path, datasets: Path, tasks: list[str], out: Path, *more: str) -> dict[str, float]:
     """What the harness's own command line reports for the same folder and the same snapshots."""
-    from apertus_model.evaluation.harness_run import flat
+    from apertus_model.evaluation.harness.run import flat
 
     command = [
         "-m",
@@ -194,7 +194,7 @@ class TestWithTheExtra:
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
 
-        from apertus_model.evaluation.harness_run import flat
+        from apertus_model.evaluation.harness.run import flat
 
         write_arc(tmp_path)
         model = put_model(bench, tokenizer)
@@ -263,7 +263,7 @@ class TestWithTheExtra:
     ) -> None:
         monkeypatch.setattr(shutil, "which", lambda name: None)
         monkeypatch.setattr(
-            "apertus_model.evaluation.harness_model.open_model", lambda *_: pytest.fail("loaded")
+            "apertus_model.evaluation.harness.model.open_model", lambda *_: pytest.fail("loaded")
         )
         stated = {"suite": {"tasks": ["humaneval"], "sandbox": "bubblewrap"}}
         with pytest.raises(SandboxError, match=r"bubblewrap is not installed\. Fix: apt-get install"):

@@ -15,8 +15,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from apertus_model.evaluation.harness_needs import needs_of
-from apertus_model.evaluation.harness_tasks import Catalogue
+from apertus_model.evaluation.harness.needs import needs_of
+from apertus_model.evaluation.harness.tasks import Catalogue
 from flows.inspection.goldfish import masked_by_hash
 from flows.planning.plan import Plan, make
 from infra.store import Store

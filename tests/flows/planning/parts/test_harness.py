@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from apertus_model.evaluation.harness_needs import Needs
+from apertus_model.evaluation.harness.needs import Needs
 from flows.planning.parts import harness as parts
 from flows.planning.plan import Plan, make
 from infra.store import Store
@@ -211,8 +211,8 @@ def test_without_the_harness_the_plan_says_so(
 def test_looking_up_tasks_imports_neither_torch_nor_the_harness() -> None:
     code = (
         "import sys\nimport flows.planning.parts.harness as p\nfrom pathlib import Path\n"
-        "from apertus_model.evaluation.harness_tasks import Catalogue\n"
-        "from apertus_model.evaluation.harness_needs import needs_of\n"
+        "from apertus_model.evaluation.harness.tasks import Catalogue\n"
+        "from apertus_model.evaluation.harness.needs import needs_of\n"
         "assert len([needs_of(task) for task in Catalogue().tasks('mmlu')]) == 57\n"
         "print([name for name in ('torch', 'lm_eval', 'datasets', 'transformers') if name in sys.modules])\n"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apertus_model.evaluation.harness_answers import asked
+from apertus_model.evaluation.harness.answers import asked
 
 
 def test_requests_and_tokens_are_counted_once_for_all_filters() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apertus_model.evaluation.harness_answers import read_answers, rows_of, shown, write_answers
+from apertus_model.evaluation.harness.answers import read_answers, rows_of, shown, write_answers
 
 
 def sample(index: int, score: float, **more: Any) -> dict[str, Any]:

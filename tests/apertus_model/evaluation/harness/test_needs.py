@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from apertus_model.evaluation.harness_needs import NLTK, Needs, Reads, fetch_command, needs_of, placed
-from apertus_model.evaluation.harness_tasks import Catalogue, Function, Task
+from apertus_model.evaluation.harness.needs import NLTK, Needs, Reads, fetch_command, needs_of, placed
+from apertus_model.evaluation.harness.tasks import Catalogue, Function, Task
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 

@@ -1,7 +1,7 @@
 """Runs a suite of tasks of lm-evaluation-harness on an opened model.
 
 Invariant: nothing is fetched, and templates of tasks are rendered in Jinja's sandbox. Code that a model wrote
-runs in a sandbox, or not at all (`harness_scoring.py`).
+runs in a sandbox, or not at all (`scoring.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
-from apertus_model.evaluation.harness_data import Snapshots
-from apertus_model.evaluation.harness_needs import needs_of
-from apertus_model.evaluation.harness_scoring import scoring
-from apertus_model.evaluation.harness_tasks import Catalogue, HarnessError, resolve
+from apertus_model.evaluation.harness.data import Snapshots
+from apertus_model.evaluation.harness.needs import needs_of
+from apertus_model.evaluation.harness.scoring import scoring
+from apertus_model.evaluation.harness.tasks import Catalogue, HarnessError, resolve
 from apertus_model.evaluation.sandbox import Sandbox
 from specs.stages.harness import Suite
 

@@ -19,8 +19,8 @@ from typing import Any
 from unittest import mock
 
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
-from apertus_model.evaluation.harness_needs import CODE_EVAL
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness.needs import CODE_EVAL
+from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.evaluation.sandbox import KINDS, Outcome, Sandbox
 
 USUAL_K = (1, 10, 100)

@@ -16,7 +16,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness.tasks import HarnessError
 from specs.stages.harness import HarnessPart
 
 LOGITS = 4 * 2**30

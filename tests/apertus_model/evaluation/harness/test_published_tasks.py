@@ -3,6 +3,7 @@ it; and a dozen of all kinds in the ordinary tests."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from apertus_model.evaluation.harness_data import Snapshot, Snapshots, snapshot_source
-from apertus_model.evaluation.harness_needs import Needs, needs_of
-from apertus_model.evaluation.harness_tasks import Catalogue, Task, resolve
+from apertus_model.evaluation.answer_classifier import AnswerClassifier
+from apertus_model.evaluation.harness.data import Snapshot, Snapshots, snapshot_source
+from apertus_model.evaluation.harness.needs import Needs, needs_of
+from apertus_model.evaluation.harness.tasks import Catalogue, Task, resolve
+from apertus_model.evaluation.sandbox import INSTALL, Sandbox
 from apertus_model.files import copy_folder
 from infra.store.inputs import list_source
 from specs.recipe import load
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.harness import TASK_FILES, GenerationArguments, HarnessPart, Suite
+from tests.apertus_model.rewards.test_classifier import write_classifier
 from tests.snapshots.expected import metric_names
 from tests.snapshots.model import write_model
 from tests.snapshots.tables import tables
@@ -25,7 +29,7 @@ from tests.snapshots.writer import write
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OWN = "installed:examples/tasks"
 LENGTH = 4096
 """The shortest prompts of `ruler`; the longer ones of recipes would need a model with a longer context."""
@@ -72,8 +76,7 @@ CHAT = Suite(
     few_shot=2,
 )
 WRITTEN = Suite(tasks=["ruler_vt"], sequence_lengths=[LENGTH])
-SERVICES = {"realtoxicityprompts": "googleapis"}
-CODE = ("humaneval", "mbpp")
+OUTCOMES = ("passed", "wrong", "crashed", "timed_out")  # of programs that a model wrote
 
 
 def shipped() -> dict[str, tuple[Suite, bool]]:
@@ -125,8 +128,8 @@ def check(catalogue: Catalogue, folder: Path, include: Path, tmp_path: Path) -> 
     """Runs a suite, and looks at what every task reports."""
 
     def run(suite: Suite, chat: bool) -> Samples:
-        from apertus_model.evaluation.harness_model import open_model
-        from apertus_model.evaluation.harness_run import evaluate, flat
+        from apertus_model.evaluation.harness.model import open_model
+        from apertus_model.evaluation.harness.run import evaluate, flat
 
         tasks = [*chain.from_iterable(resolve(catalogue, suite.tasks).values())]
         data = snapshots(tmp_path / "data", catalogue, tasks)
@@ -135,7 +138,8 @@ def check(catalogue: Catalogue, folder: Path, include: Path, tmp_path: Path) -> 
         if suite.sequence_lengths:
             suite = suite.model_copy(update={"sequence_lengths": [LENGTH]})
         model = open_model(folder, HarnessPart(suite=suite))
-        found = evaluate(suite, model, folder, Snapshots(data, tmp_path / "views"), include)
+        views = Snapshots(data, tmp_path / "views")
+        found = evaluate(suite, model, folder, views, include, *scorers(suite, tmp_path))
         metrics = flat(found.results)
         for task in tasks:
             assert len({one["doc_id"] for one in found.samples[task.name]}) == 2, task.name
@@ -147,9 +151,25 @@ def check(catalogue: Catalogue, folder: Path, include: Path, tmp_path: Path) -> 
     return run
 
 
+def scorers(suite: Suite, folder: Path) -> tuple[Sandbox | None, AnswerClassifier | None]:
+    """What reads the answers of a suite that would run code or ask a service; a tiny classifier."""
+    if suite.sandbox is not None and shutil.which("bwrap") is None:
+        pytest.skip(f"bubblewrap is not installed: {INSTALL}")
+    sandbox = Sandbox() if suite.sandbox is not None else None
+    if suite.classifier is None:
+        return sandbox, None
+    model = write_classifier(folder / "classifier", labels=2, template=None)
+    stated = {"model": str(model), "label": "LABEL_1"}
+    return sandbox, AnswerClassifier(model, suite.classifier.model_copy(update=stated))
+
+
 def names(task: Task) -> set[str]:
     """Metrics that are finite with two documents: of `ruler` one length, of `bbq` one kind of bias."""
-    found = metric_names(task)
+    needs, found = needs_of(task), metric_names(task)
+    if needs.runs_code:
+        return {f"{task.name}/{kind}/{name.rpartition('/')[2]}" for name in found for kind in OUTCOMES}
+    if needs.classified:
+        return {f"{task.name}/score", f"{task.name}/LABEL_1"}
     if "ruler" in task.groups or task.name.startswith(("niah_", "ruler_")):
         return {f"{task.name}/{LENGTH}"}
     return {name for name in found if "_bias_score_" not in name or name.endswith("_Age")}
@@ -206,13 +226,16 @@ def test_every_task_of_the_shipped_recipes_runs(suite: str, check: Runs) -> None
     check(*SHIPPED[suite])
 
 
-def test_no_shipped_task_asks_a_service_or_runs_code_of_a_model(catalogue: Catalogue) -> None:
-    named = {name for suite, _ in SHIPPED.values() for name in suite.tasks}
-    assert {"mmlu", "ruler", "acp_bench"} <= named
-    for tasks in resolve(catalogue, sorted(named)).values():
-        for needs in map(needs_of, tasks):
-            assert (needs.refusal, needs.runs_code) == ("", False)
-    for task in SERVICES:
-        assert "web service" in needs_of(*catalogue.tasks(task)).refusal
-    for task in CODE:
-        assert needs_of(*catalogue.tasks(task)).runs_code
+def test_no_shipped_task_asks_a_service_or_runs_code_outside_a_sandbox(catalogue: Catalogue) -> None:
+    kinds = set()
+    for suite, _ in SHIPPED.values():
+        for tasks in resolve(catalogue, suite.tasks).values():
+            for needs in map(needs_of, tasks):
+                kinds |= {(needs.runs_code, needs.classified)}
+                assert not needs.refusal
+                assert suite.sandbox is not None or not needs.runs_code
+                assert suite.classifier is not None or not needs.classified
+    assert kinds == {(False, False), (True, False), (False, True)}
+    assert {"mmlu", "ruler", "acp_bench", "humaneval_64_instruct", "realtoxicityprompts"} <= {
+        name for suite, _ in SHIPPED.values() for name in suite.tasks
+    }

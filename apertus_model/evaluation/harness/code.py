@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
-from apertus_model.evaluation.harness_tasks import Function, installed_folder
+from apertus_model.evaluation.harness.tasks import Function, installed_folder
 
 WEB = ("requests", "httpx", "urllib.request", "openai", "anthropic", "googleapiclient", "aiohttp")
 OURS = "lm_eval.tasks."

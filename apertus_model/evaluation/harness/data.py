@@ -22,8 +22,8 @@ from unittest import mock
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from apertus_model.evaluation.harness_needs import HUB, NLTK, NOT_DATA, PACKAGED, Reads, placed
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness.needs import HUB, NLTK, NOT_DATA, PACKAGED, Reads, placed
+from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.files import copy_folder
 from infra.store.inputs import Listing
 from specs.sources import SourceSpec, resolve_url

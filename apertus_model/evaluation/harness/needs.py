@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from apertus_model.evaluation.harness_code import code_needs
-from apertus_model.evaluation.harness_tasks import Config, Function, Task, functions
+from apertus_model.evaluation.harness.code import code_needs
+from apertus_model.evaluation.harness.tasks import Config, Function, Task, functions
 
 CODE_EVAL = "code_eval"
-"""The metric of the library `evaluate` that runs code of a model; `harness_scoring` has it in a sandbox."""
+"""The metric of the library `evaluate` that runs code of a model; `scoring` has it in a sandbox."""
 PACKAGED = ("json", "csv", "parquet", "arrow", "text")
 """Readers of files, which a task names in place of a data set."""
 HUB = ("https://huggingface.co/datasets/", "hf://datasets/")

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
-from apertus_model.evaluation.harness_model import LOGITS, MOST_ROWS, BatchedModel, open_model, rows_in
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness.model import LOGITS, MOST_ROWS, BatchedModel, open_model, rows_in
+from apertus_model.evaluation.harness.tasks import HarnessError
 from specs.stages.harness import HarnessPart, Suite
 
 

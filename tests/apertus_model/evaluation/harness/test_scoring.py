@@ -16,10 +16,10 @@ pytest.importorskip("lm_eval", reason="the extra `harness` is not installed: pip
 from lm_eval.api.model import LM
 
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
-from apertus_model.evaluation.harness_data import Snapshots
-from apertus_model.evaluation.harness_run import evaluate
-from apertus_model.evaluation.harness_scoring import CodeEval, pass_at_k
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness.data import Snapshots
+from apertus_model.evaluation.harness.run import evaluate
+from apertus_model.evaluation.harness.scoring import CodeEval, pass_at_k
+from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.evaluation.sandbox import INSTALL, Limits, Sandbox
 from specs.stages.harness import ClassifierSpec, Suite
 from tests.apertus_model.evaluation.task_data import Rows, write_dataset

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from apertus_model.evaluation.harness_code import CodeNeeds, code_needs
-from apertus_model.evaluation.harness_tasks import Catalogue, Function, functions
+from apertus_model.evaluation.harness.code import CodeNeeds, code_needs
+from apertus_model.evaluation.harness.tasks import Catalogue, Function, functions
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 

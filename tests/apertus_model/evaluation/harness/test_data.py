@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from apertus_model.evaluation.harness_data import Snapshot, Snapshots, local_snapshots, snapshot_source
-from apertus_model.evaluation.harness_needs import Reads
-from apertus_model.evaluation.harness_tasks import HarnessError
+from apertus_model.evaluation.harness.data import Snapshot, Snapshots, local_snapshots, snapshot_source
+from apertus_model.evaluation.harness.needs import Reads
+from apertus_model.evaluation.harness.tasks import HarnessError
 from infra.store.inputs import list_source
 from tests.apertus_model.evaluation.task_data import ARC, write_arc, write_dataset, write_jsonl
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apertus_model.evaluation.harness_run import finite, flat, metadata, seeds
+from apertus_model.evaluation.harness.run import finite, flat, metadata, seeds
 from specs.stages.harness import Suite
 
 

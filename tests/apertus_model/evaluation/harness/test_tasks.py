@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apertus_model.evaluation.harness_tasks import (
+from apertus_model.evaluation.harness.tasks import (
     Catalogue,
     Function,
     HarnessError,

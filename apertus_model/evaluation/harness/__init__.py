@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness: needs, data, requests, scores and answers."""
