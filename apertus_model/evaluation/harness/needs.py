@@ -53,6 +53,7 @@ class Needs:
     tokenizer: bool = False  # whether it writes its prompts with the model's tokenizer
     runs_code: bool = False  # whether it runs code that the model writes
     classified: bool = False  # whether it asks a web service about each answer, as a classifier can
+    zero_shot: bool = False  # whether the harness ignores few_shot: the task file states 0
     refusal: str = ""  # why it cannot be run here
 
     @property
@@ -93,6 +94,7 @@ def needs_of(task: Task) -> Needs:
         tokenizer=isinstance(config.get("custom_dataset"), Function),
         runs_code=runs_code,
         classified=classified,
+        zero_shot=config.get("num_fewshot") == 0,
         refusal=refusal,
     )
 

@@ -86,7 +86,11 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
     for key, suite in suites.items():
         count = f"{len(needs.tasks[key])} tasks" if key in needs.tasks else "tasks that are not looked up"
         how = "through the chat template" if suite.chat_template else "as plain text"
-        told.append(f"'{key}' asks {count} {how}")
+        ignoring = [task.task for task in needs.tasks.get(key, []) if task.zero_shot and suite.few_shot]
+        without = (
+            f", {_some(ignoring)} without examples (num_fewshot: 0 in the task file)" if ignoring else ""
+        )
+        told.append(f"'{key}' asks {count} {how}{without}")
     return f"{name}: {', '.join(told)}"
 
 

@@ -57,6 +57,12 @@ def test_tasks_that_cannot_be_run_here_say_why(task: str, refusal: str, runs_cod
     assert {one.runs_code for one in found} == {runs_code}
 
 
+def test_a_task_file_may_forbid_examples() -> None:
+    assert of({"output_type": "generate_until", "num_fewshot": 0}).zero_shot
+    assert not of({"output_type": "generate_until", "num_fewshot": 3}).zero_shot
+    assert not of({"output_type": "generate_until"}).zero_shot
+
+
 def test_a_service_that_reads_an_answer_alone_is_replaced() -> None:
     tasks = {name: needs_of(Catalogue().tasks(name)[0]) for name in ("realtoxicityprompts", "arc_easy")}
     assert [one.classified for one in tasks.values()] == [True, False]
