@@ -90,7 +90,7 @@ def test_the_setting_that_is_advised_fits_and_is_one_that_runs(tmp_path: Path, s
             282_399_457_920,
             {"engine": "vllm", "launch.parallel.tp": 2},
         ),
-        (["evaluate-base.launch.parallel={tp: 2}"], "harness", 141_199_728_960, {"launch.parallel.tp": 4}),
+        (["evaluate-long.launch.parallel={tp: 2}"], "harness/ruler", 141_199_728_960, {"launch.parallel.tp": 4}),
     ],
 )
 def test_a_whole_model_that_one_process_cannot_hold_is_advised_on(
@@ -109,15 +109,15 @@ def test_a_whole_model_that_one_process_cannot_hold_is_advised_on(
 
 
 def test_a_model_is_shared_among_the_gpus_of_one_node_at_most(store: Store) -> None:
-    overrides = ["stages.evaluate-base.launch.parallel={tp: 8}", "stages.preferences.completions.engine=vllm"]
+    overrides = ["stages.evaluate-long.launch.parallel={tp: 8}", "stages.preferences.completions.engine=vllm"]
     plan = make(load(ROOT / "specs/recipes/apertus-70b.yaml", overrides), store, ask_network=False)
     (advice,) = plan.advice.given
     assert (advice.code, advice.stage, advice.numbers) == (
         "cluster-size",
-        "evaluate-base",
+        "evaluate-long",
         {"processes": 8, "gpus": 4},
     )
     assert (
-        "evaluate-base/harness is one process that shares the model among 8 GPUs of its node, and a node"
+        "evaluate-long/harness/ruler is one process that shares the model among 8 GPUs of its node, and a node"
         " has 4" in advice.message
     )
