@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict
 
 from specs.launch import Launch
 from specs.profiles import Profile
-from specs.rewards import RewardSpec
 from specs.tracking import Tracking
 
 REPORT = "@apertus "
@@ -60,8 +59,8 @@ class Job(BaseModel):
         `launch.parallel.tp` for sampling completions and running tasks, one for a reward model, 0 for other
         parts. (Each process of torchrun has one GPU.)"""
         if self.kind == "rewards":
-            return int(RewardSpec.model_validate(self.spec["reward"]).model is not None)
-        if self.kind == "completions" and self.spec["sampling"].get("engine") == "server":
+            return int(self.spec["reward"]["model"] is not None)
+        if self.kind == "completions" and self.spec.get("sampling", {}).get("engine") == "server":
             return 0
         return self.launch.tensor_parallel if self.kind in ("completions", "harness") else 0
 

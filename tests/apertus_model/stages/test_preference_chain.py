@@ -24,7 +24,8 @@ def test_pairs_are_made_of_conversations_and_of_what_the_model_says(bench: Any, 
     read = {"prompts": prompts, "model": model}
     completions = bench.run("completions", "s", {"sampling": sampling, "prompts_per_unit": 4}, read)
     read = {"prompts": prompts, "completions": completions}
-    rewards = bench.run("rewards", "r", {"reward": "grounded-answer"}, read | {"tokenizer": tokenizer})
+    reward = {"function": "grounded-answer", "model": None}
+    rewards = bench.run("rewards", "r", {"reward": reward}, read | {"tokenizer": tokenizer})
     pairs = bench.run(
         "pairs", "q", {"pairs": 2, "worst_quantile": 0.2, "max_tokens": 250}, read | {"rewards": rewards}
     )

@@ -90,7 +90,12 @@ def test_the_setting_that_is_advised_fits_and_is_one_that_runs(tmp_path: Path, s
             282_399_457_920,
             {"engine": "vllm", "launch.parallel.tp": 2},
         ),
-        (["evaluate-long.launch.parallel={tp: 2}"], "harness/ruler", 141_199_728_960, {"launch.parallel.tp": 4}),
+        (
+            ["evaluate-long.launch.parallel={tp: 2}"],
+            "harness/ruler",
+            141_199_728_960,
+            {"launch.parallel.tp": 4},
+        ),
     ],
 )
 def test_a_whole_model_that_one_process_cannot_hold_is_advised_on(
@@ -118,6 +123,6 @@ def test_a_model_is_shared_among_the_gpus_of_one_node_at_most(store: Store) -> N
         {"processes": 8, "gpus": 4},
     )
     assert (
-        "evaluate-long/harness/ruler is one process that shares the model among 8 GPUs of its node, and a node"
-        " has 4" in advice.message
+        "evaluate-long/harness/ruler is one process that shares the model among 8 GPUs of its node, and a"
+        " node has 4" in advice.message
     )
