@@ -10,6 +10,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 from apertus_model.chat.encoder import ChatError
 from apertus_model.generation import TransformersGenerator
+from apertus_model.prompt_format import OwnFormat
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.checkpoint_reader import CheckpointError
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
@@ -362,21 +364,25 @@ AUTO_MAP = {
 }
 
 
+def generator(folder: Path) -> TransformersGenerator:
+    written: Any = SimpleNamespace(end_ids=(2,), pad_id=3)
+    return TransformersGenerator(folder, Sampling(max_new_tokens=1), written)
+
+
 @pytest.mark.parametrize("model_type", ["apertus", "evil"])
 def test_code_that_comes_with_a_model_is_not_run(hugging_face: Path, planted: Path, model_type: str) -> None:
     edit(hugging_face, "config.json", auto_map=AUTO_MAP, model_type=model_type)
     edit(hugging_face, "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="Evil")
-    try:
-        TransformersGenerator(hugging_face, Sampling(max_new_tokens=1), 2, 3)
-    except ChatError:
-        # the model was opened, as transformers' own; its tokenizer knows no turns
-        assert model_type == "apertus"
-    except ValueError as error:
-        assert model_type == "evil", error
-    assert not planted.exists()
-    if model_type == "evil":
+    if model_type == "apertus":
+        generator(hugging_face)  # opened as transformers' own
+        with pytest.raises(ChatError):  # its tokenizer knows no turns
+            OwnFormat(hugging_face / "tokenizer.json", 2, 3)
+    else:
+        with pytest.raises(ValueError, match=r"evil|custom code"):
+            generator(hugging_face)
         with pytest.raises(ValueError, match="evil"):
             open_model(str(hugging_face))
+    assert not planted.exists()
 
 
 def test_a_pickle_of_weights_is_not_read(hugging_face: Path, planted: Path) -> None:
@@ -385,7 +391,7 @@ def test_a_pickle_of_weights_is_not_read(hugging_face: Path, planted: Path) -> N
     with pytest.raises(ValueError, match="a pickle, which is never read"):
         open_model(str(hugging_face))
     with pytest.raises(OSError, match="safetensors"):
-        TransformersGenerator(hugging_face, Sampling(max_new_tokens=1), 2, 3)
+        generator(hugging_face)
     assert not planted.exists()
 
 
@@ -488,13 +494,22 @@ def findings(source: str) -> list[str]:
     return found
 
 
+SAFE = {
+    # loaders derived from PyYAML's safe one, in C: the task files of the harness are thousands
+    "apertus_model/evaluation/harness/data.py": ["yaml.load()"],
+    "apertus_model/evaluation/harness/tasks.py": ["yaml.load()"],
+    # inside of bubblewrap: tests/apertus_model/evaluation/test_sandbox.py
+    "apertus_model/evaluation/sandbox_runner.py": ["exec()", "compile()"],
+}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_of_ours_runs_data_as_code(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     assert {
         str(file.relative_to(ROOT)): found for file in files if (found := findings(file.read_text("utf-8")))
-    } == {}
+    } == {path: calls for path, calls in SAFE.items() if path.startswith(f"{package}/")}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ them outlives its stage."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -132,19 +133,18 @@ def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
     bench: Any, documents: Path, tokenizer: Artifact, deadline: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job, keys, pipes = _waiting_corpus(bench, documents, tokenizer)
+    pipes[0].unlink()
+    pipes[0].write_text("A text that can be read.")
     pool = local.run_in_processes(job, keys, 2)
     killed = 0
 
     def kill() -> None:
-        """Whoever waits for the second pipe; the first one is let go on at the end."""
+        """Whoever waits for a writer of the second pipe, which nobody opens."""
         nonlocal killed
         while killed < MOST_LOSSES:
-            writer = os.open(pipes[1], os.O_WRONLY)
-            for pid in _children(os.getpid()):
-                if any(os.path.samestat(os.stat(fd), os.fstat(writer)) for fd in _files(pid)):
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-            os.close(writer)
+            for pid in filter(_waits_for_a_writer, _children(os.getpid())):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
             time.sleep(0.2)
 
     killer = threading.Thread(target=kill, daemon=True)
@@ -156,10 +156,10 @@ def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
     assert not _children(os.getpid())
 
 
-def _files(pid: int) -> list[str]:
-    """Open files of a process."""
-    folder = f"/proc/{pid}/fd"
-    return [f"{folder}/{name}" for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")]
+def _waits_for_a_writer(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/wchan").read_text() == "wait_for_partner"
+    return False
 
 
 def test_an_error_for_users_ends_the_stage_with_its_words(

@@ -96,6 +96,7 @@ OTHERS = """\
           max_length: 64
           sequence_lengths: [4096]
           generation: {{max_gen_toks: 4, do_sample: true, temperature: 1, top_p: 1, top_k: 1}}
+          expected: {{requests: 10, tokens: 20, new_tokens: 4}}
           classifier: {{model: "installed:examples/own_data/texts", label: toxic, max_tokens: 8}}
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
     reference: {{perplexity: {{value: 9.5, unit: metric, stderr: 0.5, source: a report}}}}
@@ -119,6 +120,18 @@ OTHERS = """\
     sequence_length: 128
     completions: {{n: 4, max_new_tokens: 16}}
     reward: {{function: package.module:name, version: 1}}
+  judged:
+    kind: preference_data
+    from: sft
+    prompts: [chat]
+    sequence_length: 128
+    completions:
+      max_new_tokens: 16
+      expected_tokens: 8
+      expected_prompt_tokens: 8
+      engine: server
+      server: {{url: "http://127.0.0.1:1/v1", model: ours, requests: 4, timeout: 60s}}
+    reward: {{model: "installed:examples/own_data/texts", parameters: 1000}}
 cluster:
   gpu: H100
   mfu: 0.4

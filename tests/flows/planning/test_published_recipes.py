@@ -321,7 +321,7 @@ def test_the_plan_says_where_a_task_file_forbids_examples(plans: dict[str, Plan]
 
 def test_every_task_is_one_of_the_harness() -> None:
     pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
-    catalogue = Catalogue()
+    catalogue = Catalogue(ROOT / "examples" / "tasks")
     stages = load(RECIPES / "apertus-8b.yaml").stages.values()
     named = [
         task
@@ -331,7 +331,7 @@ def test_every_task_is_one_of_the_harness() -> None:
         for task in suite.tasks
     ]
     needs = [needs_of(task) for name in named for task in catalogue.tasks(name)]
-    assert len(needs) == 445 and not [one for one in needs if one.refusal]
+    assert len(needs) == 450 and not [one for one in needs if one.refusal]
     assert [one.task for one in needs if one.runs_code] == ["humaneval_64_instruct", "mbpp_instruct"]
     assert [one.task for one in needs if one.classified] == ["realtoxicityprompts"]
     assert {"ruler", "mmlu", "acp_bench"} <= set(named)

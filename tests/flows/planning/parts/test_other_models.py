@@ -36,8 +36,8 @@ stages:
   ours: {{kind: evaluate, from: sft, generation: &answers {{prompts: chat, sampling: {{max_new_tokens: 8}},
     reward: reference-overlap}}}}
   other: {{kind: evaluate, from: "hf:OTHER", against: ours, generation: *answers,
-    harness: {{tasks: [arc_easy]}},
-    gates: [{{metric: reward/difference, min: 0}}, {{metric: task/arc_easy/acc, min: 0.1}}]}}
+    harness: {{include: "installed:examples/tasks", suites: {{own: {{tasks: [stdlib_functions]}}}}}},
+    gates: [{{metric: reward/difference, min: 0}}, {{metric: own/stdlib_functions/acc, min: 0.1}}]}}
 """
 Planned = Callable[..., Plan]
 
@@ -72,12 +72,12 @@ def test_the_folder_is_one_artifact_that_answers_and_is_evaluated(planned: Plann
     assert graph.nodes["preferences/completions"].inputs["model"].name == "preferences/model"
     assert graph.nodes["preferences/completions"].inputs["tokenizer"].name == "tokenizer"
     assert graph.nodes["preferences/log_probabilities"].inputs["checkpoint"].name == "sft"
-    assert graph.nodes["other/harness"].inputs["model"].name == "other/model"
+    assert graph.nodes["other/harness/own"].inputs["model"].name == "other/model"
     roles = {
         "prompts",
         "completions",
         "rewards",
-        "harness",
+        "harness:own",
         "against",
         "against_rewards",
         "against_completions",
