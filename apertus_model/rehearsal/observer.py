@@ -337,7 +337,9 @@ class Observer(TorchDispatchMode):
 
     def _collective(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         kind = next((kind for part, kind in KINDS if part in name), None)
-        if kind is None:  # waits for one
+        if kind is None:  # waits for one, or wraps what it makes
+            if self.overlapped:
+                self._pass_on(args, result)
             return
         values = (
             dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
