@@ -1,0 +1,57 @@
+"""The table of rejects: which documents a filter removed from a source, and why.
+
+One Parquet file a unit of work, `rejects.parquet`; in the artifact `rejects-00000.parquet`, .... A row is one
+removed document, so "was it removed, and by what" has an answer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA = pa.schema(
+    [
+        pa.field("hash", pa.uint64(), nullable=False),  # `duplicates.text_hash` of the text as read
+        pa.field("id", pa.string(), nullable=False),  # of the document in its source
+        pa.field("filter", pa.string(), nullable=False),  # label of the step: `length`, `length-2`
+        pa.field("reason", pa.string(), nullable=False),  # what was measured, and what is required
+    ]
+)
+ROWS_AT_ONCE = 10_000
+
+
+class RejectsWriter:
+    """Writes the table of one unit; holds at most `ROWS_AT_ONCE` rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self._rows: list[tuple[int, str, str, str]] = []
+
+    def add(self, text_hash: int, document_id: str, step: str, reason: str) -> None:
+        """Adds one removed document."""
+        self._rows.append((text_hash, document_id, step, reason))
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else [[] for _ in SCHEMA]
+        arrays = [pa.array(list(values), field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        self._rows.clear()
+
+    def __enter__(self) -> RejectsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._flush()
+        self._writer.close()
+
+
+def read_rejects(path: Path) -> pa.Table:
+    """The rows of one file, with the columns of `SCHEMA`."""
+    return pq.read_table(path, schema=SCHEMA)
