@@ -65,7 +65,7 @@ def open_generator(
         chat = TextFormat(attempt.input_artifact("tokenizer").local("tokenizer.json"))
         return ServerGenerator(sampling, chat, lambda index: batch_seed(sampling.seed, index))
     folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model", weights=not served)
-    written: TokenFormat
+    written: OwnFormat | OtherFormat
     if "tokenizer" in inputs:
         tokenizer = attempt.input_artifact("tokenizer").local("tokenizer.json")
         written = OtherFormat(folder, tokenizer, sampling.max_new_tokens)
@@ -73,6 +73,11 @@ def open_generator(
         written = OwnFormat(folder / "tokenizer.json", end_of_turn_id, pad_id)
     if served:
         return ServerGenerator(sampling, written, lambda index: batch_seed(sampling.seed, index))
+    return open_folder(folder, sampling, written, launch)
+
+
+def open_folder(folder: Path, sampling: Sampling, written: TokenFormat, launch: Launch) -> Generator:
+    """Opens the model of a local folder. GenerationError when the engine is not installed."""
     if sampling.engine == "vllm":
         return VllmGenerator(folder, sampling, written, launch.tensor_parallel)
     return TransformersGenerator(folder, sampling, written)
@@ -127,7 +132,7 @@ class TransformersGenerator:
         self._config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             num_return_sequences=1 if greedy else sampling.n,
-            eos_token_id=list(written.end_ids),
+            eos_token_id=list(written.end_ids) or None,
             pad_token_id=written.pad_id,
             **({"do_sample": False} if greedy else drawn),
         )

@@ -43,8 +43,9 @@ class TextFormat:
         return {"text": text, "tokens": tokens if finished else tokens[:-1], "finished": finished}
 
 
-class TokenFormat(TextFormat):
-    """Of a model whose token ids are known. `end_ids` end its turn; `pad_id` is masked everywhere."""
+class TokenFormat:
+    """Of a model whose token ids are known. `end_ids` end its turn, if anything does; `pad_id` is masked
+    everywhere."""
 
     end_ids: tuple[int, ...]
     pad_id: int
@@ -58,7 +59,7 @@ class TokenFormat(TextFormat):
         raise NotImplementedError
 
 
-class OwnFormat(TokenFormat):
+class OwnFormat(TextFormat, TokenFormat):
     """Of a model that was trained with the tokenizer of the prompts."""
 
     def __init__(self, tokenizer: Path, end_of_turn_id: int, pad_id: int) -> None:
@@ -74,7 +75,7 @@ class OwnFormat(TokenFormat):
         return {"text": self.encoder.decode(tokens), "tokens": tokens, "finished": finished}
 
 
-class OtherFormat(TokenFormat):
+class OtherFormat(TextFormat, TokenFormat):
     """Of a Hugging Face folder with its own tokenizer and chat template.
 
     Args:

@@ -14,61 +14,57 @@ continuations, and of `nucleus` where it is asked for:
     <any of these>/low, .../high                                     its 95% interval (bootstrap)
     memorisation/truth/prefix-<p>/offset-<o>/sequences/<n>           number of probes
 
-Invariant: all numbers are of tokens. A continuation depends on the model, the probe and the settings, not on
-the batch or the number of processes, except where the rounding of logits decides between two words.
+Invariant: all numbers are of tokens.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from apertus_model.evaluation.decoding import greedy, nucleus
+from apertus_model.data.rows import Row
 from apertus_model.evaluation.paired import interval
-from apertus_model.hashing import signed
-from apertus_model.progress import Progress
-from apertus_model.trainer.evaluator import Choice, Evaluator
-from specs.memorisation import MEASURES, Memorisation, metric_name
+from specs.stages.memorisation import MEASURES, Memorisation, metric_name
 
 Tokens = NDArray[np.int64]
 
 
 def memorisation(
-    evaluator: Evaluator, probes: Sequence[dict[str, Any]], spec: Memorisation, *, progress: Progress
+    probes: Sequence[dict[str, Any]], continuations: Mapping[str, Iterable[Row]], spec: Memorisation
 ) -> dict[str, float]:
-    """Metrics of the continuations of probes, by repetitions in training. Collective.
+    """Metrics of the continuations of probes, by repetitions in training.
 
     Args:
-        evaluator: the model.
         probes: `{"bucket": repetitions, "token_ids": [...]}` each; those that are too short are left out, as
             those are whose true continuation repeats itself (`min_type_token_ratio`).
-        spec: prefixes, offsets and decodings.
-        progress: updated after each batch.
+        continuations: rows of a `continuations` artifact, by the decoding.
+        spec: prefixes and offsets.
     """
     buckets = np.array([probe["bucket"] for probe in probes])
-    settings = [(prefix, offset) for prefix in spec.prefixes for offset in spec.offsets]
+    answers = {
+        (decoding, row["prefix"], row["offset"], row["probe"]): row["tokens"]
+        for decoding, rows in continuations.items()
+        for row in rows
+    }
     metrics: dict[str, float] = {}
-    for done, (prefix, offset) in enumerate(settings):
-        kept, tokens = _kept(probes, spec, prefix, offset)
-        measured = {("truth", "type_token_ratio"): type_token_ratio(tokens[:, prefix:])}
-        for order, (decoding, choose) in enumerate(_choices(spec, prefix, offset).items()):
-            rounds = len(settings) * len(spec.decodings)
-            at = (done * len(spec.decodings) + order, rounds)
-            answers = _continuations(evaluator, tokens[:, :prefix], spec.suffix, choose, kept, progress, at)
-            scores = compare(tokens[:, prefix:], answers)
-            measured |= {(decoding, measure): scores[measure] for measure in MEASURES}
-        for bucket in sorted(set(buckets.tolist())):
-            own = buckets[kept] == bucket
-            metrics[metric_name("truth", prefix, offset, "sequences", bucket)] = float(own.sum())
-            for (decoding, measure), values in measured.items() if own.any() else ():
-                name = metric_name(decoding, prefix, offset, measure, bucket)
-                low, high = interval(values[own])
-                metrics |= {name: float(values[own].mean()), f"{name}/low": low, f"{name}/high": high}
+    for prefix in spec.prefixes:
+        for offset in spec.offsets:
+            kept, truths = _kept(probes, spec, prefix, offset)
+            measured = {("truth", "type_token_ratio"): type_token_ratio(truths)}
+            for decoding in continuations:
+                own = [answers[decoding, prefix, offset, probe] for probe in kept.tolist()]
+                scores = compare(truths, np.array(own, np.int64).reshape(truths.shape))
+                measured |= {(decoding, measure): scores[measure] for measure in MEASURES}
+            for bucket in sorted(set(buckets.tolist())):
+                seen = buckets[kept] == bucket
+                metrics[metric_name("truth", prefix, offset, "sequences", bucket)] = float(seen.sum())
+                for (decoding, measure), values in measured.items() if seen.any() else ():
+                    name = metric_name(decoding, prefix, offset, measure, bucket)
+                    low, high = interval(values[seen])
+                    metrics |= {name: float(values[seen].mean()), f"{name}/low": low, f"{name}/high": high}
     return metrics
 
 
@@ -107,39 +103,10 @@ def type_token_ratio(tokens: Tokens) -> NDArray[np.float64]:
 def _kept(
     probes: Sequence[dict[str, Any]], spec: Memorisation, prefix: int, offset: int
 ) -> tuple[Tokens, Tokens]:
-    """The numbers of the probes that are measured, (rows,), and their tokens, (rows, prefix + suffix)."""
-    end = offset + prefix + spec.suffix
+    """The numbers of the probes that are measured, (rows,), and their true continuations, (rows, suffix)."""
+    begin, end = offset + prefix, offset + prefix + spec.suffix
     long = [index for index, probe in enumerate(probes) if len(probe["token_ids"]) >= end]
-    tokens = np.array([probes[index]["token_ids"][offset:end] for index in long], np.int64)
-    tokens = tokens.reshape(len(long), prefix + spec.suffix)
-    varied = type_token_ratio(tokens[:, prefix:]) > spec.min_type_token_ratio
-    return np.array(long, np.int64)[varied], tokens[varied]
-
-
-def _choices(spec: Memorisation, prefix: int, offset: int) -> Mapping[str, Choice]:
-    choices: dict[str, Choice] = {"greedy": greedy}
-    if drawn := spec.nucleus:
-        seed = signed(zlib.crc32(f"{drawn.seed}/{prefix}/{offset}".encode()))
-        choices["nucleus"] = nucleus(drawn.top_p, drawn.temperature, seed, length=spec.suffix)
-    return choices
-
-
-def _continuations(
-    evaluator: Evaluator,
-    prefixes: Tokens,
-    length: int,
-    choose: Choice,
-    numbers: Tokens,
-    progress: Progress,
-    at: tuple[int, int],
-) -> Tokens:
-    """(rows, length) tokens. `at`: how many rounds like this one are done, and how many there are."""
-    answers, turn = np.zeros((len(prefixes), length), np.int64), evaluator.batch_size * evaluator.ranks
-    for begin in range(0, len(prefixes), turn):
-        rows = slice(begin, begin + turn)
-        prompts, own = torch.from_numpy(prefixes[rows]), torch.from_numpy(numbers[rows])
-        answers[rows] = evaluator.continuations(prompts, length, choose, own).numpy()
-        done, rounds = at
-        whole = len(prefixes)
-        progress.update(done * whole + begin + len(prompts), rounds * whole, "continuations")
-    return answers
+    truths = np.array([probes[index]["token_ids"][begin:end] for index in long], np.int64)
+    truths = truths.reshape(len(long), spec.suffix)
+    varied = type_token_ratio(truths) > spec.min_type_token_ratio
+    return np.array(long, np.int64)[varied], truths[varied]

@@ -15,7 +15,9 @@ Gates do not affect the metrics; the planner compares stored metrics with the ga
 from __future__ import annotations
 
 import os
+from functools import cached_property
 
+from apertus_model.data.rows import Rows
 from apertus_model.evaluation.answers import Answers, divergence, rewards
 from apertus_model.evaluation.memorisation import memorisation
 from apertus_model.evaluation.perplexity import forgetting, loss_by_position, perplexity
@@ -27,7 +29,7 @@ from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
 from specs.job import Job
 from specs.model import ModelSpec
-from specs.stages.evaluate import SUITE, EvaluatePart
+from specs.stages.evaluate import CONTINUATIONS, SUITE, EvaluatePart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -61,13 +63,12 @@ class Measurement:
             self.answers = Answers.read(
                 self._artifact("prompts"), self._artifact("completions"), self._optional("rewards")
             )
-        self._evaluator = None if part.model is None else self._load("checkpoint", part.model)
 
-    @property
+    @cached_property
     def evaluator(self) -> Evaluator:
         """The model on the training engine, which has no other architecture than Apertus."""
-        assert self._evaluator is not None, "the plan asks another architecture for answers only"
-        return self._evaluator
+        assert self.part.model is not None, "the plan asks another architecture for answers only"
+        return self._load("checkpoint", self.part.model)
 
     def all(self, progress: Progress) -> dict[str, float]:
         """Every metric of the part."""
@@ -85,7 +86,11 @@ class Measurement:
             metrics |= loss_by_position(self.evaluator, list(corpora.values()), part.by_position)
         if part.memorisation:
             probes = self._artifact("probes").json("probes.json")["probes"]
-            metrics |= memorisation(self.evaluator, probes, part.memorisation, progress=progress)
+            continuations = {
+                decoding: Rows(self._artifact(f"{CONTINUATIONS}{decoding}"))
+                for decoding in part.memorisation.decodings
+            }
+            metrics |= memorisation(probes, continuations, part.memorisation)
             metrics["memorisation/passes"] = self._passes_over_probes()
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
@@ -126,7 +131,6 @@ class Measurement:
         by_position = part.by_position.sequence_length if part.by_position else 0
         return max(
             part.sequence_length,
-            part.memorisation.longest if part.memorisation else 0,
             by_position,
             self.answers.longest if self.answers else 0,
         )

@@ -1,5 +1,5 @@
 """Evaluation of a model on any layout: losses on held-out sequences and their gradient, log-probabilities,
-divergence, continuations. Weights are read, never changed.
+divergence. Weights are read, never changed.
 
 Invariant: every rank makes the same number of forward passes, whatever the number of sequences; rows that
 only fill up a batch carry no labels and change no result.
@@ -20,18 +20,12 @@ from torchtitan.distributed.context_parallel import cp_shard
 from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.sequences import sequence_log_probabilities
-from apertus_model.model.attention import gathered_order
 from apertus_model.model.on_host import OnHost, copy_to
 from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.loader import SampleLike, collate
 
 PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
 """See `ApertusTrainer.pipelined_loss`."""
-
-
-Choice = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(Logits of the next token (rows, vocabulary), numbers of the rows (rows,), tokens added so far) -> the
-chosen tokens, (rows,)."""
 
 
 @dataclass(frozen=True)
@@ -168,60 +162,6 @@ class Evaluator:
             sums, _ = sequence_log_probabilities(log_probabilities, labels, segments, sequences, group)
             turns.append(self._gather_rows(sums))
         return torch.cat(turns)[: len(rows)].cpu()
-
-    @torch.no_grad()
-    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token of each row of this rank, (batch, length) -> (batch, vocabulary), the same
-        on all ranks that share the rows. Collective.
-
-        Every rank passes the same number of rows, of the same length.
-        """
-        multiple = self._dims.seq_len_divisor
-        length = tokens.shape[1]
-        padded = torch.nn.functional.pad(tokens, (0, -length % multiple))
-        positions = torch.arange(padded.shape[1]).expand(padded.shape)
-        logits, _, _ = self._forward(padded, positions, padded)
-        last = length - 1
-        if self._dims.cp_enabled:
-            mesh = self._dims.get_mesh("cp")
-            own = _full_tensor(logits).contiguous()
-            slices = [torch.empty_like(own) for _ in range(mesh.size())]
-            dist.all_gather(slices, own, group=mesh.get_group())
-            logits = torch.cat(slices, dim=1)
-            order = gathered_order(padded.shape[1], mesh.size(), self.model.cp_load_balancer)
-            last = int(order.argsort()[last])
-        return _full_tensor(logits)[:, last]
-
-    def continuations(
-        self, prompts: torch.Tensor, length: int, choose: Choice, numbers: torch.Tensor
-    ) -> torch.Tensor:
-        """Continuations, token by token: (rows, prompt length) -> (rows, length), int64 on CPU. Collective.
-
-        Every pass runs over the whole row again: the training model keeps no key-value cache.
-
-        Args:
-            prompts: token ids, the same on every rank; the ranks share the rows.
-            length: tokens to add.
-            choose: the next token of each row.
-            numbers: (rows,) int64, for `choose`.
-        """
-        shares = prompts.tensor_split(self.ranks) if self.ranks > 1 else (prompts,)
-        rows = max(len(share) for share in shares)
-        tokens = shares[self.rank]
-        own_numbers = numbers.tensor_split(self.ranks)[self.rank]
-        missing = rows - len(tokens)
-        tokens = torch.cat([tokens, prompts[:1].expand(missing, -1)])
-        own_numbers = torch.cat([own_numbers, numbers[:1].expand(missing)])
-        for step in range(length):
-            chosen = choose(self.next_logits(tokens), own_numbers, step).cpu()
-            tokens = torch.cat([tokens, chosen[:, None]], dim=1)
-        own = tokens[:, -length:]
-        if self.ranks == 1:
-            return own
-        gathered = [torch.empty_like(own, device=self.device) for _ in range(self.ranks)]
-        dist.all_gather(gathered, own.to(self.device), group=self._dims.get_mesh("batch").get_group())
-        parts = zip(gathered, shares, strict=True)
-        return torch.cat([part[: len(share)].cpu() for part, share in parts])
 
     def _batches_of_rank(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
         """The rows of this rank, batch by batch: as many batches on every rank, and every batch full."""

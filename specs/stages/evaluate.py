@@ -9,17 +9,19 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.memorisation import Memorisation
 from specs.model import ModelSpec
 from specs.published import PublishedScore
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
 from specs.stages.harness import Harness
+from specs.stages.memorisation import Memorisation
 from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
 SUITE = "harness:"
 """Begins the role of a suite of tasks among the inputs of an evaluation."""
+CONTINUATIONS = "continuations:"
+"""Begins the role of the continuations of probes by one way of decoding."""
 
 
 class Gate(Spec):
@@ -130,9 +132,9 @@ class EvaluateStage(FromCheckpoint):
 
 class EvaluatePart(Part):
     """Resolved. Inputs: `checkpoint`, `tokenizer`, but not for another architecture than Apertus;
-    `source:<i>`; `probes` for memorisation; `prompts`, `completions` and `rewards` for generation;
-    `harness:<suite>`; `against`, `against_checkpoint`, and, where the same prompts were answered,
-    `against_completions` and `against_rewards`."""
+    `source:<i>`; `probes` and `continuations:<decoding>` for memorisation; `prompts`, `completions` and
+    `rewards` for generation; `harness:<suite>`; `against`, `against_checkpoint`, and, where the same prompts
+    were answered, `against_completions` and `against_rewards`."""
 
     ON_ENGINE: ClassVar[bool] = True
 

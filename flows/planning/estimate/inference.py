@@ -21,6 +21,7 @@ from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
 from specs.stages.harness import HarnessPart
+from specs.stages.memorisation import ContinuationsPart
 from specs.stages.preference_data import CompletionsPart, RewardsPart
 
 TOO_LARGE = "time, since the model does not fit its GPUs"
@@ -126,7 +127,7 @@ def gpus_of(part: Part, launch: Launch) -> int:
 
 def workers_of(part: Part, launch: Launch) -> int:
     """Workers that share the units of a part, where the launch settings say how many."""
-    if launch.workers is None or not isinstance(part, (CompletionsPart, RewardsPart)):
+    if launch.workers is None or not isinstance(part, (CompletionsPart, ContinuationsPart, RewardsPart)):
         return 1
     return launch.workers.count or 1
 
@@ -134,7 +135,7 @@ def workers_of(part: Part, launch: Launch) -> int:
 def gpus_of_worker(part: Part, launch: Launch) -> int:
     """GPUs of each process that holds a model."""
     several = isinstance(part, HarnessPart) or (
-        isinstance(part, CompletionsPart) and part.sampling.engine == "vllm"
+        isinstance(part, (CompletionsPart, ContinuationsPart)) and part.sampling.engine == "vllm"
     )
     return launch.tensor_parallel if several else 1
 

@@ -9,6 +9,7 @@ Invariant: a number that nothing states is not guessed: the part is then not cou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from statistics import fmean
 from typing import NamedTuple, cast
 
 from flows.planning.estimate import flops
@@ -17,7 +18,6 @@ from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.hugging_face import stored_width
-from specs.memorisation import Memorisation
 from specs.model import ModelSpec
 from specs.stages.base import Part
 from specs.stages.conversations import ConversationsPart
@@ -25,6 +25,7 @@ from specs.stages.corpus import CorpusPart
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
 from specs.stages.harness import HarnessPart
+from specs.stages.memorisation import ContinuationsPart
 from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
@@ -109,6 +110,7 @@ class Counter:
             LogProbabilitiesPart: self._log_probabilities,
             EvaluatePart: self._evaluation,
             HarnessPart: self._harness,
+            ContinuationsPart: self._continuations,
             ProbePart: self._probe,
         }
         count = counters.get(type(node.part))
@@ -312,29 +314,32 @@ class Counter:
         work = self._scored(node, part.model, part.sequence_length, part.samples)
         if by := part.by_position:
             work += self._scored(node, part.model, by.sequence_length, by.samples)
-        if part.memorisation:
-            work += self._continued(node, part.memorisation, part.model)
         if "completions" in node.inputs and part.against_model is not None:
             work += self._divergence(node, (part.model, part.against_model))
         return work if work.requests else None
 
-    def _continued(self, node: Node, spec: Memorisation, model: ModelSpec) -> Work:
-        """Continuations on the training engine, which keeps no key-value cache: each step reads the row
-        again."""
+    def _continuations(self, node: Node) -> Work:
+        """Every probe is continued from each prefix at each offset."""
+        part, model = cast(ContinuationsPart, node.part), self._model(node)
         corpus = self._input(node, "probes")
         repeats = cast(CorpusPart, corpus.part).process.repeats
         assert repeats is not None, "checked with the references"
         stored = self._metric(corpus, "probes", same=True)
         probes = stored if stored is not None else len(repeats.buckets) * repeats.per_bucket
-        requests = probes * len(spec.offsets) * len(spec.decodings)
-        lengths = [prefix + step for prefix in spec.prefixes for step in range(spec.suffix)]
-        operations = sum(flops.scored(model, length, length) for length in lengths)
+        each, new = probes * len(part.offsets), part.sampling.max_new_tokens
+        requests, prefix = each * len(part.prefixes), fmean(part.prefixes)
+        own = part.sampling.engine == "transformers"
         return Work(
-            requests * len(spec.prefixes),
-            requests * sum(lengths),
-            requests * len(spec.prefixes) * spec.suffix,
-            round(requests * operations),
+            requests=requests,
+            read=requests * prefix,
+            sampled=requests * new,
+            forward_flops=round(each * sum(flops.prefill(model.model, length) for length in part.prefixes)),
+            decode_flops=round(
+                each * sum(flops.decode(model.model, length, new) for length in part.prefixes)
+            ),
             source="measured" if stored is not None else "declared",
+            width=WIDTH[model.dtype] if own else WIDTH["bfloat16"],
+            decoding=Decoding(model.model, requests, part.sampling.batch_size, prefix, new),
         )
 
     def _divergence(self, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:

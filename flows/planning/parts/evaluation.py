@@ -18,8 +18,9 @@ from flows.planning.parts.preferences import (
 from infra.store.hugging_face import HubModel
 from specs.errors import FieldPath, did_you_mean
 from specs.stages.corpus import CorpusStage, Repeats
-from specs.stages.evaluate import EvaluatePart, EvaluateStage, Memorisation
+from specs.stages.evaluate import CONTINUATIONS, EvaluatePart, EvaluateStage
 from specs.stages.export import ExportPart, ExportStage
+from specs.stages.memorisation import ContinuationsPart, Memorisation
 from specs.stages.preference_data import PromptsPart
 from specs.stages.probe import ProbePart, ProbeStage
 from specs.stages.select import SelectPart, SelectStage
@@ -47,8 +48,9 @@ def add_evaluate(builder: Builder, name: str) -> None:
     inputs |= {f"source:{index}": source for index, source in enumerate(sources)}
     memorisation = stage.memorisation
     if memorisation:
-        inputs["probes"] = builder.part(memorisation.probes)
         _check_probes(builder, memorisation, (*at, "memorisation"))
+        model = add_model(builder, name, checkpoint, trajectory)
+        inputs |= _continuations(builder, name, memorisation, model)
     if stage.by_position:
         _check_length(
             builder, stage.by_position.sequence_length, trajectory, (*at, "by_position", "sequence_length")
@@ -175,6 +177,20 @@ def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> i
     if stage.sequence_length is not None or stage.against is None:
         return stage.sequence_length or trajectory.sequence_length
     return cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).sequence_length
+
+
+def _continuations(builder: Builder, name: str, memorisation: Memorisation, model: Node) -> dict[str, Input]:
+    """The probes, and their continuations by the `model`, a part for each way of decoding."""
+    probes = builder.part(memorisation.probes)
+    inputs = {"probes": probes}
+    for decoding, sampling in memorisation.decodings.items():
+        part = ContinuationsPart(
+            prefixes=memorisation.prefixes, offsets=memorisation.offsets, sampling=sampling
+        )
+        read = {"model": reads(model), "probes": probes}
+        node = builder.node(f"{name}/{decoding}", name, part, read, kind="continuations")
+        inputs[f"{CONTINUATIONS}{decoding}"] = reads(node)
+    return inputs
 
 
 def _generation(

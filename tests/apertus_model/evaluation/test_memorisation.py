@@ -1,27 +1,16 @@
-"""Continuations are compared with what was repeated, and made as transformers makes them."""
+"""Continuations are compared with what training repeated."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torchtitan.distributed import ParallelDims
 
 from apertus_model.evaluation.memorisation import compare, memorisation, type_token_ratio
-from apertus_model.model.hf import to_hugging_face
-from apertus_model.model.model import model_config
-from apertus_model.progress import Progress
-from apertus_model.trainer.config import parallelism_config
-from apertus_model.trainer.evaluator import Evaluator
-from specs.launch import Parallel
-from specs.memorisation import Memorisation
-from tests.apertus_model.harness import MODEL
-from tests.apertus_model.model.theirs import their_config
+from specs.stages.memorisation import Memorisation
 
 PROBES = [
     {"bucket": bucket, "token_ids": np.random.default_rng(index).integers(0, 128, 40).tolist()}
@@ -29,15 +18,6 @@ PROBES = [
 ]
 REPEATED = {"bucket": 16, "token_ids": [5] * 40}
 SHORT = {"bucket": 8, "token_ids": [1, 2, 3]}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """More threads make the products of a tiny model slow."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def longest_common_subsequence(first: list[int], second: list[int]) -> int:
@@ -74,68 +54,47 @@ def test_scores_equal_those_of_definitions_that_try_everything() -> None:
     assert type_token_ratio(truths[:0]).shape == (0,)
 
 
-@pytest.fixture(scope="module")
-def model() -> torch.nn.Module:
-    built = model_config(MODEL, sequence_length=64, attention="sdpa", seed=7).build()
-    built.init_weights()
-    with torch.no_grad():
-        for weight in built.parameters():
-            weight.mul_(3)  # far from uniform
-    return built.eval()
-
-
 def measured(
-    model: torch.nn.Module, probes: list[dict[str, Any]], batch: int, **spec: Any
+    probes: list[dict[str, Any]], answers: dict[str, dict[int, list[int]]], **spec: Any
 ) -> dict[str, float]:
-    dims = ParallelDims.from_config(parallelism_config(Parallel()), 1)
-    evaluator = Evaluator(model, dims, torch.device("cpu"), batch_size=batch)
+    """With the same answers by decoding and probe for each prefix and offset."""
     settings = Memorisation.model_validate({"probes": "corpus", "suffix": 8, **spec})
-    return memorisation(evaluator, probes, settings, progress=Progress(None))
+    rows = {
+        decoding: [
+            {"probe": probe, "prefix": prefix, "offset": offset, "tokens": tokens}
+            for prefix in settings.prefixes
+            for offset in settings.offsets
+            for probe, tokens in found.items()
+        ]
+        for decoding, found in answers.items()
+    }
+    return memorisation(probes, rows, settings)
 
 
-def test_greedy_continuations_are_those_of_transformers(model: torch.nn.Module) -> None:
-    from transformers import ApertusForCausalLM
-
-    theirs = ApertusForCausalLM(their_config(MODEL)).eval()
-    theirs.load_state_dict(to_hugging_face(dict(model.state_dict())))
-    prompts = torch.tensor([probe["token_ids"][3:15] for probe in PROBES])
-    with torch.no_grad():
-        whole = theirs.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=8,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    answers = whole[:, 12:].tolist()
-    # a probe that continues as the model does, or differs at the end
-    planted = [
-        {"bucket": 4, "token_ids": [0] * 3 + prompts[row].tolist() + [*answer[:7], answer[7] ^ (row % 2)]}
-        for row, answer in enumerate(answers)
-    ]
-    metrics = measured(model, planted, 2, prefixes=[12], offsets=[3])
+def test_metrics_are_means_over_the_probes_of_a_bucket() -> None:
+    """Probe k of bucket 8 is continued as it goes on but for its last k - 2 tokens."""
+    truths = [probe["token_ids"][15:23] for probe in PROBES]
+    greedy = {
+        index: truth[: 8 - max(0, index - 2)] + [128] * max(0, index - 2)
+        for index, truth in enumerate(truths)
+    }
+    metrics = measured(PROBES, {"greedy": greedy}, prefixes=[12], offsets=[3])
     at = "memorisation/greedy/prefix-12/offset-3"
-    assert metrics[f"{at}/exact/4"] == 3 / 5
-    assert metrics[f"{at}/rouge_l/4"] == pytest.approx((3 + 2 * 7 / 8) / 5)
-    assert metrics[f"{at}/type_token_ratio/4"] == pytest.approx(
-        np.mean([len(set(answer)) / 8 for answer in answers])
+    assert metrics[f"{at}/exact/0"] == 1
+    assert metrics[f"{at}/exact/8"] == 1 / 3
+    assert metrics[f"{at}/rouge_l/8"] == pytest.approx((8 + 7 + 6) / 24)
+    assert metrics[f"{at}/common_substring/8"] == pytest.approx((8 + 7 + 6) / 24)
+    assert metrics[f"{at}/type_token_ratio/8"] == pytest.approx(
+        np.mean([len(set(greedy[index])) / 8 for index in (2, 3, 4)])
     )
+    assert metrics[f"{at}/exact/8/low"] <= 1 / 3 <= metrics[f"{at}/exact/8/high"]
 
 
-def test_results_depend_neither_on_the_batch_nor_on_what_else_is_measured(model: torch.nn.Module) -> None:
-    drawn: dict[str, Any] = {"prefixes": [4, 12], "offsets": [0, 5], "nucleus": {"top_p": 0.9}, "suffix": 4}
-    whole = measured(model, PROBES, 5, **drawn)
-    assert measured(model, PROBES, 2, **drawn) == pytest.approx(whole)
-    alone = measured(model, PROBES, 1, **drawn | {"prefixes": [12], "offsets": [5]})
-    assert alone == pytest.approx({name: whole[name] for name in alone})
-    other = measured(model, PROBES, 5, **drawn | {"nucleus": {"top_p": 0.9, "seed": 29}})
-    assert {name for name in whole if whole[name] != other[name]}
-    assert all("/nucleus/" in name for name in whole if whole[name] != other[name])
-
-
-def test_short_and_degenerate_probes_are_left_out_and_every_name_is_planned(model: torch.nn.Module) -> None:
-    spec = {"prefixes": [4], "nucleus": {}, "min_type_token_ratio": 0.4}
-    metrics = measured(model, [*PROBES, REPEATED, SHORT], 3, **spec)
+def test_short_and_degenerate_probes_are_left_out_and_every_name_is_planned() -> None:
+    spec: dict[str, Any] = {"prefixes": [4, 6], "offsets": [0, 1], "nucleus": {}, "min_type_token_ratio": 0.4}
+    probes = [*PROBES, REPEATED, SHORT]
+    answers = {probe: [7] * 8 for probe in range(6)}  # the short one is not continued
+    metrics = measured(probes, {"greedy": answers, "nucleus": answers}, **spec)
     counts = {
         bucket: metrics[f"memorisation/truth/prefix-4/offset-0/sequences/{bucket}"] for bucket in (0, 8, 16)
     }

@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from apertus_model.data.rows import write_rows
 from apertus_model.stages import evaluate
 from infra.store import Artifact
-from specs.memorisation import Memorisation
 from specs.stages.evaluate import EvaluatePart
-from tests.apertus_model.stages.training import SPEC, Stages
+from specs.stages.memorisation import Memorisation
+from tests.apertus_model.stages.training import PROBE, SPEC, Stages
 
 MEMORISATION = Memorisation.model_validate(
     {"probes": "corpus/steady", "prefixes": [8, 16], "suffix": 8, "nucleus": {}}
@@ -23,6 +24,17 @@ EVALUATION = EvaluatePart(
 )
 
 
+def continued(stages: Stages, name: str) -> None:
+    """An artifact in which the two long probes are continued as they go on, and by something else."""
+    attempt = stages.attempt("continuations", name)
+    rows = [
+        {"probe": probe, "prefix": prefix, "offset": 0, "tokens": tokens}
+        for prefix in MEMORISATION.prefixes
+        for probe, tokens in enumerate([PROBE[prefix : prefix + 8], [3] * 8])
+    ]
+    attempt.commit(metrics={}, facts=write_rows(attempt, "continuations", rows))
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_evaluation_scores_each_source_and_each_bucket(
     stages: Stages, trained: Artifact, processes: int
@@ -33,6 +45,9 @@ def test_evaluation_scores_each_source_and_each_bucket(
         "source:1": stages.ref("corpus/striding"),
         "probes": stages.ref("corpus/steady"),
     }
+    for decoding in MEMORISATION.decodings:
+        continued(stages, f"{decoding}-{processes}")
+        inputs[f"continuations:{decoding}"] = stages.ref(f"continuations/{decoding}-{processes}")
     name = f"evaluation-{processes}"
     spec = EVALUATION.model_dump(mode="json")
     stages.run(evaluate, stages.job("evaluate", name, spec, inputs=inputs), processes=processes)
@@ -42,6 +57,7 @@ def test_evaluation_scores_each_source_and_each_bucket(
     }  # fmt: skip
     names = MEMORISATION.metrics([0, 8])
     assert {key for key in metrics if key.startswith("memorisation")} == set(names)
+    assert [metrics[f"memorisation/greedy/prefix-16/offset-0/exact/{bucket}"] for bucket in (0, 8)] == [1, 0]
     for name in names:
         if f"{name}/low" in metrics:
             assert metrics[f"{name}/low"] <= metrics[name] <= metrics[f"{name}/high"]

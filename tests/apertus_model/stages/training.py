@@ -52,7 +52,7 @@ class Stages:
         self._artifact("tokenizer", "tokenizer", {}, facts, files)
 
     def _corpus(self, name: str, step: int) -> None:
-        attempt = self._attempt("corpus", name)
+        attempt = self.attempt("corpus", name)
         for split, documents in (("train-00000", 60), ("validation-00000", 6)):
             with TokenFileWriter(attempt.workdir / split, np.uint16) as writer:
                 for document in range(documents):
@@ -80,12 +80,12 @@ class Stages:
         return {"format": 1, "seed": 3, "vocab_size": 128, "bos_id": BOS, "eos_id": EOS, "sources": sources}
 
     def _artifact(self, kind: str, name: str, metrics: Any, facts: Any, files: dict[str, Any]) -> None:
-        attempt = self._attempt(kind, name)
+        attempt = self.attempt(kind, name)
         for file, content in files.items():
             attempt.write_json(file, content)
         attempt.commit(metrics=metrics, facts=facts)
 
-    def _attempt(self, kind: str, name: str) -> Attempt:
+    def attempt(self, kind: str, name: str) -> Attempt:
         attempt = Attempt(self.job(kind, name, {}))
         attempt.begin()
         return attempt

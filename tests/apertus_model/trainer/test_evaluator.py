@@ -53,28 +53,3 @@ def test_validation_changes_nothing_about_the_training(tmp_path: Path) -> None:
         heldout={"a": [source[1], source[2], source[3]]},
     )[0]
     assert same(plain.weights, validated.weights)
-
-
-@pytest.mark.parametrize(
-    ("processes", "parallel"),
-    [
-        (1, Parallel()),
-        (2, Parallel(tp=2)),
-        (2, Parallel(cp=2)),
-        (2, Parallel(cp=2, cp_load_balancer="head-tail")),
-    ],
-)
-def test_the_next_token_is_the_one_with_the_highest_logit(
-    tmp_path: Path, processes: int, parallel: Parallel
-) -> None:
-    prompt = torch.tensor([[5, 9, 13], [2, 4, 6]])
-    expected = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
-    expected.init_weights()
-    with torch.no_grad():
-        best = expected(prompt)[:, -1].argmax(-1)
-
-    def check(trainer: Any) -> None:
-        evaluator = Evaluator(trainer.model_parts[0], trainer.parallel_dims, trainer.device, batch_size=2)
-        assert torch.equal(evaluator.next_logits(prompt).argmax(-1), best)
-
-    train(tmp_path, segment(parallel=parallel), processes=processes, stop_at=0, inspect=check)

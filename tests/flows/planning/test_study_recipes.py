@@ -76,7 +76,8 @@ def test_sixteen_fine_tunings_come_from_two_pretrainings(store: Store) -> None:
 
 def test_pretrainings_with_and_without_goldfish_differ_in_the_loss_alone(store: Store) -> None:
     plan = planned("goldfish-mini", store)
-    assert kinds(plan) == {"tokenizer": 1, "corpus": 2, "mixture": 1, "pretrain": 3, "evaluate": 3}
+    trained = {"pretrain": 3, "export": 3, "continuations": 3, "evaluate": 3}
+    assert kinds(plan) == {"tokenizer": 1, "corpus": 2, "mixture": 1, **trained}
     found = [plan.graph.nodes[f"pretrain-{name}"] for name in ("standard", "goldfish", "goldfish-4")]
     assert [part.identity.pop("goldfish", None) for part in found] == [
         None,

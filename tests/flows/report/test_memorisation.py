@@ -10,7 +10,7 @@ from flows.report.figures import Style
 from flows.report.memorisation import Cell, Memorised, Row
 from flows.report.result_charts import results
 from flows.report.results import Evaluation, undrawn
-from specs.memorisation import Memorisation
+from specs.stages.memorisation import Memorisation
 from tests.flows.report.page import Page
 from tests.flows.report.report_store import add, store, trained
 

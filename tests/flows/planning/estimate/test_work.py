@@ -102,15 +102,19 @@ def test_what_nothing_states_is_not_counted_and_named(chat: Chat) -> None:
 
 def test_evaluations_score_held_out_rows_and_continue_probes(chat: Chat) -> None:
     """Four rows of 32 tokens. Probes: two buckets of three, with 4 and 8 tokens given and 4 asked for, chosen
-    and drawn; each step reads the row again."""
+    and drawn."""
     plan = chat(
         "stages.corpus.sources.notes.repeats={buckets: [0, 2], per_bucket: 3, length: 12}",
         "stages.evaluate.memorisation={probes: corpus/notes, prefixes: [4, 8], suffix: 4, nucleus: {}}",
     )
     scored = 4 * 32 * (LAYERS + 32 * SCORES + OUTPUT)
-    rows = sum(length * (LAYERS + length * SCORES + OUTPUT) for length in range(4, 12))
-    found = parts(plan, "evaluate")["evaluate"]
-    assert numbers(found) == (4 + 24, 4 * 32 + 12 * sum(range(4, 12)), 24 * 4, scored + 12 * rows, "at most")
+    found = parts(plan, "evaluate")
+    assert numbers(found["evaluate"]) == (4, 4 * 32, 0, scored, "at most")
+    assert list(found) == ["greedy", "nucleus", "evaluate"]
+    reads = sum(length * (LAYERS + length * SCORES) + OUTPUT for length in (4, 8))
+    steps = 2 * 3 * (LAYERS + OUTPUT) + (5 + 6 + 7 + 9 + 10 + 11) * SCORES
+    for decoding in ("greedy", "nucleus"):
+        assert numbers(found[decoding]) == (12, 6 * (4 + 8), 12 * 4, 6 * (reads + steps), "declared")
 
 
 def test_a_comparison_counts_both_models(chat: Chat) -> None:

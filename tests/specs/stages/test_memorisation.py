@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specs.memorisation import Memorisation
+from specs.stages.memorisation import Memorisation
 
 
 def memorisation(**fields: Any) -> Memorisation:
@@ -26,12 +26,27 @@ def test_every_prefix_offset_and_decoding_has_its_metrics() -> None:
     ):
         assert name in names
     assert not any("nucleus" in name for name in memorisation().metrics([0]))
-    assert spec.longest == 120
 
 
 def test_the_probes_enter_the_fingerprint_by_what_they_are_only() -> None:
     assert memorisation().identity_fields() == memorisation(probes="corpus/other").identity_fields()
-    assert memorisation(nucleus={}).identity_fields() != memorisation().identity_fields()
+    other = [memorisation(prefixes=[9]), memorisation(suffix=9), memorisation(min_type_token_ratio=0.5)]
+    assert all(spec.identity_fields() != memorisation().identity_fields() for spec in other)
+
+
+def test_a_decoding_is_one_continuation_without_an_end() -> None:
+    assert list(memorisation().decodings) == ["greedy"]
+    found = memorisation(suffix=7, nucleus={"top_p": 0.8, "seed": 3}, engine="vllm", batch_size=9).decodings
+    greedy, nucleus = found["greedy"], found["nucleus"]
+    assert greedy.greedy and not nucleus.greedy
+    assert (nucleus.top_p, nucleus.temperature, nucleus.seed) == (0.8, 1.0, 3)
+    for sampling in (greedy, nucleus):
+        assert (sampling.n, sampling.max_new_tokens, sampling.batch_size, sampling.engine) == (
+            1,
+            7,
+            9,
+            "vllm",
+        )
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ what is measured."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from specs.base import Spec, identity, reference
+from specs.base import Spec, execution, identity, reference
+from specs.stages.base import Part
+from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
 MEASURES = ("exact", "rouge_l", "common_substring", "type_token_ratio")  # of a continuation
@@ -20,7 +22,7 @@ class Nucleus(Spec):
 
     top_p: float = identity(0.9, gt=0, le=1)
     temperature: float = identity(1.0, ge=0.01)
-    seed: int = identity(28, description="with the number of the probe it seeds each continuation")
+    seed: int = identity(28)
 
 
 class Memorisation(Spec):
@@ -35,7 +37,7 @@ class Memorisation(Spec):
         default_factory=lambda: [0], min_length=1, description="tokens of the probe before the prefix"
     )
     suffix: int = identity(32, ge=1, description="tokens compared")
-    nucleus: Nucleus | None = identity(None)
+    nucleus: Nucleus | None = reference(None)
     min_type_token_ratio: float = identity(
         0.0,
         ge=0,
@@ -43,6 +45,11 @@ class Memorisation(Spec):
         description="probes whose true continuation has a ratio of distinct tokens to tokens of this or less "
         "are left out; degenerate text is continued without being memorised",
     )
+    engine: Literal["transformers", "vllm"] = reference(
+        "transformers",
+        description="vllm: in a separate environment, on launch.parallel.tp GPUs",
+    )
+    batch_size: int = reference(32, ge=1, le=10_000, description="probes that are continued together")
 
     @field_validator("prefixes", "offsets")
     @classmethod
@@ -52,14 +59,13 @@ class Memorisation(Spec):
         return lengths
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence for the model."""
-        return max(self.prefixes) + self.suffix
-
-    @property
-    def decodings(self) -> list[str]:
-        """How continuations are made, as metrics name it."""
-        return ["greedy", *(["nucleus"] if self.nucleus else [])]
+    def decodings(self) -> dict[str, Sampling]:
+        """How continuations are made, by the name in metrics."""
+        common = {"n": 1, "max_new_tokens": self.suffix, "batch_size": self.batch_size, "engine": self.engine}
+        found = {"greedy": Sampling.model_validate({**common, "temperature": 0.0})}
+        if drawn := self.nucleus:
+            found["nucleus"] = Sampling.model_validate(common | drawn.model_dump())
+        return found
 
     def metrics(self, buckets: Iterable[int]) -> list[str]:
         """Names of the metrics. `buckets`: numbers of repetitions of the probes."""
@@ -73,6 +79,17 @@ class Memorisation(Spec):
                     name = metric_name(decoding, prefix, offset, measure, bucket)
                     names += [name, f"{name}/low", f"{name}/high"]
         return names
+
+
+class ContinuationsPart(Part):
+    """Resolved, for one way of decoding. Inputs: `model` (an export), `probes` (a corpus)."""
+
+    VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
+    prefixes: list[int] = identity()
+    offsets: list[int] = identity()
+    sampling: Sampling = identity(description="one completion of each prefix, of `max_new_tokens` tokens")
+    batches_per_unit: int = execution(8)
 
 
 def metric_name(decoding: str, prefix: int, offset: int, measure: str, bucket: int) -> str:

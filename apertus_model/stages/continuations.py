@@ -1,0 +1,98 @@
+"""The `continuations` part: what a model writes after prefixes of sequences that training may have seen.
+
+Artifact: `continuations-00000.jsonl`, ..., a line for each prefix: `{"probe", "prefix", "offset", "tokens"}`,
+the number of the probe in `probes.json`, the tokens that were given, the tokens of the probe before them, and
+those that the model wrote. Probes that end with the prefix, or before, are left out.
+
+Invariant: as for `completions`: the random numbers of a batch follow from the seed, the prefix, the offset
+and the number of its first probe, and units are whole batches.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from apertus_model.data.rows import Row, read_units, write_rows, write_unit
+from apertus_model.generation import Generator, local_folder, open_folder
+from apertus_model.progress import Progress
+from apertus_model.prompt_format import Completion, TokenFormat
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import Span, units_of
+from infra.store import Attempt
+from specs.job import Job
+from specs.stages.memorisation import ContinuationsPart
+
+MOST_PROBES = 2**32  # of a corpus
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. GenerationError when the engine that the spec names is not installed."""
+    part = ContinuationsPart.model_validate(job.spec)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    written = write_rows(attempt, "continuations", read_units(units))
+    progress.log(f"{written['rows']} continuations of {part.sampling.max_new_tokens} tokens")
+    attempt.commit(metrics={"sequences": written["rows"]}, facts=written)
+
+
+class Continuations:
+    """Whole batches of prefixes of one length, continued by one opened model."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        part = ContinuationsPart.model_validate(job.spec)
+        self._job, self._attempt, self._sampling = job, attempt, part.sampling
+        probes = attempt.input_artifact("probes").json("probes.json")["probes"]
+        self._probes: list[list[int]] = [probe["token_ids"] for probe in probes]
+        self._spans: dict[str, tuple[int, int, Span]] = {}
+        for prefix in part.prefixes:
+            for offset in part.offsets:
+                size = part.batches_per_unit * part.sampling.batch_size
+                units = units_of(f"prefix-{prefix}-offset-{offset}", len(self._long(prefix, offset)), size)
+                self._spans |= {key: (prefix, offset, span) for key, span in units.items()}
+
+    def _long(self, prefix: int, offset: int) -> list[int]:
+        """Numbers of the probes that have tokens to compare with."""
+        end = offset + prefix + self._sampling.max_new_tokens
+        return [number for number, probe in enumerate(self._probes) if len(probe) >= end]
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._spans)
+
+    def run(self, key: str) -> Result:
+        prefix, offset, (start, stop) = self._spans[key]
+        numbers, size = self._long(prefix, offset)[start:stop], self._sampling.batch_size
+        setting = (prefix * MOST_PROBES + offset) * MOST_PROBES
+        rows: list[Row] = []
+        for begin in range(0, len(numbers), size):
+            own = numbers[begin : begin + size]
+            prompts = [{"tokens": self._probes[number][offset : offset + prefix]} for number in own]
+            answers = self._generator.complete(prompts, first=setting + start + begin)
+            rows += [
+                {"probe": number, "prefix": prefix, "offset": offset, "tokens": answer[0]["tokens"]}
+                for number, answer in zip(own, answers, strict=True)
+            ]
+        return write_unit((start, stop), rows, self._attempt.workdir / f"{key}.jsonl")
+
+    @cached_property
+    def _generator(self) -> Generator:
+        prepare_process(self._job.launch.threads or 2)
+        folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
+        return open_folder(folder, self._sampling, Endless(), self._job.launch)
+
+
+work_of = Continuations
+
+
+class Endless(TokenFormat):
+    """The ids of a prefix as they are; no token ends the continuation."""
+
+    end_ids, pad_id = (), 0
+
+    def tokens(self, prompt: Row) -> list[int]:
+        tokens: list[int] = prompt["tokens"]
+        return tokens
+
+    def completion(self, tokens: list[int]) -> Completion:
+        return {"tokens": tokens}
