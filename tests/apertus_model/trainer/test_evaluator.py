@@ -1,13 +1,11 @@
 """Held-out losses and the next token, computed by the engine."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, Sample, SyntheticSamples, same, segment, train
