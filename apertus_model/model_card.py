@@ -24,7 +24,6 @@ TITLES = {
     "sft": "supervised fine-tuning",
     "qrpo": "preference alignment (QRPO)",
     "dpo": "preference alignment (DPO)",
-    "merge": "average of checkpoints",
     "import_model": "weights of another model",
 }
 
@@ -141,7 +140,8 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     spec = ancestor.spec
     if ancestor.kind == "merge":
         weights = ", ".join(f"{weight:g}" for weight in spec["weights"])
-        return (ancestor.name, TITLES["merge"], "", "", "", "", "", "", f"weights {weights}")
+        title = f"{spec.get('method', 'average')} of checkpoints"
+        return (ancestor.name, title, "", "", "", "", "", "", f"weights {weights}")
     if ancestor.kind == "import_model":
         name, licence = _origin(ancestor)
         return (

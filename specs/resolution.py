@@ -78,9 +78,7 @@ def resolve(
                 phase_of(ref, found) in found for _, ref in candidates(pipeline, name)
             ):
                 found[name] = _selected(pipeline, name, found, best or {})
-            if isinstance(stage, MergeStage) and all(
-                phase_of(ref, found) in found for ref in stage.checkpoints
-            ):
+            if isinstance(stage, MergeStage) and all(phase_of(ref, found) in found for ref in stage.parents):
                 found[name] = _merged(name, stage, found, best or {})
             for phase in phases(pipeline, name):
                 if phase.parent is None or phase_of(phase.parent, found) in found:
@@ -93,21 +91,19 @@ def resolve(
 
 
 def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
-    branches = [
-        point_of(ref, found, ("stages", name, "checkpoints", index), best)
-        for index, ref in enumerate(stage.checkpoints)
+    paths = [
+        ("stages", name, *(("checkpoints", index) if index < len(stage.checkpoints) else ("base",)))
+        for index in range(len(stage.parents))
     ]
+    branches = [point_of(ref, found, path, best) for ref, path in zip(stage.parents, paths, strict=True)]
     parents = [found[start.phase] for start in branches]
     first = next((parent for parent in parents if not parent.imported), parents[0])
     for index, other in enumerate(parents):
         if other.model.identity_fields() != first.model.identity_fields():
             message = (
-                f"'{stage.checkpoints[index]}' is another model than"
-                f" '{stage.checkpoints[parents.index(first)]}'"
+                f"'{stage.parents[index]}' is another model than '{stage.parents[parents.index(first)]}'"
             )
-            raise SpecError.of(
-                ("stages", name, "checkpoints", index), message, "average checkpoints of the same dimensions."
-            )
+            raise SpecError.of(paths[index], message, "merge checkpoints of the same dimensions.")
     start = branches[parents.index(first)]
     batch = first.segments[start.segment].batch
     still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))

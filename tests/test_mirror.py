@@ -56,7 +56,7 @@ TESTED_IN = {
     "apertus_model.stages.packing": "tests/flows/inspection/test_batch.py",
     "apertus_model.stages.probe": "tests/e2e/test_experiments.py",
     "apertus_model.stages.server": "tests/infra/launchers/test_warm.py",
-    "apertus_model.trainer.averaging": "tests/apertus_model/stages/test_training_kinds.py",
+    "apertus_model.trainer.merging": "tests/apertus_model/stages/test_training_kinds.py",
     "apertus_model.trainer.checkpoint_format": "tests/apertus_model/trainer/test_checkpoint_reader.py",
     "apertus_model.trainer.metrics": "tests/apertus_model/trainer/test_trainer.py",
     "apertus_model.trainer.process": "tests/apertus_model/stages/test_train.py",

@@ -1,4 +1,4 @@
-"""The `merge` stage: a weighted average of checkpoints.
+"""The `merge` stage: one model from the weights of several checkpoints.
 
 Artifact: checkpoint 1, of weights without optimizer states. The adapters of a checkpoint are merged into its
 weights first.
@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.averaging import average_checkpoints
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
+from apertus_model.trainer.merging import merge_checkpoints
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
 from specs.job import Job
@@ -24,7 +24,7 @@ RESULT = 1  # the step of the checkpoint
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Averages the checkpoints, and commits the average."""
+    """Merges the checkpoints, and commits the result."""
     part = MergePart.model_validate(job.spec)
     writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
     parents = [attempt.input_checkpoint(f"checkpoint:{index}") for index in range(len(part.weights))]
@@ -35,10 +35,10 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
     with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
-            average_checkpoints(
-                part.model,
+            merge_checkpoints(
+                part,
                 parents,
-                part.weights,
+                attempt.input_checkpoint("base") if part.method != "average" else None,
                 writer=writer,
                 step=RESULT,
                 scratch=job.scratch,
@@ -51,7 +51,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def facts_of(parents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of the average: each count is the largest one among the checkpoints."""
+    """The facts of the merged model: each count is the largest one among the checkpoints."""
     passes: dict[str, float] = {}
     for facts in parents:
         for source, seen in facts["passes"].items():

@@ -1,44 +1,109 @@
-"""The `merge` stage: a weighted average of checkpoints."""
+"""The `merge` stage: one model from the weights of several checkpoints, parameter by parameter."""
 
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from specs.base import identity, reference
+from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
 from specs.stages.base import Part, Stage
 from specs.units import Reference
 
 
-class MergeStage(Stage):
-    """Averages the weights of checkpoints, parameter by parameter: those of one trajectory, or of variants of
-    a stage. The result has no optimizer states."""
+class MergeRule(Spec):
+    """How parameters are merged."""
+
+    method: Literal["average", "task-arithmetic", "ties"] = identity(
+        "average",
+        neutral="average",
+        description=(
+            "average: weighted mean. task-arithmetic (arXiv 2212.04089): base + scale * sum of weight *"
+            " (checkpoint - base). ties (arXiv 2306.01708): of each difference from base only the largest"
+            " elements, and of these the weighted mean of those whose sign is that of their weighted sum"
+        ),
+    )
+    scale: float = identity(
+        1.0, neutral=1.0, allow_inf_nan=False, description="of what is added to `base`: lambda in both papers"
+    )
+    density: float | None = identity(
+        None,
+        neutral=None,
+        gt=0,
+        le=1,
+        description="for ties: share of each tensor's elements that is kept; 0.2 by default, as published",
+    )
+
+    @model_validator(mode="after")
+    def _scaled_and_trimmed_by_the_method(self) -> MergeRule:
+        if self.method == "average" and self.scale != 1.0:
+            raise ValueError(
+                "an average has no scale; leave it out, or state method: task-arithmetic or ties"
+            )
+        if self.method != "ties" and self.density is not None:
+            raise ValueError(f"density belongs to method: ties, and the method is {self.method}")
+        return self
+
+    @property
+    def kept(self) -> float:
+        """Share of the elements of each tensor of a difference that is kept."""
+        return 1.0 if self.method != "ties" else self.density or 0.2
+
+
+class MergeStage(MergeRule, Stage):
+    """Merges checkpoints of one trajectory, of variants of a stage, or of several stages with one base. The
+    result has no optimizer states."""
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
     kind: Literal["merge"] = identity()
-    checkpoints: list[Reference] = reference(min_length=2, to="checkpoint")
-    weights: list[Annotated[float, Field(ge=0)]] | None = reference(
-        None, description="one per checkpoint; equal by default; only their ratios matter"
+    checkpoints: list[Reference] = reference(min_length=1, to="checkpoint")
+    base: Reference | None = reference(
+        None, to="checkpoint", description="what task-arithmetic and ties measure differences from"
+    )
+    weights: list[float] | None = reference(
+        None,
+        description=(
+            "one per checkpoint; 1 by default. Only the ratios matter, but for task-arithmetic, where a"
+            " negative one subtracts what the checkpoint has learned"
+        ),
     )
 
     @model_validator(mode="after")
-    def _one_weight_each(self) -> MergeStage:
-        if self.weights is not None and len(self.weights) != len(self.checkpoints):
+    def _complete(self) -> MergeStage:
+        if (self.method == "average") != (self.base is None):
+            raise ValueError(
+                "an average has no base; leave it out, or state method: task-arithmetic or ties"
+                if self.base
+                else f"method: {self.method} needs base, the checkpoint that the others were trained from"
+            )
+        if self.method != "task-arithmetic" and len(self.checkpoints) < 2:
+            raise ValueError(f"method: {self.method} merges two checkpoints or more; name another one")
+        if self.weights is None:
+            return self
+        if len(self.weights) != len(self.checkpoints):
             raise ValueError(
                 f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; state one for each"
             )
-        if self.weights is not None and not 0 < sum(self.weights) < inf:
+        if self.method != "task-arithmetic" and min(self.weights) < 0:
+            raise ValueError(
+                f"{min(self.weights):g} is a negative weight, which only method: task-arithmetic can have"
+            )
+        if not 0 < sum(map(abs, self.weights)) < inf:
             raise ValueError("weights must not all be zero, and their sum must be finite")
         return self
 
+    @property
+    def parents(self) -> list[Reference]:
+        """All checkpoints, `base` last."""
+        return [*self.checkpoints, *([self.base] if self.base else [])]
 
-class MergePart(Part):
-    """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `tokenizer`. The result is
-    checkpoint 1 of its artifact."""
+
+class MergePart(MergeRule, Part):
+    """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `base` but for an average,
+    `tokenizer`. The result is checkpoint 1 of its artifact."""
 
     ON_ENGINE: ClassVar[bool] = True
 

@@ -23,7 +23,7 @@ from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
-from specs.stages.merge import MergePart, MergeStage
+from specs.stages.merge import MergePart, MergeRule, MergeStage
 from specs.stages.packing import PackingPart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
@@ -276,14 +276,21 @@ def add_merge(builder: Builder, name: str) -> None:
     read.sort(key=lambda pair: pair[0].hashed)
     trajectory = builder.graph.trajectories[name]
     tokenizer = builder.tokenizer_of(read[0][0])
-    for checkpoint, _ in read:
-        builder.same_tokenizer(
-            ("stages", name, "checkpoints"), checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer
-        )
-    part = MergePart(model=trajectory.model, weights=[weight for _, weight in read])
-    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)} | {
-        "tokenizer": tokenizer
-    }
+    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)}
+    if stage.base is not None:
+        inputs["base"] = builder.checkpoint(stage.base, ("stages", name, "base"))[0]
+        if inputs["base"].hashed in {checkpoint.hashed for checkpoint, _ in read}:
+            message = f"'{stage.base}' is one of checkpoints, so its difference from base is nothing"
+            builder.problem(("stages", name, "base"), message, "name what the others were trained from.")
+    for role, checkpoint in inputs.items():
+        path = ("stages", name, role.partition(":")[0].replace("checkpoint", "checkpoints"))
+        builder.same_tokenizer(path, checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
+    part = MergePart(
+        model=trajectory.model,
+        weights=[weight for _, weight in read],
+        **{field: getattr(stage, field) for field in MergeRule.model_fields},
+    )
+    inputs["tokenizer"] = tokenizer
     builder.node(name, name, part, inputs, start_step=0, end_step=1, phase=name)
 
 

@@ -358,11 +358,13 @@ def test_preference_training_begins_at_its_reference(
 
 
 def merged(
-    stages: Stages, name: str, weights: list[float], *, processes: int = 1, parents: Any = None
+    stages: Stages, name: str, weights: list[float], *, processes: int = 1, parents: Any = None, **rule: Any
 ) -> Artifact:
     parents = parents or [("pretrain/trained", 3), ("pretrain/trained", 6), ("sft/tuned", 6)]
     inputs = {f"checkpoint:{index}": stages.ref(*parent) for index, parent in enumerate(parents)}
-    part = MergePart(model=SPEC.model, weights=weights)
+    if base := rule.pop("base", None):
+        inputs["base"] = stages.ref(*base)
+    part = MergePart(model=SPEC.model, weights=weights, **rule)
     run(stages, "merge", name, part, merge, inputs=inputs, processes=processes)
     return Artifact(stages.store, f"merge/{name}", merge.RESULT)
 
@@ -424,6 +426,67 @@ def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: St
         whole.append(state[name].double().numpy())
     assert found[0][name] == ((whole[0] + whole[1]) / 2).astype(np.float32).flatten().tolist()
     assert not any("lora" in stored for stored in found[0])
+
+
+BASE, TUNED = ("pretrain/trained", 3), [("pretrain/trained", 6), ("sft/tuned", 6)]
+
+
+def parameters(stages: Stages, *parents: tuple[str, int]) -> list[dict[str, np.ndarray]]:
+    return [
+        {
+            name: np.array(value, np.float32)
+            for name, value in weights_of(Artifact(stages.store, path), step).items()
+            if not name.startswith(("optimizer.", "progress."))
+        }
+        for path, step in parents
+    ]
+
+
+def ties_by_loops(base: Any, tuned: list[Any], weights: list[float], density: float, scale: float) -> Any:
+    """Element by element, as in arXiv 2306.01708: trim, elect a sign, merge those that agree."""
+    deltas = [(one - base).astype(np.float64) for one in tuned]
+    for delta in deltas:
+        kept = max(1, int(density * delta.size))
+        least = sorted(np.abs(delta), reverse=True)[kept - 1]
+        delta[np.abs(delta) < least] = 0
+    result = base.astype(np.float64)
+    for index in range(len(base)):
+        values = [delta[index] for delta in deltas]
+        sign = 1 if sum(w * v for w, v in zip(weights, values, strict=True)) >= 0 else -1
+        agree = [(w, v) for w, v in zip(weights, values, strict=True) if np.sign(v) == sign]
+        if agree:
+            result[index] += scale * sum(w * v for w, v in agree) / sum(w for w, _ in agree)
+    return result
+
+
+def test_task_arithmetic_adds_and_subtracts_differences(stages: Stages, tuned: Artifact) -> None:
+    rule = {"method": "task-arithmetic", "base": BASE, "scale": 0.5}
+    found = weights_of(merged(stages, "arithmetic", [1.0, -2.0], parents=TUNED, **rule), 1)
+    base, first, second = parameters(stages, BASE, *TUNED)
+    assert set(base) == set(found) - {"progress.step"}
+    for name, start in base.items():
+        exact = start + 0.5 * ((first[name] - start).astype(np.float64) - 2.0 * (second[name] - start))
+        assert found[name] == pytest.approx(exact.tolist(), rel=2e-7, abs=1e-12), name
+
+
+@pytest.mark.parametrize("density", [0.2, 1.0])
+def test_ties_equals_loops_over_the_elements_on_any_number_of_processes(
+    stages: Stages, tuned: Artifact, density: float
+) -> None:
+    rule = {"method": "ties", "base": BASE, "scale": 0.7, "density": density}
+    weights = [1.0, 2.0]
+    found, two = (
+        weights_of(merged(stages, f"ties-{density}-{n}", weights, parents=TUNED, processes=n, **rule), 1)
+        for n in (1, 2)
+    )
+    assert found == two
+    base, *others = parameters(stages, BASE, *TUNED)
+    changed = 0
+    for name, start in base.items():
+        exact = ties_by_loops(start, [one[name] for one in others], weights, density, 0.7)
+        assert found[name] == pytest.approx(exact.tolist(), rel=2e-7, abs=1e-12), name
+        changed += int((np.array(found[name], np.float32) != start).sum())
+    assert changed > 0
 
 
 def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -> None:

@@ -67,6 +67,20 @@ def test_the_order_of_a_merge_does_not_matter(chat: Planned) -> None:
     assert chat().graph.nodes["merged"].end_step == 1
 
 
+TIES = ("stages.merged.method=ties", "stages.merged.base=sft")
+
+
+def test_the_base_of_task_vectors_is_an_input_and_not_one_of_them(chat: Planned) -> None:
+    merged = chat(*TIES).graph.nodes["merged"]
+    assert merged.inputs["base"].node == "sft"
+    assert changed(chat(*TIES), chat(*TIES, "stages.merged.base=sft@step=2")) == {"merged"}
+    assert changed(chat(*TIES), chat(*TIES, "stages.merged.density=0.3")) == {"merged"}
+    with pytest.raises(SpecError, match=r"merged\.base: 'qrpo' is one of checkpoints, so its difference"):
+        chat(TIES[0], "stages.merged.base=qrpo")
+    with pytest.raises(SpecError, match=r"there is no stage 'soft'"):
+        chat(TIES[0], "stages.merged.base=soft")
+
+
 def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
     again = ["stages.again.kind=cooldown", "stages.again.from=merged"]
     with pytest.raises(SpecError, match="there is no stage 'again'"):

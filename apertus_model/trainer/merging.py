@@ -1,0 +1,163 @@
+"""Merges of checkpoints, computed tensor by tensor; each rank has some rows of every tensor.
+
+Invariants:
+- The result has the same bits for any number of processes. Each element is computed on its own, in float64
+  and in the order of the inputs, and rounded once to float32; the elements of a difference that are kept
+  follow from a count over all ranks.
+- A rank holds its rows of the result and, while it computes, its rows of one tensor: of one checkpoint for an
+  average and task arithmetic, of all of them for TIES.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import empty as empty_dtensor
+from torchtitan.config import CommConfig
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.tools.utils import get_local_device
+
+from apertus_model.model.model import model_config
+from apertus_model.trainer.checkpoint import STEP, load_tensors, raise_cause
+from apertus_model.trainer.checkpoint_writer import CheckpointWriter
+from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
+from infra.store import Checkpoint
+from specs.stages.merge import MergePart
+
+HALF = 16  # bits by which magnitudes are counted at a time
+
+
+def merge_checkpoints(
+    part: MergePart,
+    checkpoints: Sequence[Checkpoint | str],
+    base: Checkpoint | str | None,
+    *,
+    writer: CheckpointWriter,
+    step: int,
+    scratch: str,
+    on_tensor: Callable[[int, int], None],
+) -> None:
+    """Writes a checkpoint with the merged weights of several checkpoints, without optimizer states.
+    Collective; starts the process group.
+
+    Args:
+        part: dimensions of the model, which all checkpoints must have; rule and weights.
+        checkpoints: committed checkpoints, or local folders of uncommitted ones.
+        base: the same, for the methods that have one.
+        writer: writes the new checkpoint; afterwards rank 0's has the records of all files.
+        step: the step of the new checkpoint.
+        scratch: local folder where torch stores the traces of a collective that hangs.
+        on_tensor: called with (done, total) after each tensor.
+
+    Raises:
+        CheckpointError: a checkpoint lacks a tensor, or its tensor has another shape.
+        StorageError: the result cannot be written.
+    """
+    dist_utils.init_distributed(
+        CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
+    )
+    mesh = init_device_mesh(get_local_device().type, (dist.get_world_size(),))
+    with torch.device("meta"):
+        model = model_config(part.model, sequence_length=1, attention="sdpa").build()
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    state: dict[str, torch.Tensor] = {STEP: torch.tensor(step, dtype=torch.int64)}
+    for number, (name, shape) in enumerate(shapes.items()):
+        state[name] = merge_tensor(name, shape, part, checkpoints, base, mesh)
+        on_tensor(number + 1, len(shapes))
+    with raise_cause():
+        dcp.save(state, storage_writer=writer)
+
+
+@torch.no_grad()
+def merge_tensor(
+    name: str,
+    shape: torch.Size,
+    part: MergePart,
+    checkpoints: Sequence[Checkpoint | str],
+    base: Checkpoint | str | None,
+    mesh: DeviceMesh,
+) -> DTensor:
+    """One merged tensor, in float32, with its rows divided among the ranks of the one-dimensional `mesh`.
+    Collective.
+
+    Raises:
+        CheckpointError: a checkpoint lacks the tensor, or its tensor has another shape.
+    """
+    result = empty_dtensor(shape, dtype=torch.float32, device_mesh=mesh, placements=[Shard(0)])
+    own = result.to_local()
+
+    def loaded() -> Iterator[torch.Tensor]:
+        for checkpoint in checkpoints:
+            load_tensors({name: result}, checkpoint)
+            yield own
+
+    if base is None:
+        own.copy_(weighted_average(loaded(), part.weights))
+        return result
+    load_tensors({name: result}, base)
+    start = own.clone()
+    vectors = (trimmed(tensor - start, shape.numel(), part.kept, mesh) for tensor in loaded())
+    combine = agreed if part.method == "ties" else weighted_sum
+    own.copy_(start.double() + part.scale * combine(vectors, part.weights))
+    return result
+
+
+def weighted_average(tensors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """sum_i w_i W_i / sum_i w_i in float64."""
+    norm = math.fsum(weights)
+    return weighted_sum(tensors, [weight / norm for weight in weights])
+
+
+def weighted_sum(tensors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """sum_i w_i W_i in float64: the task vectors of arXiv 2212.04089, added."""
+    products = (tensor.double() * weight for tensor, weight in zip(tensors, weights, strict=True))
+    total = next(products)
+    for product in products:
+        total += product
+    return total
+
+
+def agreed(vectors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """For each element, the weighted mean of the vectors in which it has the sign of its weighted sum over
+    all of them, in float64; 0 where none has it (arXiv 2306.01708, section 3)."""
+    kept = list(vectors)
+    positive = weighted_sum(iter(kept), weights) >= 0
+    total, norm = (
+        torch.zeros_like(positive, dtype=torch.float64),
+        torch.zeros_like(positive, dtype=torch.float64),
+    )
+    for vector, weight in zip(kept, weights, strict=True):
+        same = torch.where(positive, vector > 0, vector < 0)
+        total += torch.where(same, vector.double() * weight, 0.0)
+        norm += same * weight
+    return total / norm.where(norm != 0, 1.0)
+
+
+def trimmed(own: torch.Tensor, elements: int, density: float, mesh: DeviceMesh) -> torch.Tensor:
+    """The rows of this rank without the elements that are not among the largest `density` of all `elements`
+    of the tensor, by magnitude; all that are as large as the last one are kept. Collective."""
+    if density == 1.0:
+        return own
+    sizes = own.abs()
+    return own.where(sizes >= kth_largest(sizes, max(1, int(density * elements)), mesh), 0.0)
+
+
+def kth_largest(own: torch.Tensor, k: int, mesh: DeviceMesh) -> torch.Tensor:
+    """The k-th largest of numbers that are not negative, over all ranks: a float32 scalar. Collective.
+
+    The order of such numbers is that of their bits as integers, so two counts over all ranks, of the upper
+    and then of the lower 16 bits, find it exactly."""
+    bits, found = own.flatten().view(torch.int32), 0
+    for shift in (HALF, 0):
+        among = bits[bits >> (shift + HALF) == found] if shift == 0 else bits
+        counts = torch.bincount((among >> shift) & (2**HALF - 1), minlength=2**HALF)
+        dist.all_reduce(counts, group=mesh.get_group())
+        from_the_top = counts.flip(0).cumsum(0)
+        place = int((from_the_top < k).sum())
+        k -= int(from_the_top[place - 1]) if place else 0
+        found = (found << HALF) | (2**HALF - 1 - place)
+    return torch.tensor(found, dtype=torch.int32, device=own.device).view(torch.float32)
