@@ -225,6 +225,7 @@ def _trajectory(
     inherited: dict[str, object] = {}
     goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
     packing = stage.packing if isinstance(stage, MixtureTraining) else None
+    z_loss = stage.z_loss if isinstance(stage, MixtureTraining) else None
     if phase.parent is not None:
         start = point_of(phase.parent, found, (*at, "from"), best)
         parent = found[start.phase]
@@ -238,6 +239,7 @@ def _trajectory(
         if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
             goldfish = parent.goldfish
         packing = packing or parent.packing
+        z_loss = parent.z_loss if z_loss is None else z_loss
     else:
         assert phase.model is not None and stage.sequence_length is not None
         model, length = phase.model, stage.sequence_length
@@ -290,6 +292,7 @@ def _trajectory(
         precision=stage.precision or _inherited_precision(stage, parent),
         goldfish=goldfish,
         packing=packing or "concatenate",
+        z_loss=z_loss or 0.0,
         carry=phase.carry,
         parent=start,
         segments=tuple(

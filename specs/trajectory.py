@@ -74,6 +74,7 @@ class Trajectory:
     chat: bool = False  # whether the model ends its turns
     merged: bool = False  # whether it is a merge
     imported: bool = False  # whether it is a Hugging Face model, which has weights only
+    z_loss: float = 0.0  # weight of the square of ln Z in the loss
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
 
     @property

@@ -72,9 +72,10 @@ def cross_entropy(
     denominator: torch.Tensor | float,
     weights_BL: torch.Tensor | None = None,
     vocab: VocabShard = FULL_VOCAB,
+    z_loss: float = 0.0,
 ) -> torch.Tensor:
-    """sum_i w_i (-ln p(label_i)) / denominator, a scalar in nats; p = softmax(weight hidden). float32
-    (float64 for float64 parameters).
+    """sum_i w_i (-ln p(label_i) + z_loss (ln Z_i)^2) / denominator, a scalar in nats; p = exp(logits) / Z =
+    softmax(weight hidden). float32 (float64 for float64 parameters).
 
     Divided by the sum of the weights of a whole step (the number of its kept tokens), it is this
     micro-batch's share of the step's loss.
@@ -88,10 +89,13 @@ def cross_entropy(
         weights_BL: (batch, length); 1 by default.
         vocab: the words that `weight_VD` has. With a part of them, the gradient of `hidden_BLD` is this
             part's: the caller adds them up.
+        z_loss: weight of the squares of ln Z (PaLM, arXiv 2204.02311, section 5).
     """
     weights = hidden_BLD.new_ones(labels_BL.shape, dtype=torch.float32) if weights_BL is None else weights_BL
     states, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
-    loss: torch.Tensor = _CrossEntropy.apply(states, weight_VD, labels, weights.flatten(), denominator, vocab)
+    loss: torch.Tensor = _CrossEntropy.apply(
+        states, weight_VD, labels, weights.flatten(), denominator, vocab, z_loss
+    )
     return loss
 
 
@@ -136,6 +140,7 @@ class _Softmax:
     log_probabilities_C: torch.Tensor  # ln p(label)
     scores_CV: torch.Tensor  # exp(logit - largest logit)
     total_C: torch.Tensor  # sums of the scores over the vocabulary
+    log_partition_C: torch.Tensor  # ln Z: of the sum of exp(logit)
 
     def __init__(
         self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard
@@ -151,11 +156,13 @@ class _Softmax:
         sums_2C = vocab.reduce(torch.stack([self.scores_CV.sum(1), at_label_C]), dist.ReduceOp.SUM)
         self.total_C, at_label_C = sums_2C.unbind()
         self.log_probabilities_C = at_label_C - self.total_C.log()
+        self.log_partition_C = largest_C + self.total_C.log()
 
-    def gradient(self, factors_C: torch.Tensor) -> torch.Tensor:
-        """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
-        V), overwrites the scores."""
-        gradient_CV = self.scores_CV.mul_((factors_C / self.total_C)[:, None])
+    def gradient(self, factors_C: torch.Tensor, z_loss: float = 0.0) -> torch.Tensor:
+        """Gradient of sum_i factor_i (-ln p(label_i) + z_loss (ln Z_i)^2) with respect to the logits, factor
+        (p (1 + 2 z_loss ln Z) - [label]): (C, V), overwrites the scores."""
+        all_C = factors_C * (1 + 2 * z_loss * self.log_partition_C) if z_loss else factors_C
+        gradient_CV = self.scores_CV.mul_((all_C / self.total_C)[:, None])
         at_label_C1 = (
             gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, factors_C, 0.0)[:, None]
         )
@@ -202,6 +209,7 @@ class _CrossEntropy(torch.autograd.Function):
         weights_N: torch.Tensor,
         denominator: torch.Tensor | float,
         vocab: VocabShard,
+        z_loss: float,
     ) -> torch.Tensor:
         gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float64, device=states_ND.device)
@@ -209,9 +217,11 @@ class _CrossEntropy(torch.autograd.Function):
             states, weights = states_ND[places], weights_N[places]
             softmax = _Softmax(states, weight_VD, labels, vocab)
             total -= (weights.double() * softmax.log_probabilities_C).sum()
+            if z_loss:
+                total += z_loss * (weights.double() * softmax.log_partition_C.double().square()).sum()
             if any(ctx.needs_input_grad[:2]):
                 factors = (weights.double() / denominator).to(softmax.total_C.dtype)
-                gradients.add(places, states, weight_VD, softmax.gradient(factors))
+                gradients.add(places, states, weight_VD, softmax.gradient(factors, z_loss))
             del softmax  # before the next chunk's is made
         ctx.gradients, ctx.dtype = gradients, weight_VD.dtype
         return (total / denominator).to(_precision(weight_VD.dtype))
@@ -223,7 +233,7 @@ class _CrossEntropy(torch.autograd.Function):
             states = states * upstream[0]
         if weight is not None:  # scaled and rounded in one pass
             weight = torch.mul(weight, upstream[0], out=torch.empty_like(weight, dtype=ctx.dtype))
-        return states, weight, None, None, None, None
+        return states, weight, None, None, None, None, None
 
 
 class _LogProbabilities(torch.autograd.Function):

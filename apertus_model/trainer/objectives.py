@@ -77,8 +77,11 @@ class Objective(ABC):
 
 
 class CrossEntropy(Objective):
-    """sum(w_i ce_i) / sum(w_i) over the labels that are kept. Without weights in the samples every w_i is 1,
-    which is plain cross-entropy."""
+    """sum(w_i (ce_i + z_loss (ln Z_i)^2)) / sum(w_i) over the labels that are kept. Without weights in the
+    samples every w_i is 1, which is plain cross-entropy without a `z_loss`."""
+
+    def __init__(self, z_loss: float = 0.0) -> None:
+        self._z_loss = z_loss
 
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return total_weight(labels, extras.get("weights"))
@@ -86,8 +89,9 @@ class CrossEntropy(Objective):
     def loss(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
     ) -> MicroBatchLoss:
+        weights = batch.extras.get("weights")
         return MicroBatchLoss(
-            cross_entropy(hidden, weight, labels, batch.denominator, batch.extras.get("weights"), vocab)
+            cross_entropy(hidden, weight, labels, batch.denominator, weights, vocab, self._z_loss)
         )
 
 
@@ -202,6 +206,7 @@ class ExtraPass(CrossEntropy):
     per_token = ("weights", "places")
 
     def __init__(self, optimizer: WithExtraPass, step: int) -> None:
+        super().__init__()
         self._optimizer, self._step = optimizer, step
 
     def loss(
@@ -240,7 +245,7 @@ def _sum(values: Tensor, where: Tensor) -> Tensor:
 
 
 _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "cross-entropy": lambda segment: CrossEntropy(),
+    "cross-entropy": lambda segment: CrossEntropy(segment.z_loss),
     "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
     "qrpo": lambda segment: Qrpo(segment.loss),
     "dpo": lambda segment: Dpo(segment.loss),

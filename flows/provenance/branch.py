@@ -45,7 +45,17 @@ FROM_PARENT = ("mixture", "global_batch_size", "schedule", "budget")  # `rest of
 # stated again.
 NOT_TAKEN = (
     *("kind", "from", "carry", "stop_at", "after", "protect", "silence", "description"),
-    *("optimizer", "sequence_length", "rope_theta", "precision", "goldfish", "packing", "model", "seed"),
+    *(
+        "optimizer",
+        "sequence_length",
+        "rope_theta",
+        "precision",
+        "goldfish",
+        "z_loss",
+        "packing",
+        "model",
+        "seed",
+    ),
 )
 
 

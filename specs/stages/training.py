@@ -140,7 +140,7 @@ class Training(Spec):
 
 
 class MixtureTraining(Training):
-    """Training on text. Goldfish and packing default to the parent's."""
+    """Training on text. Goldfish, z-loss and packing default to the parent's."""
 
     mixture: OrRest[Mixtures] = reference(
         to="mixture",
@@ -150,6 +150,16 @@ class MixtureTraining(Training):
         ),
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
+    z_loss: float | None = identity(
+        None,
+        neutral=None,
+        ge=0,
+        le=1,
+        description=(
+            "weight of the mean of (ln Z)^2, Z the sum of a token's exp(logit), which keeps logits small"
+            " (1e-4 in arXiv 2204.02311); it is part of training losses, not of held-out ones; 0: off"
+        ),
+    )
     packing: Packing | None = identity(
         None,
         neutral=None,
@@ -250,6 +260,7 @@ class Segment(Part):
         description="samples already drawn through the mixtures `excluded:<i>`",
     )
     goldfish: Goldfish | None = identity(None, neutral=None)
+    z_loss: float = identity(0.0, neutral=0.0)
     packing: Packing = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())

@@ -90,6 +90,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             "optimizer": trajectory.optimizer,
             "schedule": planned.schedule,
             "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
+            "z_loss": trajectory.z_loss if isinstance(settings, MixtureTraining) else 0.0,
             "precision": trajectory.precision,
             "anomalies": settings.anomalies,
             "deterministic": settings.deterministic,

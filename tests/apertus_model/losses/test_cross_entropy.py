@@ -70,6 +70,7 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5), st.i
     seed=st.integers(0, 99),
     chunk=st.integers(1, 30),
     weighted=st.booleans(),
+    z_loss=st.sampled_from([0.0, 1e-4, 0.3]),
 )
 def test_loss_and_gradients_are_those_of_all_logits(
     chunks_of: Callable[[int], None],
@@ -79,12 +80,15 @@ def test_loss_and_gradients_are_those_of_all_logits(
     seed: int,
     chunk: int,
     weighted: bool,
+    z_loss: float,
 ) -> None:
     chunks_of(chunk)
     hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
     used = weights.double() if weighted else torch.ones_like(weights.double())
-    expected = -3 * (all_at_once(hidden, weight, labels) * used).sum() / 7
-    found = 3 * cross_entropy(hidden, weight, labels, torch.tensor(7.0), weights if weighted else None)
+    squares = (hidden @ weight.T).logsumexp(-1).square() * (labels >= 0)
+    expected = 3 * ((z_loss * squares - all_at_once(hidden, weight, labels)) * used).sum() / 7
+    stated = weights if weighted else None
+    found = 3 * cross_entropy(hidden, weight, labels, torch.tensor(7.0), stated, z_loss=z_loss)
     numerics(
         "losses",
         "cross-entropy by chunks, with gradients, float64, relative above 1",
@@ -237,7 +241,7 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
 ) -> None:
     chunks_of(4)
     hidden, weight, labels, weights = problem((2, 9, 3, 7))
-    plain = with_gradients(cross_entropy(hidden, weight, labels, 5.0, weights), hidden, weight)
+    plain = with_gradients(cross_entropy(hidden, weight, labels, 5.0, weights, z_loss=0.1), hidden, weight)
     squared = with_gradients(log_probabilities(hidden, weight, labels).square().sum(), hidden, weight)
 
     def work(rank: int) -> list[list[torch.Tensor]]:
@@ -249,7 +253,7 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
         states, own, labels, weights = problem((2, 9, 3, 7))
         own = own.detach()[words].clone().requires_grad_()
         return [
-            with_gradients(cross_entropy(states, own, labels, 5.0, weights, vocabulary), states, own),
+            with_gradients(cross_entropy(states, own, labels, 5.0, weights, vocabulary, 0.1), states, own),
             with_gradients(log_probabilities(states, own, labels, vocabulary).square().sum(), states, own),
         ]
 

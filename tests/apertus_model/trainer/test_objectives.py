@@ -17,6 +17,7 @@ from specs.stages.qrpo import QrpoLoss
 from tests.apertus_model.harness import (
     MODEL,
     PreferenceRows,
+    SyntheticSamples,
     WeightedSamples,
     difference,
     losses,
@@ -39,14 +40,14 @@ def spec_of(name: str, **changes: Any) -> Any:
 
 
 def forward(samples: list[Any]) -> tuple[Any, torch.Tensor]:
-    """The new model, and ln softmax of its logits, float64 of shape (batch, length, vocabulary)."""
+    """The new model, and its logits, float64 of shape (batch, length, vocabulary)."""
     model = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
     model.init_weights()
     tokens, positions = (
         torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
         for name in ("input", "positions")
     )
-    return model, model(tokens, positions).double().log_softmax(-1)
+    return model, model(tokens, positions).double()
 
 
 def weighted(samples: list[Any], log_p: torch.Tensor) -> torch.Tensor:
@@ -103,8 +104,8 @@ def test_the_first_step_has_the_loss_and_the_gradient_of_the_published_formula(
 ) -> None:
     row = train(tmp_path, spec_of(name, end_step=1), data=KINDS[name][1])[0].rows[0]
     samples = [KINDS[name][1]()[index] for index in range(4)]
-    model, log_p = forward(samples)
-    loss = FORMULAS[name](samples, log_p)
+    model, logits = forward(samples)
+    loss = FORMULAS[name](samples, logits.log_softmax(-1))
     loss.backward()
     norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in model.parameters()))
     for what, found, expected in (
@@ -122,6 +123,20 @@ def test_the_first_step_has_the_loss_and_the_gradient_of_the_published_formula(
     assert row["masked_share"] == pytest.approx(
         np.mean([(sample.labels < 0).mean() for sample in samples]), abs=1e-6
     )
+
+
+def test_the_first_step_minimises_the_squares_of_ln_z_where_it_is_told_to(tmp_path: Path) -> None:
+    row = train(tmp_path, segment(z_loss=0.1, end_step=1))[0].rows[0]
+    samples = [SyntheticSamples()[index] for index in range(4)]
+    model, logits = forward(samples)
+    labels = torch.from_numpy(np.stack([sample.labels for sample in samples]))
+    kept = labels >= 0
+    entropy = torch.nn.functional.cross_entropy(logits[kept], labels[kept])
+    loss = entropy + 0.1 * logits[kept].logsumexp(-1).square().mean()
+    loss.backward()
+    norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in model.parameters()))
+    assert (row["loss"], row["grad_norm"]) == pytest.approx((loss.item(), norm), rel=1e-5)
+    assert row["loss"] - entropy.item() > 1
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -178,7 +193,7 @@ def test_the_metrics_of_a_preference_step_are_means_over_the_whole_batch(tmp_pat
         0
     ].rows[0]
     samples = [PreferenceRows().row(index) for index in range(4)]
-    found = log_ratios(samples, forward(samples)[1].detach())
+    found = log_ratios(samples, forward(samples)[1].detach().log_softmax(-1))
     ratios = np.array([ratio.item() for ratio, _, _ in found])
     betas = np.array([min(2.0 / length, 0.5) if name == "qrpo" else 2.0 / length for _, length, _ in found])
     assert len(ratios) == 2 * (1 + 2 + 1 + 2)

@@ -190,6 +190,16 @@ def test_best_fit_packing_is_a_part_per_corpus_and_length_and_is_inherited(mixed
     assert f"pretrain/packing-32/corpus/sums: {told}" in again.graph.notes
 
 
+def test_z_loss_is_inherited_until_it_is_stated(mixed: Planned) -> None:
+    assert changed(mixed(), mixed("stages.pretrain.z_loss=0")) == set()
+    plan = mixed("stages.pretrain.z_loss=1e-4")
+    assert {segment(plan, name).z_loss for name in segments_of(plan)} == {1e-4}
+    assert segment(plan, "cooldown").z_loss == 1e-4
+    assert segment(mixed("stages.pretrain.z_loss=1e-4", "stages.cooldown.z_loss=0"), "cooldown").z_loss == 0
+    with pytest.raises(SpecError, match=r"pretrain\.z_loss: .*less than or equal to 1"):
+        mixed("stages.pretrain.z_loss=2")
+
+
 def _parts(plan: Plan) -> list[tuple[str, str]]:
     by_main = [read.name.removeprefix("corpus/") for read in corpora(plan.graph, "main")]
     return [*(("pretrain", part) for part in [*by_main, "sums"]), *(("cooldown", part) for part in by_main)]
