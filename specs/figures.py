@@ -75,6 +75,16 @@ class FigureSpec(Spec):
     times: str = execution("", description="for lines: metric of y's stage that multiplies the numbers on x")
     connect: bool = execution(False, description="joins the points of a series by a line, in their order")
     front: bool = execution(False, description="draws the line of points that no other beats on both axes")
+    mean: bool = execution(
+        False,
+        description="whether the variants of a series are runs with different seeds, of which the mean is"
+        " drawn with its 95% interval (Student's t)",
+    )
+    against: str = execution(
+        "",
+        description="for mean: a series; the differences of the others from it are drawn, taken seed by seed:"
+        " between variants with the same label",
+    )
     text: str = execution("", description="caption")
 
     @property
@@ -95,6 +105,12 @@ class FigureSpec(Spec):
             raise ValueError("front needs `better` of both axes")
         if self.times and self.form != "lines":
             raise ValueError("times is for lines, where the metric of y has a *")
+        if self.mean and self.form == "lines":
+            raise ValueError("mean is for points and bars; a line has its own interval")
+        if self.against and (not self.mean or self.against not in self.series):
+            raise ValueError(
+                f"against names a series of a figure with mean: true; use one of {', '.join(self.series)}"
+            )
         return self
 
     def axes(self) -> list[tuple[str, Axis]]:

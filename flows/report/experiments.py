@@ -6,8 +6,10 @@ without any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import plotly.graph_objects as go
@@ -18,6 +20,7 @@ from flows.report.results import numbers
 from specs.figures import VARIANT, Axis, FigureSpec
 
 HEIGHT = 380
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 SIDES = ("top center", "bottom center", "middle left", "middle right")  # of a point, for its text
 Metrics = Mapping[str, Mapping[str, float]]
 """Stage -> the numbers of its result, `val_loss` among them where it was measured at its end."""
@@ -60,7 +63,48 @@ def experiment(spec: FigureSpec, metrics: Metrics) -> Experiment:
             found.points.setdefault(series, []).extend(points)
             if not points:
                 found.missing.append(variant)
+    if spec.mean:
+        found.points = {series: _means(spec, series, found.points) for series in found.points}
+        found.points.pop(spec.against, None)
     return found
+
+
+def _means(spec: FigureSpec, series: str, points: Mapping[str, list[Point]]) -> list[Point]:
+    """The mean of the points of a series, or of their differences from those of `against` with the same
+    label; no point without a number."""
+    own = points[series]
+    if spec.against:
+        others = {point.text: point for point in points[spec.against]}
+        own = [_minus(point, others[point.text]) for point in own if point.text in others]
+    if not own:
+        return []
+    xs = [point.x.value for point in own if point.x is not None]
+    return [Point(series, "", mean(xs) if xs else None, mean([point.y.value for point in own]))]
+
+
+def _minus(point: Point, other: Point) -> Point:
+    x = Value(point.x.value - other.x.value) if point.x is not None and other.x is not None else None
+    return Point(point.variant, point.text, x, Value(point.y.value - other.y.value))
+
+
+def mean(values: Sequence[float]) -> Value:
+    """The mean with its 95% interval by Student's t; a single number has none."""
+    middle, count = fmean(values), len(values)
+    if count < 2:
+        return Value(middle)
+    spread = student_t(count - 1) * stdev(values) / math.sqrt(count)
+    return Value(middle, middle - spread, middle + spread)
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5% quantile of Student's t. From a table up to 10 degrees of freedom, then by the expansion in
+    1 / freedom (Abramowitz and Stegun 26.7.5), whose error is below 0.001."""
+    if freedom <= len(T_QUANTILES):
+        return T_QUANTILES[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iterator[Point]:
@@ -127,7 +171,7 @@ def draw(name: str, found: Experiment) -> Figure | None:
         else [
             Entry(series, _group(name, series), look[series])
             for series in spec.series
-            if found.points[series]
+            if found.points.get(series)
         ]
     )
     return Figure(spec.title, _summary(found), HEIGHT, drawn, legend, text=spec.text)
@@ -148,7 +192,8 @@ def _summary(found: Experiment) -> str:
         if value is not None
     ]
     if any(value.low is not None for value in values):
-        said.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals.")
+        over = " over seeds" if spec.mean else ""
+        said.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
     if spec.front:
         said.append("The broad line joins those that no other beats on both axes.")
     return " ".join(said)

@@ -77,7 +77,9 @@ class Matrices:
     def _stated(
         self, path: FieldPath, matrix: Value, rest: Value
     ) -> Iterator[tuple[FieldPath, str, Value, Value]]:
-        """Path, label, place and fields of every variant, in one of the three forms."""
+        """Path, label, place and fields of every variant, in one of the forms: a list of names, names with
+        the fields that they change, fields with lists of values, or the last two together, which is every
+        combination."""
         content = matrix.content
         if path in self.variables.unknown:
             return
@@ -102,22 +104,25 @@ class Matrices:
             )
         else:
             fields = {key: self._filled_text(item, (*path, key)) for key, item in content.items()}
-            if all(isinstance(item.content, list) for item in fields.values()):
-                for label, body in self._grid(path, fields, rest):
-                    yield path, label, matrix, body
-            elif all(isinstance(item.content, dict) or item.content is None for item in fields.values()):
-                for key, item in fields.items():
+            lists = {key: item for key, item in fields.items() if isinstance(item.content, list)}
+            names = {key: item for key, item in fields.items() if key not in lists}
+            if all(isinstance(item.content, dict) or item.content is None for item in names.values()):
+                for key, item in names.items():
                     changes = replace(item, content=item.content or {})
                     label = self.variables.text(key, (*path, key), item.origin)
-                    yield (*path, key), label, item, merge(rest, changes, (), [])
+                    body = merge(rest, changes, (), [])
+                    if not lists:
+                        yield (*path, key), label, item, body
+                    for of_lists, combined in self._grid(path, lists, body) if lists else ():
+                        yield (*path, key), f"{label}-{of_lists}", item, combined
+                for label, body in self._grid(path, lists, rest) if not names else ():
+                    yield path, label, matrix, body
             elif not any((*path, key) in self.variables.unknown for key in fields):
                 message = (
-                    "a matrix has either names with the fields that they change, or fields with lists of"
-                    " values"
+                    "a matrix has names with the fields that they change, and fields with lists of values"
                 )
-                self.variables.problem(
-                    path, message, "write {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}.", matrix
-                )
+                fix = "write {a: {lr: 1}, b: {lr: 2}}, {seed: [1, 2]}, or both: {a: {}, b: {}, seed: [1, 2]}."
+                self.variables.problem(path, message, fix, matrix)
 
     def _grid(self, path: FieldPath, fields: dict[str, Value], rest: Value) -> Iterator[tuple[str, Value]]:
         """Label and body of every combination of values, the last field changing fastest."""

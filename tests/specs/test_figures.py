@@ -58,6 +58,9 @@ X = {"stage": "evaluate-{variant}", "metric": "perplexity"}
         ({"connect": True}, "connect and front are for points"),
         ({"x": X, "front": True}, "front needs `better` of both axes"),
         ({"times": "passes"}, "times is for lines"),
+        ({"mean": True, "y": {"stage": "sft-{variant}", "metric": "r/*"}}, "mean is for points and bars"),
+        ({"against": "one"}, "against names a series of a figure with mean: true"),
+        ({"mean": True, "against": "two"}, "with mean: true; use one of all"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(fields: dict[str, Any], message: str) -> None:

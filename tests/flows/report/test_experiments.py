@@ -3,6 +3,7 @@ draws."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from flows.execution.flow import Run, Session
 from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
-from flows.report.experiments import Point, Value, experiment, front
+from flows.report.experiments import Point, Value, draw, experiment, front, student_t
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
@@ -181,6 +182,42 @@ def test_a_variant_without_its_number_is_left_out_and_named() -> None:
     found = experiment(spec, results)
     assert [(point.variant, point.text) for point in found.points["s"]] == [("a-1", "1"), ("b", "said")]
     assert found.missing == ["a-2"]
+
+
+SEEDS = {
+    "e-a-1": {"m": 1.0},
+    "e-a-2": {"m": 2.0},
+    "e-a-3": {"m": 6.0},
+    "e-b-1": {"m": 5.0},
+    "e-b-3": {"m": 9.0},
+}
+
+
+def test_the_mean_over_seeds_has_the_interval_of_student() -> None:
+    """1, 2 and 6: mean 3, standard deviation sqrt(7), and 4.303 for two degrees of freedom."""
+    found = experiment(figure(mean=True, series={"A": "a-*", "B": "b-1"}), SEEDS).points
+    (a,), (b,) = found["A"], found["B"]
+    half = 4.303 * math.sqrt(7) / math.sqrt(3)
+    assert (a.y.value, a.y.low, a.y.high) == pytest.approx((3, 3 - half, 3 + half))
+    assert b.y == Value(5.0)  # a single run has no interval
+
+
+def test_differences_are_taken_between_runs_of_one_seed() -> None:
+    """Seeds 1 and 3 of B minus those of A: 4 and 3; seed 2 has no pair."""
+    spec = figure(mean=True, against="A", series={"A": "a-*", "B": "b-*"})
+    found = experiment(spec, SEEDS).points
+    assert list(found) == ["B"]
+    ((b,),) = found.values()
+    half = 12.706 * math.sqrt(0.5) / math.sqrt(2)
+    assert (b.y.value, b.y.low, b.y.high) == pytest.approx((3.5, 3.5 - half, 3.5 + half))
+    assert draw("f", experiment(spec, SEEDS)) is not None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (10, 2.228), (11, 2.201), (30, 2.042), (10**6, 1.960)]
+)
+def test_quantiles_are_those_of_printed_tables(freedom: int, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, abs=1e-3)
 
 
 def test_front_has_the_undominated_points() -> None:

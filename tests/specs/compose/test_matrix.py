@@ -49,6 +49,16 @@ def test_a_grid_makes_every_combination_named_after_its_values() -> None:
     }
 
 
+def test_names_and_lists_together_are_every_combination() -> None:
+    text = "stages: {a: {lr: 1, matrix: {adamw: {lr: 2}, lion: {name: lion}, seed: [1, 2]}}}\n"
+    assert data(text)["stages"] == {
+        "a-adamw-1": {"lr": 2, "seed": 1},
+        "a-adamw-2": {"lr": 2, "seed": 2},
+        "a-lion-1": {"lr": 1, "name": "lion", "seed": 1},
+        "a-lion-2": {"lr": 1, "name": "lion", "seed": 2},
+    }
+
+
 def test_lists_are_values_of_a_grid_too() -> None:
     stages = data("stages: {a: {matrix: {betas: [[0.9, 0.99], [0.8]]}}}\n")["stages"]
     assert stages == {"a-0.9_0.99": {"betas": [0.9, 0.99]}, "a-0.8": {"betas": [0.8]}}
@@ -176,10 +186,11 @@ FORMS = "write [a, b], {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}."
             ),
         ),
         (
-            "  a: {matrix: {x: {}, lr: [1]}}",
+            "  a: {matrix: {x: {}, lr: 3}}",
             (
-                "2: stages.a.matrix: a matrix has either names with the fields that they change, or fields"
-                " with lists of values. Fix: write {a: {seed: 1}, b: {seed: 2}} or {seed: [1, 2]}."
+                "2: stages.a.matrix: a matrix has names with the fields that they change, and fields with"
+                " lists of values. Fix: write {a: {lr: 1}, b: {lr: 2}}, {seed: [1, 2]}, or both: {a: {},"
+                " b: {}, seed: [1, 2]}."
             ),
         ),
         (
