@@ -72,6 +72,26 @@ def include_44(subset: str, split: str) -> Rows:
     ]
 
 
+def medqa(question: str, choices: list[str], answer: int) -> Row:
+    endings = {f"ending{i}": choice for i, choice in enumerate(choices)}
+    return {"id": "train-00000", "sent1": question, "sent2": ""} | endings | {"label": answer}
+
+
+def medmcqa(question: str, choices: list[str], answer: int) -> Row:
+    named = dict(zip(("opa", "opb", "opc", "opd"), choices, strict=True))
+    more = {"choice_type": "single", "exp": "", "subject_name": "Physiology", "topic_name": None}
+    return {"id": "1", "question": question} | named | {"cop": answer} | more
+
+
+def pubmedqa(answer: int) -> Row:
+    """LABELS to LONG_ANSWER: guessed values, the task does not use them."""
+    more = {"LABELS": ["AIMS", "RESULTS"], "MESHES": [], "YEAR": "2010", "LONG_ANSWER": "It does."}
+    more |= {"reasoning_required_pred": "yes", "reasoning_free_pred": "yes"}
+    contexts = ["We asked whether rest helps.", "It did in 8 of 10 cases."]
+    asked = {"QUESTION": "Does rest help?", "CONTEXTS": contexts}
+    return asked | more | {"final_decision": ["yes", "no"][answer]}
+
+
 def arc(question: str, choices: list[str], answer: int) -> Row:
     labelled = {"text": choices, "label": list("ABCD")}
     return {"id": "Mercury_7", "question": question, "choices": labelled, "answerKey": "ABCD"[answer]}
