@@ -54,7 +54,9 @@ OVERVIEW = (
     "wso",
     "optimizer-consistency",
     "goldfish",
+    "optimizer-benchmark",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
+    *("optimizer-benchmark-mini", "ladder-mini", "continue-pretrain-mini"),
 )
 
 

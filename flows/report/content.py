@@ -161,7 +161,8 @@ def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
 
 
 def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
-    """The stages, with many variants of a matrix joined into one."""
+    """The stages, with many variants of a matrix joined into one, inputs first. Where stages would then need
+    each other, nothing is joined."""
     document = plan.pipeline._document
     many = {
         name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED
@@ -183,7 +184,17 @@ def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
             after=[other for other in dict.fromkeys(so_far.after + after) if other != name],
             variants=[*so_far.variants, stage.name],
         )
-    return list(found.values())
+    ordered: dict[str, Stage] = {}
+    while len(ordered) < len(found):
+        ready = [
+            stage
+            for name, stage in found.items()
+            if name not in ordered and ordered.keys() >= {*stage.reads, *stage.after}
+        ]
+        if not ready:
+            return stages
+        ordered |= {stage.name: stage for stage in ready[:1]}
+    return list(ordered.values())
 
 
 def _experiments(plan: Plan, stages: list[Stage]) -> dict[str, Experiment]:

@@ -327,14 +327,33 @@ def _place(point: Point) -> int:
 
 
 def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
-    """A bar for each variant, those of a series beside each other in its colour."""
-    traces = []
+    """A bar for each variant, those of a series beside each other in its colour; of means a mark, since their
+    differences are small beside the distance from zero."""
+    traces: list[Any] = []
+    texts = any(point.text for points in found.points.values() for point in points)
     for series, points in found.points.items():
-        named = [f"{series}<br>{label(point.text)}" if point.text else label(series) for point in points]
+        named: list[Any] = [label(series)] * len(points)
+        if texts:  # two rows of labels
+            named = [named, [label(point.text) for point in points]]
+        values = [point.y.value for point in points]
+        if found.spec.mean:
+            traces.append(
+                go.Scatter(
+                    x=named,
+                    y=values,
+                    mode="markers",
+                    name=label(series),
+                    legendgroup=_group(name, series),
+                    marker={"color": look[series].colour, "symbol": look[series].symbol, "size": 11},
+                    error_y=_whiskers([point.y for point in points], look[series].colour),
+                    hovertemplate="%{x}: %{y:.4g}<extra></extra>",
+                )
+            )
+            continue
         traces.append(
             go.Bar(
                 x=named,
-                y=[point.y.value for point in points],
+                y=values,
                 name=label(series),
                 legendgroup=_group(name, series),
                 marker={"color": look[series].colour},
@@ -347,7 +366,7 @@ def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[li
             )
         )
     return traces, {
-        "xaxis": _axis(found.spec.x) | {"type": "category", "nticks": 0},
+        "xaxis": _axis(found.spec.x) | {"type": "multicategory" if texts else "category", "nticks": 0},
         "yaxis": _axis(found.spec.y),
         "bargap": 0.3,
     }

@@ -76,7 +76,14 @@ def test_probes_of_a_chosen_checkpoint_stand_in_a_figure(
     ]
 
 
-MINIATURES = {"wso-mini": 46, "optimizer-consistency-mini": 40, "goldfish-mini": 10}
+MINIATURES = {  # parts
+    "wso-mini": 46,
+    "optimizer-consistency-mini": 40,
+    "goldfish-mini": 16,
+    "optimizer-benchmark-mini": 69,
+    "ladder-mini": 30,
+    "continue-pretrain-mini": 47,
+}
 
 
 @pytest.mark.slow

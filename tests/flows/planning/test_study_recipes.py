@@ -98,6 +98,7 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
     },
     "optimizer-consistency": {"base-muon": (19_000, 9_961_472_000)},
     "goldfish": {"pretrain-goldfish": (19_788, 82_996_887_552)},
+    "optimizer-benchmark": {"pretrain-ademamix-28": (128_000, 16_777_216_000)},
 }
 
 

@@ -12,6 +12,7 @@ from flows.report.history import curve
 from tests.flows.conftest import finish
 from tests.flows.report.page import Page
 from tests.flows.report.report_store import add, rows_of, store, trained
+from tools.published import plan_of
 
 Planned = Callable[..., Plan]
 
@@ -103,3 +104,11 @@ def test_completions_of_several_evaluations_stand_side_by_side(planned: Planned)
         ("base", 0.5),
         ("tuned", 0.5),
     ]
+
+
+def test_variants_are_joined_behind_all_that_any_of_them_reads() -> None:
+    """The mixture of a later variant comes after the first variant in the plan."""
+    boxes = collect(plan_of("continue-pretrain-mini")).boxes
+    assert {"continue", "evaluate", "replay-10"} <= {box.name for box in boxes}
+    for index, box in enumerate(boxes):
+        assert {*box.reads, *box.after} <= {other.name for other in boxes[:index]}
