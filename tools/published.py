@@ -54,7 +54,9 @@ OVERVIEW = (
     "wso",
     "optimizer-consistency",
     "goldfish",
+    "tokenizer-study",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
+    "tokenizer-study-mini",
 )
 
 
@@ -287,7 +289,7 @@ def overview() -> str:
             amount(totals["sampled_tokens"]),
             flop(totals["flops"]),
             hours,
-            tables.size(totals["memory_bytes"]),
+            tables.size(totals["memory_bytes"]) if totals["memory_bytes"] else "-",
         ]
         rows.append(
             f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} |"

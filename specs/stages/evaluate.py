@@ -11,48 +11,15 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.memorisation import Memorisation
 from specs.model import ModelSpec
-from specs.published import PublishedScore
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
+from specs.stages.gates import Gated
 from specs.stages.harness import Harness
 from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
 SUITE = "harness:"
 """Begins the role of a suite of tasks among the inputs of an evaluation."""
-
-
-class Gate(Spec):
-    """A bound on a metric. A gate that is not met stops the stages after this one. The metrics stay stored,
-    so editing a bound reruns nothing."""
-
-    metric: str = execution(
-        description="for example perplexity, perplexity/corpus/code, "
-        "memorisation/greedy/prefix-50/offset-0/exact/16"
-    )
-    max: float | None = execution(None)
-    min: float | None = execution(None)
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Gate:
-        if self.max is None and self.min is None:
-            raise ValueError("a gate needs max or min")
-        if self.max is not None and self.min is not None and self.min > self.max:
-            raise ValueError(
-                f"no value is at least {self.min:g} and at most {self.max:g}; state a min below max"
-            )
-        return self
-
-    def failure(self, metrics: dict[str, float]) -> str | None:
-        """Why the gate is not met, or None."""
-        if self.metric not in metrics:
-            return f"gate on {self.metric}: there is no such metric; use one of {', '.join(sorted(metrics))}"
-        value = metrics[self.metric]
-        if self.max is not None and not value <= self.max:
-            return f"gate on {self.metric}: {value:.6g} is above the allowed {self.max:g}"
-        if self.min is not None and not value >= self.min:
-            return f"gate on {self.metric}: {value:.6g} is below the required {self.min:g}"
-        return None
 
 
 class ByPosition(Spec):
@@ -87,7 +54,7 @@ class Generation(Spec):
     shown: int = identity(8, ge=0, description="prompts whose answers are stored for people to read")
 
 
-class EvaluateStage(FromCheckpoint):
+class EvaluateStage(FromCheckpoint, Gated):
     """Measures a model, alone or against another."""
 
     VERSION: ClassVar[int] = 2
@@ -112,11 +79,6 @@ class EvaluateStage(FromCheckpoint):
         to="evaluate",
         description="evaluation of another model, to compare with: forgetting per source, paired rewards "
         "for the same prompts and seeds, divergence",
-    )
-    gates: list[Gate] = execution(default_factory=list)
-    reference: dict[str, PublishedScore] = execution(
-        default_factory=dict,
-        description="published scores by metric, which the report and `apertus diff` show beside ours",
     )
 
     @model_validator(mode="after")

@@ -76,7 +76,12 @@ def test_probes_of_a_chosen_checkpoint_stand_in_a_figure(
     ]
 
 
-MINIATURES = {"wso-mini": 46, "optimizer-consistency-mini": 40, "goldfish-mini": 10}
+MINIATURES = {
+    "wso-mini": 46,
+    "optimizer-consistency-mini": 40,
+    "goldfish-mini": 10,
+    "tokenizer-study-mini": 8,
+}
 
 
 @pytest.mark.slow
