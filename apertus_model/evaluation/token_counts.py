@@ -66,6 +66,8 @@ class Counts:
             batch = texts[begin : begin + LINES_AT_ONCE]
             encoded = self.tokenizer.encode_batch(list(batch), add_special_tokens=False)
             decoded = self.tokenizer.decode_batch([one.ids for one in encoded], skip_special_tokens=False)
+            together = np.asarray([id_ for one in encoded for id_ in one.ids], np.int64)
+            self._occurrences += np.bincount(together, minlength=len(self._occurrences))
             for id_, text, encoding, restored in zip(
                 ids[begin : begin + LINES_AT_ONCE], batch, encoded, decoded, strict=True
             ):
@@ -75,7 +77,6 @@ class Counts:
                         f"the tokenizer makes no token of line '{id_}' in '{language}': it drops what it does"
                         " not know. Fix: leave this tokenizer out, or the language"
                     )
-                self._occurrences += np.bincount(tokens, minlength=len(self._occurrences))
                 row = (
                     language,
                     id_,
