@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 import json
 import warnings
-from typing import BinaryIO
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
-from apertus_model.data.found import Parsed, Rejection, encodable, whole
+from apertus_model.data.found import Parsed, Rejection, SourceDocument, encodable, whole
 from specs.sources import SourceSpec
 
 CATALOGUE_DOCUMENT_BYTES = 4096
 LITERAL_CHARACTERS = 200
+CONTEXT_END = "\x04"  # between the context of a message and the message
 
 
 def docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
@@ -65,17 +67,9 @@ def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
 def gettext_json(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     """Translated messages of a Jed catalogue, `{"": header, message: [translation, plural, ...]}`, joined
     by line breaks into documents of about CATALOGUE_DOCUMENT_BYTES."""
-    content = whole(file)
-    if isinstance(content, Rejection):
-        yield content
-        return
-    try:
-        catalogue = json.loads(content)
-    except (ValueError, RecursionError):
-        yield Rejection("not_json")
-        return
-    if not isinstance(catalogue, dict) or not isinstance(catalogue.get(""), dict):
-        yield Rejection("no_catalogue")
+    catalogue = _catalogue(file)
+    if isinstance(catalogue, Rejection):
+        yield catalogue
         return
     lines: list[str] = []
     size = 0
@@ -91,3 +85,49 @@ def gettext_json(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
             lines, size = [], 0
     if lines:
         yield "\n".join(lines)
+
+
+def gettext_messages(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """Each translated message of a Jed catalogue, with the message as its id and the catalogue's language in
+    `language`: catalogues of one program are parallel text."""
+    catalogue = _catalogue(file)
+    if isinstance(catalogue, Rejection):
+        yield catalogue
+        return
+    if not isinstance(language := catalogue[""].get("language"), str):
+        yield Rejection("no_language")
+        return
+    for message, translation in _translated(catalogue):
+        yield SourceDocument(translation, message, {"language": language})
+
+
+def gettext_originals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """The same messages untranslated, in English, without the context that may stand before them."""
+    catalogue = _catalogue(file)
+    if isinstance(catalogue, Rejection):
+        yield catalogue
+        return
+    for message, _ in _translated(catalogue):
+        yield SourceDocument(message.rpartition(CONTEXT_END)[2], message, {"language": "en"})
+
+
+def _translated(catalogue: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Messages with the first form of their translations."""
+    for message, translations in catalogue.items():
+        text = translations[0] if message and isinstance(translations, list) and translations else None
+        if isinstance(text, str) and text.strip() and not isinstance(encodable(text + message), Rejection):
+            yield message, text
+
+
+def _catalogue(file: BinaryIO) -> dict[str, Any] | Rejection:
+    """A Jed catalogue, whose header is under ""."""
+    content = whole(file)
+    if isinstance(content, Rejection):
+        return content
+    try:
+        catalogue = json.loads(content)
+    except (ValueError, RecursionError):
+        return Rejection("not_json")
+    if not isinstance(catalogue, dict) or not isinstance(catalogue.get(""), dict):
+        return Rejection("no_catalogue")
+    return catalogue

@@ -70,6 +70,8 @@ HEADLINES = (
     "prompts",
     "completions",
     "sequences",
+    "lines",
+    "languages",
 )
 SHOWN = 3
 

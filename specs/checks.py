@@ -15,12 +15,13 @@ from specs.layout import Misfit, misfits
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
-from specs.sources import CONVERSATIONAL, TOKENISED
+from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages import CHECKPOINTS, TRAINING
 from specs.stages.base import Stage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusStage, needs_text
 from specs.stages.evaluate import EvaluateStage
+from specs.stages.evaluate_tokenizers import PARALLEL, EvaluateTokenizersStage
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceDataStage
@@ -55,9 +56,10 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
 
 
 def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
-    if isinstance(stage, (TokenizerStage, CorpusStage, ConversationsStage)):
+    if isinstance(stage, (TokenizerStage, CorpusStage, ConversationsStage, EvaluateTokenizersStage)):
         for index, source in enumerate(stage.sources):
-            where = ("stages", name, "sources", index if isinstance(stage, TokenizerStage) else source)
+            listed = isinstance(stage, (TokenizerStage, EvaluateTokenizersStage))
+            where = ("stages", name, "sources", index if listed else source)
             if source not in pipeline.sources:
                 yield Problem(
                     where,
@@ -69,7 +71,8 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 if talks != isinstance(stage, ConversationsStage):
                     wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
                     yield Problem(
-                        where, f"source '{source}' has format {found.format}; a {stage.kind} needs {wanted}"
+                        where,
+                        f"source '{source}' has format {found.format}; {a(stage.kind)} needs {wanted}",
                     )
                 elif (
                     isinstance(stage, CorpusStage)
@@ -89,6 +92,8 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                     text = f"source '{source}' is already tokenised; {', '.join(fields)} would need its text"
                     fix = "state pii: false, and no other step; apply them before the source is tokenised."
                     yield Problem((*where, fields[0]), text, fix)
+                elif isinstance(stage, EvaluateTokenizersStage):
+                    yield from _check_parallel(stage, source, found, where)
     for index, other in enumerate(stage.after):
         if other not in names:
             yield Problem(
@@ -169,6 +174,21 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             if f"{ref.stage}/{ref.part}" not in parts:
                 fix = f"name one: {', '.join(parts)}." if parts else f"name '{ref.stage}'."
                 yield Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
+
+
+def _check_parallel(
+    stage: EvaluateTokenizersStage, name: str, source: SourceSpec, where: FieldPath
+) -> Iterator[Problem]:
+    """Whether a source can be read as lines of several languages."""
+    if source.format not in PARALLEL:
+        message = f"source '{name}' has format {source.format}, which has no parallel lines"
+        yield Problem(where, message, f"name a source of format {', '.join(PARALLEL)}.")
+    if source.limit is not None:
+        message = f"source '{name}' has a limit, which would cut languages at different lines"
+        yield Problem(("sources", name, "limit"), message, "leave it out, and state lines: of the stage.")
+    if stage.language_column in source.metadata and source.id_column is None:
+        message = f"rows of source '{name}' have languages and no id, so no line is known to be another's"
+        yield Problem(("sources", name), message, "state id_column: the column that translations share.")
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:

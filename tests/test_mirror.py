@@ -23,6 +23,7 @@ TESTED_IN = {
     "specs.anomalies": "tests/apertus_model/trainer/test_anomalies.py",
     "specs.cluster": "tests/flows/planning/estimate/test_time_and_cost.py",
     "specs.job": "tests/infra/launchers/test_kubernetes.py",
+    "specs.tokenizer_comparison": "tests/flows/report/test_tokenizer_charts.py",
     "specs.trajectory": "tests/specs/test_resolution.py",
     "specs.tracking": "tests/apertus_model/test_tracking.py",
     "specs.stages.base": "tests/specs/stages/test_mixture.py",

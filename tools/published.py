@@ -55,8 +55,9 @@ OVERVIEW = (
     "optimizer-consistency",
     "goldfish",
     "optimizer-benchmark",
+    "tokenizer-study",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
-    *("optimizer-benchmark-mini", "ladder-mini", "continue-pretrain-mini"),
+    *("optimizer-benchmark-mini", "ladder-mini", "continue-pretrain-mini", "tokenizer-study-mini"),
 )
 
 
@@ -289,7 +290,7 @@ def overview() -> str:
             amount(totals["sampled_tokens"]),
             flop(totals["flops"]),
             hours,
-            tables.size(totals["memory_bytes"]),
+            tables.size(totals["memory_bytes"]) if totals["memory_bytes"] else "-",
         ]
         rows.append(
             f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} |"

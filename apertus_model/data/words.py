@@ -8,7 +8,7 @@ character is a word.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from datatrove.utils.text import TextNormConfig, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
@@ -19,12 +19,23 @@ _UNSPACED = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _KEEP_NUMBERS = TextNormConfig(norm_numbers=False)
 
 
 def split(simple: str) -> list[str]:
     """The words of a text that is normalised already."""
     return _WORD.findall(simple)
+
+
+def has_spaces(texts: Iterable[str]) -> bool:
+    """Whether white space separates the words of a language: at most half of the letters of its texts are of
+    scripts without spaces."""
+    letters = unspaced = 0
+    for text in texts:
+        letters += sum(map(str.isalpha, text))
+        unspaced += sum(map(str.isalpha, _UNSPACED_LETTER.findall(text)))
+    return 2 * unspaced <= letters
 
 
 def words(text: str) -> list[str]:

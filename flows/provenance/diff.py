@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flows.format import is_number
 from flows.planning.plan import Plan, make
@@ -22,7 +22,7 @@ from specs.differences import Change, ReadInput, changes
 from specs.pipeline import DEFAULT_STORE
 from specs.published import Compared, PublishedScore
 from specs.recipe import load
-from specs.stages.evaluate import EvaluatePart, EvaluateStage
+from specs.stages.gates import Gated
 from specs.trajectory import phases
 
 POINTS = 8  # steps at which losses are shown
@@ -117,8 +117,9 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
         hashed = frozenset(flatten(node.identity))
         results = _results(artifact) if plan.steps[node.name].action == "reuse" else ({}, {})
         part = Part(node.name, node.kind, node.fingerprint, full, hashed, inputs, *results)
-        if isinstance(node.part, EvaluatePart):
-            part = replace(part, published=cast(EvaluateStage, plan.pipeline.stages[node.stage]).reference)
+        measured = plan.pipeline.stages[node.stage]
+        if isinstance(measured, Gated) and node.kind == measured.kind:
+            part = replace(part, published=measured.reference)
         parts[node.name] = part
     return Side(label, parts, bool(stage))
 

@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from flows.format import quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.planning.plan import Plan
-from flows.report import experiments, result_charts, training_charts
+from flows.report import experiments, result_charts, tokenizer_charts, training_charts
 from flows.report import wording as words
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
@@ -32,6 +32,7 @@ from flows.report.memorisation import MEASURES, Memorised
 from flows.report.rehearsal_charts import RehearsedPart, rehearsals
 from flows.report.results import PROMPTS, numbers, undrawn
 from flows.report.run_data import Part, Run
+from specs.stages.evaluate_tokenizers import OF_LANGUAGE, OF_VOCABULARY, OVER_LANGUAGES
 
 __all__ = ["RehearsedPart", "render"]
 
@@ -59,14 +60,16 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         anchors={stage.name: f"stage-{index}" for index, stage in enumerate(run.stages)},
         lines={stage.name: words.stage_lines(stage) for stage in run.boxes},
         other_metrics=undrawn(run.evaluations),
-        gates=[(evaluation, gate) for evaluation in run.evaluations for gate in evaluation.gates],
-        published=[(evaluation, score) for evaluation in run.evaluations for score in evaluation.published],
         memorised=[
             (evaluation, table)
             for evaluation in run.evaluations
             if (table := Memorised.of(evaluation.metrics)).rows
         ],
         measures=MEASURES,
+        of_language=OF_LANGUAGE,
+        over_languages=OF_LANGUAGE | OVER_LANGUAGES,
+        of_vocabulary={"vocabulary": "tokens of the vocabulary"} | OF_VOCABULARY,
+        by_cost=tokenizer_charts.by_cost,
         corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
         kinds={stage.kind for stage in run.stages},
         prompts_shown=PROMPTS,
@@ -90,6 +93,7 @@ class Charts:
     masked: list[Figure] = field(default_factory=list)
     evaluation: list[Figure] = field(default_factory=list)
     rewards: list[Figure] = field(default_factory=list)
+    tokenizers: list[Figure] = field(default_factory=list)
     rehearsals: list[Figure] = field(default_factory=list)
 
     @classmethod
@@ -123,6 +127,7 @@ class Charts:
                 for part in run.parts
                 if (counts := _histogram(part))
             ],
+            [tokenizer_charts.parities(compared) for compared in run.tokenizers],
             rehearsals(rehearsed),
         )
 
@@ -139,6 +144,7 @@ class Charts:
             *self.masked,
             *self.evaluation,
             *self.rewards,
+            *self.tokenizers,
             *self.rehearsals,
         ]
 

@@ -7,7 +7,9 @@ note, never an error.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from flows.planning.graph import Input
 from flows.planning.mixtures import by_size, corpora
@@ -16,6 +18,7 @@ from flows.planning.plan import Plan, Step
 from flows.report.experiments import Experiment, experiment
 from flows.report.history import Curve, curve
 from flows.report.results import (
+    ComparedTokenizers,
     Evaluation,
     Gate,
     is_evaluation,
@@ -30,11 +33,14 @@ from flows.report.task_answers import TaskAnswers, by_part, read_answers
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
 from specs.published import Compared
-from specs.stages.evaluate import EvaluateStage
+from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
+from specs.stages.gates import Gated
 from specs.stages.mixture import MixturePart
+from specs.tokenizer_comparison import Comparison
 
 FOLDED = 4  # least number of variants of a stage that are one box of the graph
 LISTED = 30  # entries of a long list in the settings
+TOKENIZERS = EvaluateTokenizersStage.kind_name()
 
 
 def collect(plan: Plan) -> Run:
@@ -44,6 +50,7 @@ def collect(plan: Plan) -> Run:
     names = dict.fromkeys(part.stage for part in parts.values())  # inputs first
     stages = [_stage(plan, name, [part for part in parts.values() if part.stage == name]) for name in names]
     evaluations, sampled, answers = [], [], list[TaskAnswers]()
+    tokenizers = [_tokenizers(plan, part, notes) for part in parts.values() if part.kind == TOKENIZERS]
     for part in parts.values():
         if is_evaluation(part.kind, part.inputs, metrics := numbers(part.metrics)):
             evaluations.append(_evaluation(plan, part, metrics, notes))
@@ -62,6 +69,7 @@ def collect(plan: Plan) -> Run:
         curves=_curves(plan, stages, notes),
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
+        tokenizers=[compared for compared in tokenizers if compared is not None],
         prompts=side_by_side(sampled),
         answers=by_part(answers),
         experiments=_experiments(plan, stages),
@@ -291,6 +299,22 @@ def _evaluation(plan: Plan, part: Part, metrics: dict[str, float], notes: list[s
     )
 
 
+def _tokenizers(plan: Plan, part: Part, notes: list[str]) -> ComparedTokenizers | None:
+    """A comparison of tokenizers; None, and a note, when it cannot be read."""
+    if "evaluation.json" not in part.files:
+        return None
+    try:
+        found = Comparison.model_validate(_document(plan, part, "evaluation.json", notes))
+    except ValidationError as error:
+        notes.append(f"evaluation.json of {part.name} is not a comparison: {error.errors()[0]['msg']}")
+        return None
+    stage = cast(EvaluateTokenizersStage, plan.pipeline.stages[part.stage])
+    names = [name for name in stage.tokenizers if name in found.tokenizers]
+    metrics = numbers(part.metrics)
+    gates, published = _gates(plan, part.stage, metrics), _published(plan, part.stage, metrics)
+    return ComparedTokenizers(part.name, names, found, gates, published)
+
+
 def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
     gates = []
     for gate in getattr(plan.pipeline.stages[stage], "gates", ()):
@@ -305,7 +329,7 @@ def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
 
 def _published(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Compared]:
     spec = plan.pipeline.stages[stage]
-    scores = spec.reference if isinstance(spec, EvaluateStage) else {}
+    scores = spec.reference if isinstance(spec, Gated) else {}
     return [score.compared(metric, metrics) for metric, score in scores.items()]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from flows.report.memorisation import NAME
 from specs.published import Compared
+from specs.tokenizer_comparison import Comparison
 
 PROMPTS = 60  # shown at most
 CHARACTERS = 4000  # of one text
@@ -78,6 +79,17 @@ class Evaluation:
         """As `family`, for names that are numbers, ascending."""
         found = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
         return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class ComparedTokenizers:
+    """The comparison of one `evaluate_tokenizers` stage."""
+
+    name: str
+    names: list[str]  # of the tokenizers, as the recipe orders them
+    comparison: Comparison
+    gates: list[Gate] = field(default_factory=list)
+    published: list[Compared] = field(default_factory=list)
 
 
 FAMILIES = (

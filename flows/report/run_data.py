@@ -8,7 +8,7 @@ from typing import Any, Literal
 from flows.planning.graph import Input
 from flows.report.experiments import Experiment
 from flows.report.history import Curve
-from flows.report.results import Evaluation, Prompt
+from flows.report.results import ComparedTokenizers, Evaluation, Prompt
 from flows.report.task_answers import TaskAnswers
 
 State = Literal["finished", "gate failed", "partial", "not run"]
@@ -107,6 +107,7 @@ class Run:
     curves: list[Curve]
     mixtures: dict[str, list[Share]]
     evaluations: list[Evaluation]
+    tokenizers: list[ComparedTokenizers]
     prompts: list[Prompt]
     answers: dict[str, list[TaskAnswers]]  # to tasks, by part
     experiments: dict[str, Experiment]

@@ -20,6 +20,8 @@ RESULTS = {
     "tokens": "{} tokens",
     "documents": "{} documents",
     "sources": "{:.0f} sources",
+    "languages": "{:.0f} languages",
+    "lines": "{:,.0f} lines each",
     "parameters": "{} parameters",
     "logit_difference": "logits within {:.1g}",
 }

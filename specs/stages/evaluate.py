@@ -10,9 +10,9 @@ from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
-from specs.published import PublishedScore
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
+from specs.stages.gates import Gated
 from specs.stages.harness import Harness
 from specs.stages.memorisation import Memorisation
 from specs.stages.preference_data import Sampling
@@ -22,39 +22,6 @@ SUITE = "harness:"
 """Begins the role of a suite of tasks among the inputs of an evaluation."""
 CONTINUATIONS = "continuations:"
 """Begins the role of the continuations of probes by one way of decoding."""
-
-
-class Gate(Spec):
-    """A bound on a metric. A gate that is not met stops the stages after this one. The metrics stay stored,
-    so editing a bound reruns nothing."""
-
-    metric: str = execution(
-        description="for example perplexity, perplexity/corpus/code, "
-        "memorisation/greedy/prefix-50/offset-0/exact/16"
-    )
-    max: float | None = execution(None)
-    min: float | None = execution(None)
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Gate:
-        if self.max is None and self.min is None:
-            raise ValueError("a gate needs max or min")
-        if self.max is not None and self.min is not None and self.min > self.max:
-            raise ValueError(
-                f"no value is at least {self.min:g} and at most {self.max:g}; state a min below max"
-            )
-        return self
-
-    def failure(self, metrics: dict[str, float]) -> str | None:
-        """Why the gate is not met, or None."""
-        if self.metric not in metrics:
-            return f"gate on {self.metric}: there is no such metric; use one of {', '.join(sorted(metrics))}"
-        value = metrics[self.metric]
-        if self.max is not None and not value <= self.max:
-            return f"gate on {self.metric}: {value:.6g} is above the allowed {self.max:g}"
-        if self.min is not None and not value >= self.min:
-            return f"gate on {self.metric}: {value:.6g} is below the required {self.min:g}"
-        return None
 
 
 class ByPosition(Spec):
@@ -89,7 +56,7 @@ class Generation(Spec):
     shown: int = identity(8, ge=0, description="prompts whose answers are stored for people to read")
 
 
-class EvaluateStage(FromCheckpoint):
+class EvaluateStage(FromCheckpoint, Gated):
     """Measures a model, alone or against another."""
 
     VERSION: ClassVar[int] = 2
@@ -114,11 +81,6 @@ class EvaluateStage(FromCheckpoint):
         to="evaluate",
         description="evaluation of another model, to compare with: forgetting per source, paired rewards "
         "for the same prompts and seeds, divergence",
-    )
-    gates: list[Gate] = execution(default_factory=list)
-    reference: dict[str, PublishedScore] = execution(
-        default_factory=dict,
-        description="published scores by metric, which the report and `apertus diff` show beside ours",
     )
 
     @model_validator(mode="after")

@@ -69,7 +69,7 @@ def test_files_that_python_cannot_parse_are_counted(tmp_path: Path, content: byt
     assert _read(tmp_path / "a.py", content, "docstrings") == [Rejection("not_python")]
 
 
-@pytest.mark.parametrize("reader", ["docstrings", "literals", "gettext_json"])
+@pytest.mark.parametrize("reader", ["docstrings", "literals", "gettext_json", "gettext_messages"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_file_longer_than_the_limit_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, suffix: str
@@ -95,3 +95,34 @@ def test_catalogues_give_translations_joined_into_documents(tmp_path: Path) -> N
     assert len("\n".join(map(str, documents)).splitlines()) == 63
     assert _read(tmp_path / "b.json", '{"name": "package"}', "gettext_json") == [Rejection("no_catalogue")]
     assert _read(tmp_path / "c.json", "{", "gettext_json") == [Rejection("not_json")]
+
+
+def test_catalogues_give_parallel_messages_with_their_language(tmp_path: Path) -> None:
+    catalogue = {
+        "": {"language": "de-DE"},
+        "Open": ["Öffnen"],
+        "menu\u0004%d file": ["%d Datei", "%d Dateien"],
+        "Untranslated": [""],
+        "Plural only": ["", "alle"],
+        "Broken": "no list",
+    }
+    (tmp_path / "a.json").write_text(json.dumps(catalogue))
+
+    def rows(reader: str) -> list[Any]:
+        source = SourceSpec(
+            url=str(tmp_path), format="documents", reader=f"examples.documents:{reader}", version=1
+        )
+        return [tuple(one) for one in read_documents(source, *open_source(source), "a.json")]
+
+    language = {"language": "de-DE"}
+    assert rows("gettext_messages") == [
+        ("Öffnen", "Open", language),
+        ("%d Datei", "menu\x04%d file", language),
+    ]
+    assert rows("gettext_originals") == [
+        ("Open", "Open", {"language": "en"}),
+        ("%d file", "menu\x04%d file", {"language": "en"}),
+    ]
+    assert _read(tmp_path / "b.json", '{"": {}, "Open": ["x"]}', "gettext_messages") == [
+        Rejection("no_language")
+    ]

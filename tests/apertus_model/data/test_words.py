@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 from apertus_model.data.duplicates import MinHash
-from apertus_model.data.words import words
+from apertus_model.data.words import has_spaces, words
 from specs.filters import NearDuplicatesFilter
 
 
@@ -29,3 +29,8 @@ def test_scripts_without_spaces_are_compared_by_character() -> None:
         *"日本語の",
         "text",
     ]
+
+
+def test_a_language_has_spaces_unless_most_of_its_letters_are_of_scripts_without() -> None:
+    assert has_spaces(["Open the file 東京"]) and has_spaces(["안녕하세요 여러분"]) and has_spaces(["123"])
+    assert not has_spaces(["ファイルを open", "開く"]) and not has_spaces(["ภาษาไทย"])

@@ -116,3 +116,12 @@ def test_miniature_has_the_figures_of_its_study_and_states_its_limits(name: str)
         shown, silent = figure.text.split("What it is too small to show: ")
         assert shown.startswith("What it shows: ") and silent
         assert "What it" not in whole.figures[key].text
+
+
+def test_the_tokenizers_that_apertus_chose_among_are_counted_on_the_same_text(store: Store) -> None:
+    plan = planned("tokenizer-study", store)
+    assert kinds(plan) == {"parallel_text": 1, "token_counts": 4, "evaluate_tokenizers": 1}
+    text = plan.graph.nodes["study/text"]
+    assert len(set(text.identity["languages"])) == 55 and text.identity["lines"] == 997
+    mini = planned("tokenizer-study-mini", store)
+    assert kinds(mini) == {"tokenizer": 3, "parallel_text": 1, "token_counts": 3, "evaluate_tokenizers": 1}

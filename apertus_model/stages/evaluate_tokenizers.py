@@ -1,0 +1,76 @@
+"""The `evaluate_tokenizers` stage: tokenizers side by side, by their counts on parallel text.
+
+Artifact: `evaluation.json` (`apertus_model.evaluation.tokenization.Comparison`), with all measures and
+differences of every language. Metrics: `lines`, `languages`, and those that `EvaluateTokenizersPart.metrics`
+lists, against which a plan checks gates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apertus_model.data.rows import Rows
+from apertus_model.evaluation.token_counts import read_counts, words
+from apertus_model.evaluation.tokenization import Counted, Text, compare
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from infra.store import Artifact, Attempt
+from infra.store.inputs import SourceError
+from specs.errors import did_you_mean
+from specs.job import Job
+from specs.stages.evaluate_tokenizers import COUNTS, OF_VOCABULARY, EvaluateTokenizersPart
+from specs.tokenizer_comparison import Comparison
+
+TOLD = ("tokens_per_line", "tokens_per_byte", "parity", "gini")
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Compares, and stores the measures. SourceError when the text lacks the language of `parity_to`."""
+    part = EvaluateTokenizersPart.model_validate(job.spec)
+    progress.update(0, 1, "comparisons")
+    text = _text(attempt.input_artifact("text"), part)
+    counted = {
+        role.removeprefix(COUNTS): _counted(attempt.input_artifact(role))
+        for role in job.inputs
+        if role.startswith(COUNTS)
+    }
+    found = compare(text, counted, part.against)
+    _tell(found, progress)
+    attempt.write_json("evaluation.json", found.model_dump())
+    progress.update(1, 1, "comparisons")
+    attempt.commit(metrics={"lines": found.lines, "languages": len(found.languages)} | found.metrics())
+
+
+def _text(artifact: Artifact, part: EvaluateTokenizersPart) -> Text:
+    facts = artifact.manifest.facts
+    languages, with_words = facts["languages"], facts["with_words"]
+    if part.parity_to not in languages:
+        raise SourceError(
+            f"parity_to: the text has no language '{part.parity_to}'. Fix:"
+            f" {did_you_mean(part.parity_to, languages)}"
+        )
+    lines = [row["texts"] for row in Rows(artifact)]
+    return Text(
+        bytes={one: np.asarray([len(line[one].encode()) for line in lines]) for one in languages},
+        words={one: np.asarray([words(line[one]) for line in lines]) for one in with_words},
+        parity_to=part.parity_to,
+        seed=part.seed,
+    )
+
+
+def _counted(artifact: Artifact) -> Counted:
+    metrics = artifact.manifest.metrics
+    return Counted(
+        read_counts(artifact.local("counts.parquet")),
+        {name: metrics[name] for name in ("vocabulary", *OF_VOCABULARY)},
+    )
+
+
+def _tell(found: Comparison, progress: Progress) -> None:
+    """The figures over languages, and what decides them."""
+    progress.log(f"{found.lines:,} lines in {len(found.languages)} languages: {', '.join(found.languages)}")
+    for name, result in found.tokenizers.items():
+        shown = [f"{measure} {result.measures[measure].value:.4g}" for measure in TOLD]
+        progress.log(
+            f"{name}: {', '.join(shown)}, vocabulary_used {result.vocabulary['vocabulary_used']:.4g}"
+        )

@@ -1,0 +1,74 @@
+"""The comparison of tokenizers as it is stored: `evaluation.json` of an `evaluate_tokenizers` stage.
+
+Invariant: every tokenizer has a Gini coefficient, and a parity of every language.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, model_validator
+
+
+class Estimate(BaseModel):
+    """A measure, and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def metrics(self, name: str) -> dict[str, float]:
+        return {name: self.value, f"{name}/low": self.low, f"{name}/high": self.high}
+
+
+class Language(BaseModel):
+    """What a tokenizer makes of one language."""
+
+    measures: dict[str, Estimate | None]  # None for measures of words where no spaces separate them
+    difference: dict[str, Estimate | None]  # to the tokenizer of `against`; empty for that one itself
+    unknown_tokens: int
+    changed_lines: int
+
+
+class TokenizerResult(BaseModel):
+    """What a tokenizer makes of all languages."""
+
+    vocabulary: dict[str, int | float]  # its size, and measures of it
+    measures: dict[str, Estimate]
+    difference: dict[str, Estimate]
+    languages: dict[str, Language]
+
+
+class Comparison(BaseModel):
+    """`evaluation.json`."""
+
+    lines: int
+    languages: list[str]
+    without_words: list[str]  # languages that are written without spaces
+    parity_to: str
+    against: str
+    tokenizers: dict[str, TokenizerResult]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Comparison:
+        """What a report draws is there."""
+        for name, result in self.tokenizers.items():
+            if "gini" not in result.measures:
+                raise ValueError(f"tokenizer '{name}' has no Gini coefficient")
+            for language in self.languages:
+                found = result.languages.get(language)
+                if found is None or found.measures.get("parity") is None:
+                    raise ValueError(f"tokenizer '{name}' has no parity of '{language}'")
+        return self
+
+    def metrics(self) -> dict[str, float]:
+        """As `EvaluateTokenizersPart.metrics` names them."""
+        found: dict[str, float] = {}
+        for name, result in self.tokenizers.items():
+            found |= {f"{name}/{measure}": value for measure, value in result.vocabulary.items()}
+            for measure, estimate in result.measures.items():
+                found |= estimate.metrics(f"{name}/{measure}")
+            for measure, estimate in result.difference.items():
+                found |= estimate.metrics(f"{name}/difference/{measure}")
+            for language, of_language in result.languages.items():
+                for measure, maybe in of_language.measures.items():
+                    found |= {} if maybe is None else maybe.metrics(f"{name}/{measure}/{language}")
+        return found
