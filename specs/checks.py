@@ -118,6 +118,10 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 did_you_mean(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds]),
             )
             continue
+        if "not_in" in path and target.kind in kinds and target.kind != stage.kind:
+            message = f"'{ref}' is a part of kind {target.kind}; here parts of kind {stage.kind} are compared"
+            yield Problem(path, message, f"name a part of kind {stage.kind}.")
+            continue
         if target.kind not in kinds:
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
             yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
