@@ -217,6 +217,11 @@ def _check_layout(
             message,
             f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.",
         )
+    if parallel.cp > 1 and isinstance(stage, SftStage) and stage.inverse_rl is not None:
+        message = (
+            f"'{name}' cannot cut sequences (cp {parallel.cp}): inverse_rl compares a place with the next"
+        )
+        yield Problem((*at, "cp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")
     found: list[Misfit] = []
     if isinstance(stage, TrainingStage):
         for phase in stage.phases(name):
@@ -248,6 +253,7 @@ def _check_layout(
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
+            objective = stage.objective if isinstance(stage, SftStage) else objective
             if optimizer and (reason := refused_objective(optimizer, objective)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
@@ -306,8 +312,6 @@ def _needs_logits(stage: Stage) -> str:
     """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
     if isinstance(stage, PreferenceTraining):
         return "its loss needs the whole sequences of a batch at once"
-    if isinstance(stage, SftStage) and stage.prompt_weight:
-        return (
-            f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
-        )
+    if isinstance(stage, SftStage) and stage.objective != "cross-entropy":
+        return f"the weights of its tokens ({stage.objective}) do not reach the last process"
     return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"
