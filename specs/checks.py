@@ -123,6 +123,10 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 did_you_mean(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds]),
             )
             continue
+        if "not_in" in path and target.kind in kinds and target.kind != stage.kind:
+            message = f"'{ref}' is a part of kind {target.kind}; here parts of kind {stage.kind} are compared"
+            yield Problem(path, message, f"name a part of kind {stage.kind}.")
+            continue
         if target.kind not in kinds:
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
             yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
@@ -233,6 +237,11 @@ def _check_layout(
             message,
             f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.",
         )
+    if parallel.cp > 1 and isinstance(stage, SftStage) and stage.inverse_rl is not None:
+        message = (
+            f"'{name}' cannot cut sequences (cp {parallel.cp}): inverse_rl compares a place with the next"
+        )
+        yield Problem((*at, "cp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")
     found: list[Misfit] = []
     if isinstance(stage, TrainingStage):
         for phase in stage.phases(name):
@@ -264,6 +273,7 @@ def _check_layout(
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
+            objective = stage.objective if isinstance(stage, SftStage) else objective
             if optimizer and (reason := refused_objective(optimizer, objective)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
@@ -322,8 +332,6 @@ def _needs_logits(stage: Stage) -> str:
     """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
     if isinstance(stage, PreferenceTraining):
         return "its loss needs the whole sequences of a batch at once"
-    if isinstance(stage, SftStage) and stage.prompt_weight:
-        return (
-            f"the weights of its tokens (prompt_weight {stage.prompt_weight:g}) do not reach the last process"
-        )
+    if isinstance(stage, SftStage) and stage.objective != "cross-entropy":
+        return f"the weights of its tokens ({stage.objective}) do not reach the last process"
     return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"

@@ -123,8 +123,14 @@ def order(pipeline: Pipeline) -> list[str]:
 
 
 def needs(name: str, stage: Stage) -> list[str]:
-    """Names of the stages that must be finished before this one."""
-    return list(dict.fromkeys([use.reference.stage for use in uses(name, stage)] + stage.after))
+    """Names of the stages that must be finished before this one. Parts of a stage may read each other
+    (`not_in`); the planner orders those."""
+    others = [
+        use.reference.stage
+        for use in uses(name, stage)
+        if use.reference.stage != name or "not_in" not in use.path
+    ]
+    return list(dict.fromkeys(others + stage.after))
 
 
 def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:

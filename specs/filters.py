@@ -1,8 +1,10 @@
-"""The filters of a corpus: which documents are kept, in the order in which a recipe lists them.
+"""The filters of corpora and conversations: what is kept, in the order in which a recipe lists them. For a
+filter, a conversation is a document: its text is what `of` says, its columns are those of its row.
 
 Invariants:
 - Whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`) on the
-  set of documents of its source: never on their order, on the names of the files or on how the work is split.
+  set of documents of its source and of the parts in `not_in`: never on their order, on the names of the files
+  or on how the work is split.
 - `files()` names the files that a filter reads beside the documents. The planner fingerprints their content,
   so their URLs are not identity fields.
 - `columns()` names the columns of a row that a filter reads.
@@ -13,12 +15,13 @@ sampler; personal data are always replaced last.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, reference
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
+from specs.units import ReferenceText
 
 # The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
 ROBOTS_AGENTS = [
@@ -50,6 +53,16 @@ LANGUAGE_COLUMNS = ("language", "language_score")
 class Filter(Spec):
     """Base of all filters."""
 
+    of: Literal["conversation", "answer"] = identity(
+        "conversation",
+        neutral="conversation",
+        description=(
+            "of conversations, the text that is read. conversation: the texts of all messages in order,"
+            " thoughts and outputs of tools among them and calls as JSON, with blank lines between them;"
+            " answer: the responses of the last message or, where it has none, all of its texts"
+        ),
+    )
+
     def files(self) -> list[SourceSpec]:
         """The files that the filter reads from outside the store."""
         return []
@@ -70,6 +83,17 @@ def _missing(default: Missing = "error") -> Missing:
 
 def _outside(url: str) -> SourceSpec:
     return SourceSpec(url=url, format="text")
+
+
+def _not_in() -> Any:
+    return reference(
+        default_factory=list,
+        to=("corpus", "conversations"),
+        description=(
+            "other parts, of the same kind of stage: what they keep counts as seen, so whatever is like it is"
+            " dropped"
+        ),
+    )
 
 
 class LengthFilter(Filter):
@@ -265,6 +289,7 @@ class ExactDuplicatesFilter(Filter):
     hash."""
 
     filter: Literal["exact-duplicates"] = identity()
+    not_in: list[ReferenceText] = _not_in()
 
 
 class NearDuplicatesFilter(Filter):
@@ -278,6 +303,7 @@ class NearDuplicatesFilter(Filter):
     """
 
     filter: Literal["near-duplicates"] = identity()
+    not_in: list[ReferenceText] = _not_in()
     ngram: int = identity(5, ge=1, description="words; each character of scripts without spaces is a word")
     buckets: int = identity(14, ge=1, le=10_000)
     hashes_per_bucket: int = identity(8, ge=1, le=10_000)
@@ -334,6 +360,17 @@ FilterSpec = Annotated[
     Field(discriminator="filter"),
 ]
 GLOBAL_FILTERS = (ExactDuplicatesFilter, NearDuplicatesFilter)
+
+
+def columns_read(filters: list[FilterSpec]) -> list[str]:
+    """Columns of a row, beside the text, that the filters read; sorted, without those that an earlier filter
+    adds."""
+    needed: set[str] = set()
+    made: set[str] = set()
+    for step in filters:
+        needed |= set(step.columns()) - made
+        made |= set(LANGUAGE_COLUMNS) if isinstance(step, LanguageFilter) else set()
+    return sorted(needed)
 
 
 def labels(filters: list[FilterSpec]) -> list[str]:

@@ -120,8 +120,8 @@ def refused_objective(name: str, objective: str) -> str | None:
         return None
     return (
         "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which needs "
-        f"cross-entropy; the loss of {objective} is not a likelihood of labels: state optimizer.name and "
-        "optimizer.lr of another one"
+        f"cross-entropy over the tokens of a step, and not {objective}: state optimizer.name and optimizer.lr"
+        " of another one"
     )
 
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from specs.foreign import shown
@@ -134,6 +141,19 @@ class Duration(_FromText):
 
     def __str__(self) -> str:
         return f"{self.seconds:g}s"
+
+
+def _count(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    number, unit, _ = _amount(value)
+    if unit:
+        raise ValueError(f"'{value}' has a unit; write for example 20k or 20_000")
+    return number
+
+
+Count = Annotated[int, BeforeValidator(_count, json_schema_input_type=int | str)]
+"""A whole number, also as text with a magnitude: `20k`."""
 
 
 def _positive(duration: Duration) -> Duration:

@@ -1,10 +1,13 @@
-"""Training and held-out samples of conversations: packed sequences, as a function of the sample index.
+"""Training and held-out samples of conversations: sequences, as a function of the sample index.
 
 Invariants:
-- Sample i of (shards, repeats, sequence length, seed, prompt weight, treatment of long conversations) is the
-  same bytes in every process and after every restart. Which conversations share a row is a function of the
-  lengths and the sequence length alone; the seed decides in which order the rows are seen.
-- Every conversation that is not dropped is in exactly as many rows of an epoch as it is repeated.
+- Sample i of (shards, repeats, layout, seed, treatment of long conversations) is the same bytes in every
+  process and after every restart. Which conversations of an epoch share a row is a function of the lengths
+  and the sequence length alone; the seed decides in which order the rows are seen.
+- Of a source of n conversations that are not dropped, repeated r times, an epoch has exactly round(n r)
+  (halves up, r the decimal number as it is written): each conversation floor(r) times, and a part of them
+  once more. The parts of successive epochs follow one another in a permutation that the seed decides, round
+  and round, so each conversation is seen as often as any other, or once more.
 - Conversations of a row do not see each other: positions restart at each, and a label is always the next
   token of the same one.
 - Outputs of tools are never trained on, at any prompt weight.
@@ -13,19 +16,28 @@ Invariants:
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Sequence
+from fractions import Fraction
+from math import floor
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TOOL_OUTPUT, TRAINED
+from apertus_model.data.chat_weights import label_weights
 from apertus_model.data.conversations import ConversationShards
 from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.permutation import KeyedPermutation
 from infra.store.inputs import SourceError
+from specs.stages.mixture import exact
+from specs.stages.sft import SftLoss
+from specs.stages.training import AnyPacking
 
 Longer = Literal["drop", "truncate"]
+TABLES = 2
+"""Epochs whose rows are held in memory, 16 bytes for each conversation."""
 
 _permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
 
@@ -36,15 +48,28 @@ class PackedSample(NamedTuple):
     input: NDArray[np.int64]  # (L,)
     labels: NDArray[np.int64]  # (L,), IGNORE_INDEX where nothing is trained
     positions: NDArray[np.int64]  # (L,), from 0 in each conversation and in the padding
-    weights: NDArray[np.float32] | None  # (L,), one per label; None: 1 for all but IGNORE_INDEX
+    # One per label: (L,), None where it is 1 for all but IGNORE_INDEX; (L, columns) where there are counts.
+    weights: NDArray[np.floating] | None
+    counts: NDArray[np.float64] | None = None  # (columns,), of `chat_weights`
 
 
 class _Layout(NamedTuple):
     """How a row is filled."""
 
     sequence_length: int  # tokens of the row
-    prompt_weight: float  # weight of labels that the assistant did not write
+    loss: SftLoss
     pad_id: int  # fills the end of the row
+
+
+class _Epoch(NamedTuple):
+    """The rows of one epoch."""
+
+    items: NDArray[np.int64]  # (conversations, 2): source and number in its split, row by row
+    starts: NDArray[np.int64]  # (rows + 1,): the items of row r begin at `starts[r]`
+
+    @property
+    def rows(self) -> int:
+        return len(self.starts) - 1
 
 
 class ConversationSamples:
@@ -52,7 +77,6 @@ class ConversationSamples:
     picklable, without state.
 
     Attributes:
-        rows: packed sequences of one epoch.
         dropped: conversations that are too long for a sequence, or have nothing to train within it; each
             counted once.
     """
@@ -60,42 +84,44 @@ class ConversationSamples:
     def __init__(
         self,
         shards: Sequence[ConversationShards],
-        rows: list[NDArray[np.int64]],
-        items: NDArray[np.int64],
-        repeats: Sequence[int],
-        dropped: int,
+        kept: Sequence[NDArray[np.int64]],
+        repeats: Sequence[int | float],
         seed: int,
+        packing: AnyPacking,
         layout: _Layout,
     ) -> None:
         self._shards = list(shards)
-        self._items = items[np.concatenate(rows)]
-        self._starts = np.cumsum([0, *(len(row) for row in rows)])
-        self._repeats = list(repeats)
+        self._kept = list(kept)
+        self._repeats = [exact(number) for number in repeats]
         self._seed = seed
+        self._packing = packing
         self._layout = layout
-        self.rows = len(rows)
-        self.dropped = dropped
+        self._firsts = [0]  # the first samples of the epochs, as far as they are known
+        self._tables: dict[int, _Epoch] = {}
+        self.dropped = sum(len(source) - chosen.size for source, chosen in zip(shards, kept, strict=True))
 
     @classmethod
     def open(
         cls,
         shards: Sequence[ConversationShards],
-        repeats: Sequence[int],
+        repeats: Sequence[int | float],
         *,
         sequence_length: int,
         seed: int,
-        prompt_weight: float,
+        loss: SftLoss,
+        packing: AnyPacking,
         longer: Longer,
         pad_id: int,
     ) -> ConversationSamples:
-        """Packs the conversations of some sources.
+        """Makes sequences of the conversations of some sources.
 
         Args:
             shards: the training split of each source.
             repeats: how often each source is seen per epoch.
             sequence_length: tokens per row.
-            seed: of the order of the rows.
-            prompt_weight: weight of the loss on tokens that are not the assistant's, relative to 1.
+            seed: of the order of the rows, and of the parts of sources.
+            loss: what the labels weigh.
+            packing: whether a row has several conversations (`best-fit`) or one (`none`).
             longer: whether conversations that do not fit into a row are dropped or cut at its end.
             pad_id: fills up rows.
 
@@ -108,28 +134,23 @@ class ConversationSamples:
                 f"a number of repeats per source is needed, not {len(repeats)} for {len(shards)} sources"
             )
         kept = [_kept(source, sequence_length, longer) for source in shards]
-        items = np.concatenate(
-            [
-                np.stack([np.full(chosen.size * times, number), np.repeat(chosen, times)], axis=1)
-                for number, (chosen, times) in enumerate(zip(kept, repeats, strict=True))
-            ]
-        )
-        dropped = sum(len(source) - chosen.size for source, chosen in zip(shards, kept, strict=True))
-        if not len(items):
+        samples = cls(shards, kept, repeats, seed, packing, _Layout(sequence_length, loss, pad_id))
+        if not sum(chosen.size for chosen in kept):
             raise SourceError(
-                f"none of the {dropped} conversations fits into a sequence of {sequence_length} tokens. Fix:"
-                " a larger sequence_length"
+                f"none of the {samples.dropped} conversations fits into a sequence of {sequence_length}"
+                " tokens. Fix: a larger sequence_length"
             )
-        lengths = np.concatenate(
-            [
-                np.repeat(source.lengths[chosen], n)
-                for source, chosen, n in zip(shards, kept, repeats, strict=True)
-            ]
-        )
-        rows = pack(np.minimum(lengths, sequence_length), sequence_length)
-        return cls(
-            shards, rows, items, repeats, dropped, seed, _Layout(sequence_length, prompt_weight, pad_id)
-        )
+        if not samples.rows:
+            raise SourceError(
+                f"repeats {', '.join(map(str, repeats))} of {', '.join(str(one.size) for one in kept)}"
+                " conversations round to none. Fix: larger numbers, or more conversations"
+            )
+        return samples
+
+    @property
+    def rows(self) -> int:
+        """Sequences of the first epoch. Every epoch has as many where all repeats are whole numbers."""
+        return self._epoch(0).rows
 
     def __getitem__(self, i: int) -> PackedSample:
         """Sample i, i >= 0. Raises IndexError for a negative index."""
@@ -142,32 +163,77 @@ class ConversationSamples:
         `samples[i]`."""
         if i < 0:
             raise IndexError(f"sample {i}: samples are counted from 0")
-        epoch, place = divmod(i, self.rows)
-        row = _permutation(self.rows, self._seed, "conversations", epoch)(place)
-        return [
-            (source, index)
-            for source, index in self._items[self._starts[row] : self._starts[row + 1]].tolist()
-        ]
+        epoch, place = self._find(i)
+        items, starts = table = self._epoch(epoch)
+        row = _permutation(table.rows, self._seed, "conversations", epoch)(place)
+        return [(source, index) for source, index in items[starts[row] : starts[row + 1]].tolist()]
 
     def epochs(self, n: int) -> list[float]:
         """Passes over each source after n samples (exact after whole epochs of the rows)."""
-        return [times * n / self.rows for times in self._repeats]
+        epoch, place = self._find(n)
+        done = epoch + place / self._epoch(epoch).rows
+        return [float(times) * done for times in self._repeats]
+
+    def _find(self, i: int) -> tuple[int, int]:
+        """The epoch of sample i, and its place there. Epochs are made one after the other until the sample
+        is reached, about a second for a million conversations each, where a repeat is no whole number."""
+        if self._same_rows:
+            return divmod(i, self.rows)
+        firsts = self._firsts
+        while firsts[-1] <= i:
+            firsts = [*firsts, firsts[-1] + self._epoch(len(firsts) - 1).rows]
+        self._firsts = firsts  # in one step, since threads may ask
+        epoch = bisect_right(firsts, i) - 1
+        return epoch, i - firsts[epoch]
+
+    @property
+    def _same_rows(self) -> bool:
+        return all(times.denominator == 1 for times in self._repeats)
+
+    def _epoch(self, number: int) -> _Epoch:
+        number = 0 if self._same_rows else number
+        tables = self._tables
+        if number not in tables:
+            latest = dict(list(tables.items())[1 - TABLES :])
+            self._tables = tables = {**latest, number: self._rows_of(number)}
+        return tables[number]
+
+    def _rows_of(self, epoch: int) -> _Epoch:
+        chosen = [self._items(source, epoch) for source in range(len(self._shards))]
+        items = np.concatenate(
+            [np.stack([np.full(one.size, source), one], axis=1) for source, one in enumerate(chosen)]
+        )
+        if self._packing == "none" or not len(items):
+            return _Epoch(items, np.arange(len(items) + 1))
+        length = self._layout.sequence_length
+        sizes = [shards.lengths[one] for shards, one in zip(self._shards, chosen, strict=True)]
+        rows = pack(np.minimum(np.concatenate(sizes), length), length)
+        return _Epoch(items[np.concatenate(rows)], np.cumsum([0, *(len(row) for row in rows)]))
+
+    def _items(self, source: int, epoch: int) -> NDArray[np.int64]:
+        """The conversations of a source in an epoch, those that it has several times one after the other."""
+        kept, times = self._kept[source], self._repeats[source]
+        once_more = floor(kept.size * times + Fraction(1, 2)) - kept.size * floor(times)
+        counts = np.full(kept.size, floor(times))
+        if once_more:
+            places = (epoch * once_more + np.arange(once_more)) % kept.size
+            counts[_permutation(kept.size, self._seed, "part", source).array(places)] += 1
+        return np.repeat(kept, counts)
 
 
 def heldout(
     shards: Sequence[ConversationShards],
     *,
     sequence_length: int,
-    prompt_weight: float = 0.0,
     longer: Longer,
     pad_id: int,
 ) -> list[PackedSample]:
     """Rows of the conversations of the given (held-out) splits, in stored order, source after source, each
-    once.
+    once, with the labels of answers alone.
 
     Arguments as for `ConversationSamples.open`.
     """
-    layout = _Layout(sequence_length, prompt_weight, pad_id)
+    layout = _Layout(sequence_length, SftLoss(), pad_id)
     samples: list[PackedSample] = []
     row: list[tuple[ConversationShards, int]] = []
     filled = 0
@@ -192,19 +258,23 @@ def _kept(source: ConversationShards, sequence_length: int, longer: Longer) -> N
 
 
 def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _Layout) -> PackedSample:
-    length = layout.sequence_length
-    pieces, weights = [], []
-    for shards, index in conversations:
-        tokens, mask = shards.tokens(index)[:length], shards.mask(index)[:length]
-        weight = np.where(
-            mask == TRAINED, 1.0, np.where(mask == TOOL_OUTPUT, 0.0, layout.prompt_weight)
-        ).astype(np.float32)
-        pieces.append((tokens, weight > 0))
-        weights.append(weight)
-    row = fill_row(pieces, length, layout.pad_id)
-    if not layout.prompt_weight:
+    length, loss = layout.sequence_length, layout.loss
+    pieces = [(shards.tokens(index)[:length], shards.mask(index)[:length]) for shards, index in conversations]
+    # The term of `inverse_rl` reads the logits of every place that has a next one.
+    trained = [
+        (mask == TRAINED) | ((mask != TOOL_OUTPUT) & (loss.prompt_weight > 0)) | (loss.inverse_rl is not None)
+        for _, mask in pieces
+    ]
+    row = fill_row(
+        [(tokens, kept) for (tokens, _), kept in zip(pieces, trained, strict=True)], length, layout.pad_id
+    )
+    if loss.objective == "cross-entropy":
         return PackedSample(row.input, row.labels, row.positions, None)
-    weight_of_label = np.zeros(length, dtype=np.float32)
-    for start, weight in zip(row.starts, weights, strict=True):
-        weight_of_label[start : start + weight.size - 1] = weight[1:]
-    return PackedSample(row.input, row.labels, row.positions, weight_of_label)
+    found = [label_weights(mask, loss) for _, mask in pieces]
+    weights = np.zeros((length, found[0].weights.shape[1]))
+    for start, one in zip(row.starts, found, strict=True):
+        weights[start : start + len(one.weights)] = one.weights
+    if loss.objective == "weighted-cross-entropy":
+        return PackedSample(row.input, row.labels, row.positions, weights[:, 0].astype(np.float32))
+    counts = np.sum([one.counts for one in found], axis=0)
+    return PackedSample(row.input, row.labels, row.positions, weights, counts)

@@ -1,45 +1,65 @@
-"""From the files of a source to the splits of a `conversations` artifact.
+"""The tasks of a `conversations` stage: the conversations of some files, judged, rendered and tokenised.
 
-Invariants:
-- A task reads only its files; its output depends neither on other tasks nor on the number of workers.
-- The splits are a function of the *set* of conversations, of the seed and of the held-out share:
-  conversations are sorted by content hash, and of those with the same content the one with the smallest hash
-  of the whole line is kept.
-- Conversations of one group are on the same side.
+Invariant: a task reads only its files; its output depends neither on other tasks nor on the number of
+workers. Records, tokens, lines and what is compared are in the same order. A conversation that a filter drops
+before the first step over the whole source is a row of `rejects.parquet` alone; one that a filter drops after
+such a step has a record, no tokens, and a line with its id and the reason.
 """
 
 from __future__ import annotations
 
-import mmap
+import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from apertus_model.chat.encoder import TRAINED, ChatEncoder
-from apertus_model.chat.messages import ConversationError
+from apertus_model.chat.encoder import ChatEncoder
+from apertus_model.chat.messages import ConversationError, normalise
 from apertus_model.data.conversation_readers import read_conversations
+from apertus_model.data.conversation_selection import HASHES, Judge, Judged
+from apertus_model.data.conversation_text import PersonalData
+from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection, open_source
-from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
+from apertus_model.data.filters import Drop
+from apertus_model.data.megatron import TokenFileWriter, token_dtype
+from apertus_model.data.pii import Replacer
+from apertus_model.data.rejects import RejectsWriter
 from apertus_model.work.units import Result
-from infra.store.inputs import SourceError
+from specs.filters import labels
 from specs.sources import SourceSpec
+from specs.stages.conversations import ConversationSource
 
-SHARD_TOKENS = 2**26
-TASK_FILES = ("tokens.bin", "tokens.idx", "masks.bin", "lines.jsonl", "index.npy")
-_INDEX = np.dtype([("content", "<u8", 2), ("line", "<u8"), ("group", "<u8"), ("bytes", "<i8")])
+DROPPED = "dropped"
+REJECTED = "rejected"
+
+
+def record_type(kinds: int) -> np.dtype[Any]:
+    """The record of a conversation that reached the first step over the whole source, or the end. `kinds`:
+    number of kinds of personal data."""
+    return np.dtype(
+        [
+            ("content", "<u8", 2),  # hash of the content as stored
+            ("read", "<u8", 2),  # hashes of content and line as read
+            ("group", "<u8"),  # hash of seed and group
+            ("place", "<u8"),  # hash of seed and content as stored
+            ("hashes", HASHES),
+            ("bytes", "<i8"),  # of its line
+            ("step", "<i2"),  # the step that dropped it in its task, or the number of steps
+            ("replaced", "<u4", (kinds,)),  # replacements by kind
+        ]
+    )
 
 
 class ConversationTasks(NamedTuple):
     """The tasks of a source."""
 
     source: SourceSpec
+    process: ConversationSource
     tasks: dict[str, list[str]]  # files of each task, by the key of its unit
     tokenizer: Path
     vocab_size: int
@@ -51,153 +71,108 @@ class ConversationTasks(NamedTuple):
         return list(self.tasks)
 
     def run(self, key: str) -> Result:
-        """Reads, renders and tokenises the conversations of one task, up to the limit of the source."""
+        """Reads, judges, renders and tokenises the conversations of one task, up to the limit of the
+        source."""
         fs, root = open_source(self.source)
-        encoder = ChatEncoder(Tokenizer.from_file(str(self.tokenizer)))
-        files = {name: self.folder / f"{key}_{name}" for name in TASK_FILES}
-        rejected: Counter[str] = Counter()
-        index: list[tuple[tuple[int, int], int, int, int]] = []
-        with (
-            TokenFileWriter(
-                str(files["tokens.bin"]).removesuffix(".bin"), token_dtype(self.vocab_size)
-            ) as tokens,
-            files["masks.bin"].open("wb") as masks,
-            files["lines.jsonl"].open("wb") as lines,
-        ):
-            found = (
-                item for path in self.tasks[key] for item in read_conversations(self.source, fs, root, path)
-            )
+        found = (item for path in self.tasks[key] for item in read_conversations(self.source, fs, root, path))
+        with _TaskWriter(self, key) as writer:
             for conversation in found:
                 if isinstance(conversation, Rejection):
-                    rejected[conversation.reason] += 1
+                    writer.counts[f"{REJECTED}/{conversation.reason}"] += 1
                     continue
                 try:
-                    encoded = encoder.encode(conversation.messages, conversation.tools)
+                    writer.add(conversation)
                 except ConversationError as error:
-                    rejected[error.reason] += 1
+                    writer.counts[f"{REJECTED}/{error.reason}"] += 1
                     continue
-                line = conversation.to_json().encode() + b"\n"
-                tokens.write(encoded.tokens)
-                masks.write(encoded.mask.tobytes())
-                lines.write(line)
-                content = conversation.content().encode()
-                group = _hash(f"{self.seed}\n{conversation.group}".encode())
-                index.append(((_hash(content), _hash(content, b"2")), _hash(line), group, len(line)))
-                if len(index) == self.source.limit:
+                if writer.read == self.source.limit:
                     break
-        np.save(files["index.npy"], np.array(index, dtype=_INDEX))
-        return Result(
-            files, {"kept": len(index), **{f"rejected/{name}": count for name, count in rejected.items()}}
+        return Result(writer.files, dict(writer.counts))
+
+
+class _TaskWriter:
+    """Writes the files of one task."""
+
+    def __init__(self, tasks: ConversationTasks, key: str) -> None:
+        filters = tasks.process.filters
+        self._seed = tasks.seed
+        self._labels = labels(filters)
+        self._judge = Judge(filters, tasks.folder)
+        self._replacer = Replacer(tasks.process.replaced)
+        self._without_personal_data = PersonalData(self._replacer)
+        self._encoder = ChatEncoder(Tokenizer.from_file(str(tasks.tokenizer)))
+        self._records: list[tuple[Any, ...]] = []
+        self._compared: dict[int, list[NDArray[np.uint64]]] = {step: [] for step in self._judge.buckets}
+        names = ["tokens.bin", "tokens.idx", "masks.bin", "lines.jsonl", "index.npy", "rejects.parquet"]
+        names += [f"compared-{step}.npy" for step in self._compared]
+        self.files = {name: tasks.folder / f"{key}_{name}" for name in names}
+        self.counts: Counter[str] = Counter()
+        self.read = 0  # conversations that are not rejected
+        prefix = str(self.files["tokens.bin"]).removesuffix(".bin")
+        self._tokens = TokenFileWriter(prefix, token_dtype(tasks.vocab_size))
+        self._masks = self.files["masks.bin"].open("wb")
+        self._lines = self.files["lines.jsonl"].open("wb")
+        self._rejects = RejectsWriter(self.files["rejects.parquet"])
+
+    def add(self, conversation: Conversation) -> None:
+        """Adds a conversation, kept or dropped. ConversationError for a malformed one."""
+        messages = normalise(conversation.messages)
+        if not messages or messages[-1]["role"] != "assistant":
+            raise ConversationError("no_answer", "the last message is not the assistant's")
+        step, drop, hashes, compared = self._judge(conversation.id, messages, conversation.metadata)
+        if drop is not None and not compared:
+            self.counts[f"{DROPPED}/{self._labels[step]}"] += 1
+            self._rejects.add(hashes[0], conversation.id, self._labels[step], _reason(drop))
+        else:
+            self._write(conversation, Judged(step, drop, hashes, compared))
+        self.read += 1
+
+    def _write(self, conversation: Conversation, judged: Judged) -> None:
+        read = _hash(conversation.content().encode()), _hash(conversation.to_json().encode())
+        replaced = (0,) * len(self._replacer.kinds)
+        if judged.drop is None:
+            conversation, replaced = self._without_personal_data(conversation)
+            encoded = self._encoder.encode(conversation.messages, conversation.tools)
+            self._tokens.write(encoded.tokens)
+            self._masks.write(encoded.mask.tobytes())
+            line = conversation.to_json().encode() + b"\n"
+        else:
+            self._tokens.write([])
+            line = json.dumps({"id": conversation.id, "reason": _reason(judged.drop)}).encode() + b"\n"
+        self._lines.write(line)
+        content = conversation.content().encode()
+        place = _hash(f"{self._seed}\n".encode() + content, b"place")
+        group = _hash(f"{self._seed}\n{conversation.group}".encode())
+        self._records.append(
+            (
+                *((_hash(content), _hash(content, b"2")), read, group, place),
+                *(judged.hashes, len(line), judged.step, replaced),
+            )
         )
+        for step, values in self._compared.items():
+            nothing = np.zeros(self._judge.buckets[step], np.uint64)
+            values.append(judged.compared.get(step, nothing))
+
+    def __enter__(self) -> _TaskWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._rejects.__exit__(*error)
+        self._masks.close()
+        self._lines.close()
+        self._tokens.close()
+        np.save(
+            self.files["index.npy"],
+            np.array(self._records, dtype=record_type(len(self._replacer.kinds))),
+        )
+        for step, values in self._compared.items():
+            by_bucket = np.array(values, np.uint64).reshape(len(values), self._judge.buckets[step]).T
+            np.save(self.files[f"compared-{step}.npy"], np.ascontiguousarray(by_bucket))
+
+
+def _reason(drop: Drop) -> str:
+    return f"{drop.value}; required: {drop.rule}"
 
 
 def _hash(data: bytes, person: bytes = b"") -> int:
     return int.from_bytes(blake2b(data, digest_size=8, person=person).digest(), "little")
-
-
-class _Task:
-    """The files of one committed task."""
-
-    def __init__(self, files: dict[str, Path], vocab_size: int) -> None:
-        self.tokens = TokenFile(files["tokens.bin"], files["tokens.idx"], vocab_size=vocab_size)
-        self.index = np.load(files["index.npy"], allow_pickle=False)
-        if len(self.index) != len(self.tokens):
-            raise ValueError(
-                f"{files['tokens.bin']} has {len(self.tokens)} conversations, its index {len(self.index)}"
-            )
-        self.mask = _mapped(files["masks.bin"])
-        self.lines = _mapped(files["lines.jsonl"])
-        self.token_starts = np.concatenate([[0], np.cumsum(self.tokens.sizes, dtype=np.int64)])
-        self.line_starts = np.concatenate([[0], np.cumsum(self.index["bytes"])])
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    if not path.stat().st_size:
-        return np.empty(0, dtype=np.uint8)
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class WrittenSplit:
-    """One written split."""
-
-    shards: list[str]  # file names without suffix
-    conversations: int
-    tokens: int
-    trained_tokens: int
-
-
-class AllConversations:
-    """The conversations of all tasks, in the order of their contents, each content once.
-
-    Attributes:
-        duplicates: number of conversations left out because another has the same content.
-    """
-
-    def __init__(self, tasks: Sequence[dict[str, Path]], vocab_size: int) -> None:
-        self._tasks = [_Task(files, vocab_size) for files in tasks]
-        self._vocab_size = vocab_size
-        index = np.concatenate([task.index for task in self._tasks])
-        first, second = index["content"].T
-        order = np.lexsort((index["line"], second, first))
-        new = np.ones(len(order), dtype=bool)
-        new[1:] = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
-        chosen = order[new]
-        self.duplicates = len(order) - len(chosen)
-        sizes = [len(task.index) for task in self._tasks]
-        self._task = np.repeat(np.arange(len(sizes)), sizes)[chosen]
-        self._place = np.concatenate([np.arange(size) for size in sizes])[chosen]
-        self._group = index["group"][chosen]
-
-    def __len__(self) -> int:
-        return len(self._group)
-
-    def held_out(self, share: float) -> NDArray[np.bool_]:
-        """(conversations,): whether each is held out. SourceError when one of the two splits would be
-        empty."""
-        mask = self._group < np.uint64(min(int(share * 2**64), 2**64 - 1))
-        count, groups = int(mask.sum()), len(np.unique(self._group))
-        if 0 < count < len(self):
-            return mask
-        if groups < 2:
-            left = f"{len(self)} conversations are left, of {groups} groups"
-            raise SourceError(f"{left}; training and held-out split need one group each")
-        if count:
-            raise SourceError(
-                f"holdout {share} holds out all {groups} groups. Fix: a smaller share or more conversations"
-            )
-        least = (int(self._group.min()) + 1) / 2**64
-        raise SourceError(
-            f"holdout {share} of {groups} groups of conversations holds out none. Fix: more of them, or a"
-            f" share of {least:.4f} or more"
-        )
-
-    def write(
-        self, name: str, chosen: NDArray[np.int64], folder: Path, shard_tokens: int = SHARD_TOKENS
-    ) -> WrittenSplit:
-        """Writes the `chosen` conversations in shards of about `shard_tokens` tokens."""
-        shards: list[str] = []
-        tokens = trained = position = 0
-        while position < len(chosen):
-            shards.append(f"{name}-{len(shards):05d}")
-            masks: list[NDArray[np.uint8]] = []
-            size = 0
-            prefix = folder / shards[-1]
-            text = prefix.with_name(f"{prefix.name}.jsonl")
-            with TokenFileWriter(prefix, token_dtype(self._vocab_size)) as writer, text.open("wb") as lines:
-                while position < len(chosen) and size < shard_tokens:
-                    task, place = (
-                        self._tasks[self._task[chosen[position]]],
-                        int(self._place[chosen[position]]),
-                    )
-                    writer.write(task.tokens[place])
-                    lines.write(task.lines[task.line_starts[place] : task.line_starts[place + 1]].tobytes())
-                    masks.append(task.mask[task.token_starts[place] : task.token_starts[place + 1]])
-                    size += masks[-1].size
-                    position += 1
-            mask = np.concatenate(masks)
-            np.save(prefix.with_name(f"{prefix.name}.mask.npy"), mask)
-            tokens += size
-            trained += int((mask == TRAINED).sum())
-        return WrittenSplit(shards, len(chosen), tokens, trained)

@@ -15,8 +15,9 @@ beside 12 N V (+ V D b) for cross-entropy of full logits. For the 8B model and 4
 3.2 GB beside 6.4 + 1.1 GB; for 16,384 tokens the same beside 25.8 + 1.1 GB.
 
 `cross_entropy` knows the gradient of each token while it has the logits, and computes both gradients in the
-forward pass: three matrix products per chunk, as with full logits. `log_probabilities` does not know it,
-since any function may follow: its backward pass computes the logits a second time, which makes four products.
+forward pass: three matrix products per chunk, as with full logits. `label_scores`, and `log_probabilities`
+with it, do not know it, since any function may follow: their backward pass computes the logits a second time,
+which makes four products.
 
 Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V local part of the
 vocabulary.
@@ -107,8 +108,22 @@ def log_probabilities(
 
     Arguments as for `cross_entropy`.
     """
-    result: torch.Tensor = _LogProbabilities.apply(hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocab)
-    return result.view(labels_BL.shape)
+    return label_scores(hidden_BLD, weight_VD, labels_BL, vocab)[0]
+
+
+def label_scores(
+    hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard = FULL_VOCAB
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ln p(label), and the logarithm of the sum of the exponentials of all logits, at every position; both 0
+    where the label is ignored: (batch, length), float32 (float64 for float64 parameters). Their sum is the
+    label's logit.
+
+    Arguments as for `cross_entropy`.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _LabelScores.apply(
+        hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocab
+    )
+    return found[0].view(labels_BL.shape), found[1].view(labels_BL.shape)
 
 
 def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -140,7 +155,7 @@ class _Softmax:
     log_probabilities_C: torch.Tensor  # ln p(label)
     scores_CV: torch.Tensor  # exp(logit - largest logit)
     total_C: torch.Tensor  # sums of the scores over the vocabulary
-    log_partition_C: torch.Tensor  # ln Z: of the sum of exp(logit)
+    log_sum_C: torch.Tensor  # logarithms of the sums of exp(logit) over the vocabulary
 
     def __init__(
         self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard
@@ -155,16 +170,17 @@ class _Softmax:
         self.scores_CV.exp_()
         sums_2C = vocab.reduce(torch.stack([self.scores_CV.sum(1), at_label_C]), dist.ReduceOp.SUM)
         self.total_C, at_label_C = sums_2C.unbind()
-        self.log_probabilities_C = at_label_C - self.total_C.log()
-        self.log_partition_C = largest_C + self.total_C.log()
+        log_total_C = self.total_C.log()
+        self.log_probabilities_C = at_label_C - log_total_C
+        self.log_sum_C = largest_C + log_total_C
 
-    def gradient(self, factors_C: torch.Tensor, z_loss: float = 0.0) -> torch.Tensor:
-        """Gradient of sum_i factor_i (-ln p(label_i) + z_loss (ln Z_i)^2) with respect to the logits, factor
-        (p (1 + 2 z_loss ln Z) - [label]): (C, V), overwrites the scores."""
-        all_C = factors_C * (1 + 2 * z_loss * self.log_partition_C) if z_loss else factors_C
-        gradient_CV = self.scores_CV.mul_((all_C / self.total_C)[:, None])
+    def gradient(self, factors_C: torch.Tensor, at_label_C: torch.Tensor | None = None) -> torch.Tensor:
+        """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
+        V), overwrites the scores. With `at_label`: factor p - at_label [label]."""
+        at_label_C = factors_C if at_label_C is None else at_label_C
+        gradient_CV = self.scores_CV.mul_((factors_C / self.total_C)[:, None])
         at_label_C1 = (
-            gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, factors_C, 0.0)[:, None]
+            gradient_CV.gather(1, self.label_C1) - torch.where(self.inside_C, at_label_C, 0.0)[:, None]
         )
         return gradient_CV.scatter_(1, self.label_C1, at_label_C1)
 
@@ -218,10 +234,11 @@ class _CrossEntropy(torch.autograd.Function):
             softmax = _Softmax(states, weight_VD, labels, vocab)
             total -= (weights.double() * softmax.log_probabilities_C).sum()
             if z_loss:
-                total += z_loss * (weights.double() * softmax.log_partition_C.double().square()).sum()
+                total += z_loss * (weights.double() * softmax.log_sum_C.double().square()).sum()
             if any(ctx.needs_input_grad[:2]):
                 factors = (weights.double() / denominator).to(softmax.total_C.dtype)
-                gradients.add(places, states, weight_VD, softmax.gradient(factors, z_loss))
+                of_all = factors * (1 + 2 * z_loss * softmax.log_sum_C) if z_loss else factors
+                gradients.add(places, states, weight_VD, softmax.gradient(of_all, factors))
             del softmax  # before the next chunk's is made
         ctx.gradients, ctx.dtype = gradients, weight_VD.dtype
         return (total / denominator).to(_precision(weight_VD.dtype))
@@ -236,17 +253,20 @@ class _CrossEntropy(torch.autograd.Function):
         return states, weight, None, None, None, None, None
 
 
-class _LogProbabilities(torch.autograd.Function):
+class _LabelScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard
-    ) -> torch.Tensor:
-        result = torch.zeros(len(states_ND), dtype=_precision(weight_VD.dtype), device=states_ND.device)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        empty = torch.zeros(len(states_ND), dtype=_precision(weight_VD.dtype), device=states_ND.device)
+        log_probabilities, log_sums = empty, torch.zeros_like(empty)
         for places, labels in _chunks(labels_BL, states_ND.device):
-            result[places] = _Softmax(states_ND[places], weight_VD, labels, vocab).log_probabilities_C
+            softmax = _Softmax(states_ND[places], weight_VD, labels, vocab)
+            log_probabilities[places], log_sums[places] = softmax.log_probabilities_C, softmax.log_sum_C
+            del softmax  # before the next chunk's is made
         ctx.save_for_backward(states_ND, weight_VD, labels_BL)
         ctx.vocab = vocab
-        return result
+        return log_probabilities, log_sums
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -255,7 +275,8 @@ class _LogProbabilities(torch.autograd.Function):
         for places, labels in _chunks(labels_BL, states_ND.device):
             states = states_ND[places]
             softmax = _Softmax(states, weight_VD, labels, ctx.vocab)
-            gradients.add(places, states, weight_VD, softmax.gradient(-upstream[0][places]))
+            of_label, of_sum = (gradient[places] for gradient in upstream)
+            gradients.add(places, states, weight_VD, softmax.gradient(of_sum - of_label, -of_label))
             del softmax
         weight = gradients.weight_VD
         return gradients.states_ND, None if weight is None else weight.to(weight_VD.dtype), None, None

@@ -24,11 +24,13 @@ class Rows:
         part = -(-length // sequences)
         one = np.ones(sequences, dtype=np.float32)
         preference = segment.objective in ("qrpo", "dpo")
+        normalised = segment.objective in ("normalised-cross-entropy", "inverse-rl")
         self._row = SimpleNamespace(
             input=np.zeros(length, dtype=np.int64),
             labels=np.zeros(length, dtype=np.int64),
             positions=np.arange(length) % part if preference else np.arange(length),
-            weights=np.ones(length, dtype=np.float32),
+            weights=np.ones((length, 1) if normalised else length, dtype=np.float32),
+            counts=np.ones(1),
             segments=np.arange(length) // part,
             rewards=one / 2,
             reference=-one,

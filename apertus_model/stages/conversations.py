@@ -1,14 +1,16 @@
-"""The `conversations` stage: one source becomes dialogues, split into training and held-out ones, rendered
-and tokenised.
+"""The `conversations` stage: one source becomes dialogues, filtered, split into training and held-out ones,
+rendered and tokenised.
 
 Artifact, for each shard `train-*` and `validation-*`: `.bin/.idx` (Megatron tokens, one document per
 conversation), `.mask.npy` (uint8, one per token: 1 where it is trained, 2 for outputs of tools, else 0) and
-`.jsonl` (the conversations). `ConversationShards` reads them.
+`.jsonl` (the conversations). `ConversationShards` reads them. Beside them `rejects-*.parquet`, the table of
+what filters removed, and `kept*.npy`, with which other parts find duplicates of what is kept.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each), as in the `corpus` stage. The bytes of the
   artifact depend neither on the split into tasks nor on the number of workers.
-- Every conversation is accounted for: read = rejected + duplicates + train + validation.
+- Every conversation is accounted for: read = rejected + dropped + duplicates + not chosen + train +
+  validation.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from collections import Counter
 
 import numpy as np
 
-from apertus_model.data.conversation_tasks import AllConversations, ConversationTasks, WrittenSplit
+from apertus_model.data.conversation_splits import AllConversations, WrittenSplit
+from apertus_model.data.conversation_tasks import DROPPED, REJECTED, ConversationTasks
 from apertus_model.data.conversations import SHARD_SUFFIXES
 from apertus_model.data.documents import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
-from infra.store import Attempt
+from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
+from specs.filters import GLOBAL_FILTERS, labels
 from specs.job import Job
 from specs.stages.conversations import ConversationsPart
 
@@ -37,40 +41,58 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = ConversationsPart.model_validate(job.spec)
     facts = attempt.input_artifact("tokenizer").manifest.facts
     tasks = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
-    counts: Counter[str] = Counter()
+    conversations = AllConversations(
+        [task.files for task in tasks], facts["vocab_size"], part.process, _seen(part, attempt)
+    )
+    steps = labels(part.process.filters)
+    counts = Counter({f"{DROPPED}/{step}": number for step, number in conversations.dropped.items()})
     for task in tasks:
         counts.update(task.data)
-    conversations = AllConversations([task.files for task in tasks], facts["vocab_size"])
+    read = sum(counts.values()) + conversations.passed
     rejected = {
-        name.removeprefix("rejected/"): counts[name]
+        name.removeprefix(f"{REJECTED}/"): counts[name]
         for name in sorted(counts)
-        if name.startswith("rejected/")
+        if name.startswith(f"{REJECTED}/")
     }
-    story = f"{sum(counts.values())} conversations read"
-    story += (
-        f", rejected: {', '.join(f'{count} {name}' for name, count in rejected.items())}" if rejected else ""
-    )
+    dropped = {step: counts[f"{DROPPED}/{step}"] for step in steps}
+    story = f"{read} conversations read"
+    for group, numbers in ((REJECTED, rejected), (DROPPED, dropped)):
+        named = [f"{number} {name}" for name, number in numbers.items() if number]
+        story += f", {group}: {', '.join(named)}" if named else ""
     if not len(conversations):
         raise SourceError(
-            f"no conversation of {part.source.url} is left: {story}. Fix: the globs, the format or the rows"
+            f"no conversation of {part.source.url} is left: {story}. Fix: the globs, the format, the rows or"
+            " the filters"
         )
+    if part.process.count is not None and not conversations.not_chosen:
+        progress.log(f"count is {part.process.count}, and there are {len(conversations)}: all are kept")
     held_out = conversations.held_out(part.process.holdout)
     splits = {
         "train": conversations.write("train", np.flatnonzero(~held_out), attempt.workdir),
         "validation": conversations.write("validation", np.flatnonzero(held_out), attempt.workdir),
     }
-    for split in splits.values():
-        for name in (f"{shard}{suffix}" for shard in split.shards for suffix in SHARD_SUFFIXES):
-            attempt.put(attempt.workdir / name, name)
-            (attempt.workdir / name).unlink()
-    progress.log(f"{story}, {conversations.duplicates} duplicates; {_shown(splits)}")
+    kept, compared = conversations.write_kept(attempt.workdir)
+    shards = [shard for split in splits.values() for shard in split.shards]
+    for name in [
+        *(f"{shard}{suffix}" for shard in shards for suffix in SHARD_SUFFIXES),
+        *conversations.write_rejects(attempt.workdir),
+        *kept,
+    ]:
+        attempt.put(attempt.workdir / name, name)
+        (attempt.workdir / name).unlink()
+    left_out = f", {conversations.not_chosen} not chosen" if conversations.not_chosen else ""
+    progress.log(f"{story}, {conversations.duplicates} duplicates{left_out}; {_shown(splits)}")
     attempt.commit(
         metrics={
             "conversations": len(conversations),
             "tokens": sum(split.tokens for split in splits.values()),
-            "read": {"conversations": sum(counts.values())},
+            "read": {"conversations": read},
             "rejected": rejected,
+            "filters": steps,
+            "dropped": dropped,
             "duplicates": conversations.duplicates,
+            "not_chosen": conversations.not_chosen,
+            "replaced": dict(zip(part.process.replaced, conversations.replaced, strict=True)),
             "tasks": len(tasks),
             **{name: _metrics(split) for name, split in splits.items()},
         },
@@ -78,8 +100,18 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "tokenizer": job.inputs["tokenizer"].fingerprint,
             **{name: facts.get(name) for name in FACTS},
             **{name: split.shards for name, split in splits.items()},
+            "compared": compared,
         },
     )
+
+
+def _seen(part: ConversationsPart, attempt: Attempt) -> dict[int, list[Artifact]]:
+    """The artifacts under `not_in`, by step."""
+    return {
+        step: [attempt.input_artifact(f"not_in:{step}:{index}") for index in range(len(spec.not_in))]
+        for step, spec in enumerate(part.process.filters)
+        if isinstance(spec, GLOBAL_FILTERS)
+    }
 
 
 def work_of(job: Job, attempt: Attempt) -> ConversationTasks:
@@ -90,7 +122,8 @@ def work_of(job: Job, attempt: Attempt) -> ConversationTasks:
     folder = attempt.workdir / "tasks"
     folder.mkdir(exist_ok=True)
     files = files_of_tasks(part, "conversations")
-    return ConversationTasks(part.source, files, tokenizer.local("tokenizer.json"), size, part.seed, folder)
+    file = tokenizer.local("tokenizer.json")
+    return ConversationTasks(part.source, part.process, files, file, size, part.seed, folder)
 
 
 def _metrics(split: WrittenSplit) -> dict[str, int]:

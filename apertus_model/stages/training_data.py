@@ -23,7 +23,7 @@ from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
 from specs.stages.preference_training import PreferenceSegment
-from specs.stages.sft import SftSegment
+from specs.stages.sft import SftLoss, SftSegment
 from specs.stages.training import Segment
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def _recipe(store: Store, mixture: InputRef) -> dict[str, Any]:
 
 
 class ConversationData:
-    """Packed conversations. Held-out ones are scored on the assistant's tokens alone, for any prompt
-    weight."""
+    """Sequences of conversations. Held-out ones are packed and scored on the assistant's tokens
+    alone, whatever the loss."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: SftSegment) -> None:
         from apertus_model.data.chat_samples import ConversationSamples, heldout
@@ -165,14 +165,16 @@ class ConversationData:
             segment.repeats,
             sequence_length=segment.sequence_length,
             seed=segment.data_seed,
-            prompt_weight=segment.prompt_weight,
+            loss=segment,
+            packing=segment.packing,
             longer=segment.longer,
             pad_id=pad_id,
         )
         self.identity: dict[str, Any] = {
             "sequence_length": segment.sequence_length,
             "seed": segment.data_seed,
-            "prompt_weight": segment.prompt_weight,
+            "loss": {name: segment.to_json()[name] for name in SftLoss.model_fields},
+            "packing": segment.packing,
             "longer": segment.longer,
             "sources": {
                 source.fingerprint: {"repeats": repeats, "content": _content(artifact)}

@@ -1,9 +1,9 @@
-"""What a step minimises: cross-entropy, weighted cross-entropy, QRPO, DPO.
+"""What a step minimises: cross-entropy, weighted or normalised; inverse reinforcement learning; QRPO; DPO.
 
-The loss of a micro-batch is a sum divided by a denominator of the whole step: the sum of `Objective.count`
-over all micro-batches and data-parallel ranks. So the loss of the step is the sum of the losses of its
-micro-batches, and its gradient the sum of their gradients. `Objective.loss` runs inside the model's output
-layer; `apertus_model.model.output` says why, and shows the calls.
+The loss of a micro-batch is a sum divided by a denominator of the whole step (or several sums, each by its
+own): the sum of `Objective.count` over all micro-batches and data-parallel ranks. So the loss of the step is
+the sum of the losses of its micro-batches, and its gradient the sum of their gradients. `Objective.loss` runs
+inside the model's output layer; `apertus_model.model.output` says why, and shows the calls.
 
 Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and
 micro-batches.
@@ -20,13 +20,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, log_probabilities, total_weight
+from apertus_model.losses.cross_entropy import (
+    VocabShard,
+    cross_entropy,
+    label_scores,
+    log_probabilities,
+    total_weight,
+)
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
 from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.model.on_host import copy_to
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
+from specs.stages.sft import InverseRl as InverseRlSpec
 
 Extras = Mapping[str, Tensor]
 
@@ -35,7 +42,7 @@ class MicroBatch(NamedTuple):
     """What the loss of a micro-batch needs beside its labels."""
 
     extras: Extras  # the tensors that `Objective.fields` names; those in `per_token`: (batch, local sequence)
-    denominator: Tensor  # of the whole step: float64 scalar
+    denominator: Tensor  # of the whole step: the sum of all `Objective.count`
     group: dist.ProcessGroup | None = None  # the ranks that share each row; None: a rank has whole rows
 
 
@@ -59,7 +66,8 @@ class Objective(ABC):
 
     @abstractmethod
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
-        """The contribution of a micro-batch of whole rows to the denominator: float64 scalar."""
+        """The contribution of a micro-batch of whole rows to the denominator: float64, a scalar or one number
+        per sum of the loss."""
 
     @abstractmethod
     def loss(
@@ -100,6 +108,45 @@ class WeightedCrossEntropy(CrossEntropy):
 
     fields = ("weights",)
     per_token = ("weights",)
+
+
+class NormalisedCrossEntropy(Objective):
+    """sum_k (sum_i w_ik ce_i) / N_k over the labels i, where N_k is the sum of the samples' counts:
+    `apertus_model.data.chat_weights` states both."""
+
+    fields = ("weights", "counts")
+    per_token = ("weights",)
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        return extras["counts"].sum(0)
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        return MicroBatchLoss(cross_entropy(hidden, weight, labels, 1.0, self._weights(batch), vocab))
+
+    @staticmethod
+    def _weights(batch: MicroBatch) -> Tensor:
+        """sum_k w_ik / N_k: (batch, local sequence), float64. A column that counts nothing weighs nothing."""
+        weights, counts = batch.extras["weights"], batch.denominator
+        return torch.where(counts > 0, weights / counts, 0.0).sum(-1)
+
+
+@dataclass(frozen=True)
+class InverseRl(NormalisedCrossEntropy):
+    """The same sums, of ce_i + weight (q_i - discount V_i')^2 (`specs.stages.sft.InverseRl`). Every place of
+    a conversation but its last has a label, of weight 0 where it is not trained, so that its V is known."""
+
+    settings: InverseRlSpec
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        log_p, value = label_scores(hidden, weight, labels, vocab)
+        following = torch.nn.functional.pad(value[:, 1:], (0, 1))
+        difference = log_p + value - self.settings.discount * following
+        losses = self.settings.weight * difference.square() - log_p
+        return MicroBatchLoss((self._weights(batch) * losses).sum().to(losses.dtype))
 
 
 class PreferenceObjective(Objective):
@@ -247,6 +294,8 @@ def _sum(values: Tensor, where: Tensor) -> Tensor:
 _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
     "cross-entropy": lambda segment: CrossEntropy(segment.z_loss),
     "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
+    "normalised-cross-entropy": lambda segment: NormalisedCrossEntropy(),
+    "inverse-rl": lambda segment: InverseRl(segment.inverse_rl),
     "qrpo": lambda segment: Qrpo(segment.loss),
     "dpo": lambda segment: Dpo(segment.loss),
 }

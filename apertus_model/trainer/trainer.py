@@ -319,15 +319,15 @@ class ApertusTrainer(Trainer):
         return False
 
     def _count(self, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The labels that the step trains, and the denominator of its loss, over all ranks: float64 scalars.
-        Collective."""
+        """The labels that the step trains, and the denominator of its loss, over all ranks: float64, a scalar
+        and what `Objective.count` returns. Collective."""
         count = self.config.objective.count
         trained = torch.stack([(labels != IGNORE_INDEX).sum().double() for _, labels in batches])
-        counted = torch.stack([count(labels, inputs) for inputs, labels in batches])
-        totals = copy_to(torch.stack([trained.sum(), counted.sum()]), self.device)
+        counted = torch.stack([count(labels, inputs) for inputs, labels in batches]).sum(0)
+        totals = copy_to(torch.cat([trained.sum()[None], counted.flatten()]), self.device)
         if self.parallel_dims.dp_enabled:
             dist.all_reduce(totals, group=self.parallel_dims.get_mesh("batch").get_group())
-        return totals[0], totals[1]
+        return totals[0], totals[1:].view(counted.shape)
 
     def _prepare_objective(self, batches: Sequence[Batch]) -> None:
         """Runs the extra passes of optimizers. Collective."""

@@ -95,8 +95,11 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> di
     weights = getattr(sample, "weights", None)
     found: dict[str, Any] = {"index": index, "input": ids, "labels": labels, "positions": positions}
     if weights is not None:
-        found["weights"] = [round(float(weight), 6) for weight in weights]
-    for name in ("segments", "rewards", "reference"):
+        found["weights"] = weights.astype(float).round(6).tolist()
+        # a label without weight is not trained
+        weighs = weights.reshape(len(ids), -1).any(1).tolist()
+        labels = [label if weight else -1 for label, weight in zip(labels, weighs, strict=True)]
+    for name in ("counts", "segments", "rewards", "reference"):
         if (array := getattr(sample, name, None)) is not None:
             found[name] = array.tolist()
     origins = _origins(data, sample, index)

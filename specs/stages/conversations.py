@@ -1,18 +1,67 @@
-"""The `conversations` stage: dialogues, split into training and held-out ones, rendered by the chat
-template and tokenised; one part per source."""
+"""The `conversations` stage: dialogues, filtered, split into training and held-out ones, rendered by the chat
+template and tokenised; one part per source.
+
+Of a source, what is left after the filters and without repeated contents is the whole that `share` and
+`count` choose from, and what they choose is split."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import model_validator
+
 from specs.base import Spec, execution, identity, reference
+from specs.filters import FilterSpec
 from specs.stages.base import SourcePart, Stage
-from specs.units import Reference
+from specs.stages.corpus import Pii, replaced_kinds
+from specs.units import Count, Reference
+
+CONTROL_COLUMNS = (
+    *("messages", "conversations", "prompt", "completion", "completions", "chosen", "rejected"),
+    *("tools", "id", "group"),
+)
+"""Columns of a row that make the conversation; filters read the others."""
 
 
 class ConversationSource(Spec):
-    """How one source is processed."""
+    """How one source is processed: filters, then personal data, then the choice of `share` or `count`, then
+    the held-out split."""
 
+    filters: list[FilterSpec] = identity(
+        default_factory=list,
+        neutral=[],
+        description=(
+            "applied in this order; a filter reads the columns of a row that are not part of the conversation"
+        ),
+    )
+    pii: bool | list[Pii] = identity(
+        False,
+        neutral=False,
+        description=(
+            "personal data to replace by fixed placeholders, as in a corpus, after the filters: in the texts"
+            " of messages, in values of the arguments of tool calls and in outputs of tools. Names and"
+            " schemas of tools, keys of arguments, and further columns of a row stay as they are"
+        ),
+    )
+    share: float | None = identity(
+        None,
+        neutral=None,
+        gt=0,
+        le=1,
+        description=(
+            "share of the source, chosen by a hash of seed and content: a higher share keeps the same"
+            " conversations and more"
+        ),
+    )
+    count: Count | None = identity(
+        None,
+        neutral=None,
+        ge=1,
+        description=(
+            "number of conversations (20k), those with the smallest hashes of seed and content: a higher"
+            " count keeps the same ones and more; all where there are fewer"
+        ),
+    )
     holdout: float = identity(
         0.02,
         gt=0,
@@ -20,12 +69,23 @@ class ConversationSource(Spec):
         description="share kept out of training; conversations with the same `group` stay together",
     )
 
+    @model_validator(mode="after")
+    def _one_size(self) -> ConversationSource:
+        if self.share is not None and self.count is not None:
+            raise ValueError("share and count both say how much of the source is kept; state one")
+        return self
+
+    @property
+    def replaced(self) -> tuple[Pii, ...]:
+        """Kinds of personal data that are replaced, in the order of replacement."""
+        return replaced_kinds(self.pii)
+
 
 class ConversationsStage(Stage):
     """Conversations for the training of `sft`, the prompts of `preference_data` and the questions of
     `evaluate`."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     kind: Literal["conversations"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(
@@ -39,6 +99,7 @@ class ConversationsStage(Stage):
 
 
 class ConversationsPart(SourcePart):
-    """Resolved, for one source."""
+    """Resolved, for one source. Further inputs are `filter:<step>:<file>` for the files that filters read,
+    and `not_in:<step>:<i>` for the parts whose conversations count as seen."""
 
     process: ConversationSource = identity()

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
+from specs.filters import GLOBAL_FILTERS, FilterSpec, columns_read
 from specs.stages.base import SourcePart, Stage
 from specs.units import Reference
 
@@ -32,6 +32,12 @@ class Repeats(Spec):
 
 
 Pii = Literal["email", "ip", "iban", "phone"]
+
+
+def replaced_kinds(stated: bool | list[Pii]) -> tuple[Pii, ...]:
+    """The kinds of personal data that a field `pii` names, in the order of replacement."""
+    chosen = ("email", "ip", "iban") if stated is True else stated or ()
+    return tuple(kind for kind in get_args(Pii) if kind in chosen)
 
 
 class CorpusSource(Spec):
@@ -58,21 +64,26 @@ class CorpusSource(Spec):
         ),
     )
 
+    @field_validator("filters")
+    @classmethod
+    def _of_documents(cls, filters: list[FilterSpec]) -> list[FilterSpec]:
+        for step in filters:
+            if step.of != "conversation":
+                raise ValueError(f"a document has no {step.of}; leave out `of` of {step.filter}")
+            if isinstance(step, GLOBAL_FILTERS) and step.not_in:
+                raise ValueError(
+                    "duplicates across the parts of a corpus are not found yet; leave out not_in"
+                )
+        return filters
+
     @property
     def replaced(self) -> tuple[Pii, ...]:
         """Kinds of personal data that are replaced, in the order of replacement."""
-        chosen = ("email", "ip", "iban") if self.pii is True else self.pii or ()
-        return tuple(kind for kind in get_args(Pii) if kind in chosen)
+        return replaced_kinds(self.pii)
 
     def columns(self) -> list[str]:
-        """Columns of a row, beside the text, that the filters read; sorted, without those that an earlier
-        filter adds."""
-        needed: set[str] = set()
-        made: set[str] = set()
-        for step in self.filters:
-            needed |= set(step.columns()) - made
-            made |= set(LANGUAGE_COLUMNS) if isinstance(step, LanguageFilter) else set()
-        return sorted(needed)
+        """Columns of a row, beside the text, that the filters read."""
+        return columns_read(self.filters)
 
 
 ON_TOKENS = ("holdout", "repeats", "examples")

@@ -1,14 +1,18 @@
-"""The `sft` stage: supervised fine-tuning on conversations."""
+"""The `sft` stage: supervised fine-tuning on conversations.
+
+The variants of the loss are those of swiss-ai/posttraining, src/post_training/trainers/sft.py
+(`prompt_weight`, `length_normalised`, `average`) and an earlier src/swiss_alignment/trainers/sft.py
+(`inverse_rl`)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.schedule import Decay, ScheduleSpec
-from specs.stages.training import CarryField, FromParent, Segment, Training, carries
+from specs.stages.training import AnyPacking, CarryField, FromParent, Segment, Training, carries
 from specs.units import OrRest, ReferenceText
 
 
@@ -38,15 +42,73 @@ def _repeats(value: Any) -> Any:
     return value
 
 
+def _number(value: int | float) -> int | float:
+    """A whole number as an integer, so that 3.0 and 3 are one spec."""
+    if value <= 0:
+        raise ValueError(f"{value} passes are none; state more than 0, or leave the source out")
+    return int(value) if value == int(value) else value
+
+
+Repeat = Annotated[int | float, AfterValidator(_number)]
 Repeats = Annotated[
-    dict[ReferenceText, Annotated[int, Field(ge=1)]],
-    BeforeValidator(_repeats, json_schema_input_type=str | list[str] | dict[str, int]),
+    dict[ReferenceText, Repeat],
+    BeforeValidator(_repeats, json_schema_input_type=str | list[str] | dict[str, float]),
 ]
 
 
-class SftStage(FromParent, Training):
-    """Trains on the assistant's turns, thoughts and tool calls; never on outputs of tools. Conversations are
-    packed into sequences and do not see each other."""
+class InverseRl(Spec):
+    """Inverse reinforcement learning (arXiv 2409.01369), the temporal-difference term of the published code:
+    a label with logit q, at a place whose logits have the logarithm V of the sum of their exponentials, loses
+    V - q + weight * (q - discount * V')^2, where V' is that of the next place of the conversation, 0 behind
+    its last label."""
+
+    weight: float = identity(0.5, gt=0)
+    discount: float = identity(1.0, ge=0, le=1)
+
+
+class SftLoss(Spec):
+    """What fine-tuning minimises: by default the mean cross-entropy of all tokens of answers in a step."""
+
+    prompt_weight: float = identity(
+        0.0, neutral=0.0, ge=0, le=1, description="weight of the loss on other tokens"
+    )
+    length_normalised: bool = identity(
+        False,
+        neutral=False,
+        description=(
+            "whether the tokens of prompts are averaged apart from those of answers, so that long prompts"
+            " weigh no more: mean over answers + prompt_weight * mean over prompts"
+        ),
+    )
+    average: Literal["tokens", "conversations"] = identity(
+        "tokens",
+        neutral="tokens",
+        description=(
+            "what the means are taken over. tokens: all of the step; conversations: those of a conversation,"
+            " and then the conversations of the step"
+        ),
+    )
+    inverse_rl: InverseRl | None = identity(None, neutral=None)
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> SftLoss:
+        if self.length_normalised and not self.prompt_weight:
+            raise ValueError("length_normalised changes nothing with prompt_weight: 0; state a prompt_weight")
+        return self
+
+    @property
+    def objective(self) -> str:
+        """Name of the objective in the engine."""
+        if self.inverse_rl is not None:
+            return "inverse-rl"
+        if self.length_normalised or self.average == "conversations":
+            return "normalised-cross-entropy"
+        return "cross-entropy" if self.prompt_weight == 0 else "weighted-cross-entropy"
+
+
+class SftStage(SftLoss, FromParent, Training):
+    """Trains on the assistant's turns, thoughts and tool calls; never on outputs of tools. Conversations of a
+    sequence do not see each other."""
 
     VERSION: ClassVar[int] = 1
     CHAT: ClassVar[bool] = True
@@ -57,11 +119,18 @@ class SftStage(FromParent, Training):
         to="conversations",
         description=(
             "parts of `conversations` stages; a map gives how often each is seen per epoch:"
-            " {chat/identity: 3}"
+            " {chat/identity: 3, chat/web: 0.5}. Of a fraction, each epoch has another part, and all parts"
+            " have their turn"
         ),
     )
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
-    prompt_weight: float = identity(0.0, ge=0, le=1, description="weight of the loss on other tokens")
+    packing: Literal["best-fit", "none"] = identity(
+        "best-fit",
+        description=(
+            "best-fit: several conversations to a sequence; none: one, and padding, which is computed and"
+            " never counts in a loss"
+        ),
+    )
     longer: Literal["drop", "truncate"] = identity(
         "drop",
         description="what to do with conversations that do not fit into a sequence",
@@ -72,16 +141,12 @@ class SftStage(FromParent, Training):
     lora: Lora | None = identity(None)
 
 
-class SftSegment(Segment):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a packed sequence of
+class SftSegment(SftLoss, Segment):
+    """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
     conversations."""
 
-    repeats: list[int] = identity(description="in the order of the inputs")
+    repeats: list[Repeat] = identity(description="in the order of the inputs")
     data_seed: int = identity(28, neutral=28)
-    prompt_weight: float = identity(0.0, neutral=0.0)
+    packing: AnyPacking = identity("best-fit", neutral="best-fit")
     longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
     lora: Lora | None = identity(None, neutral=None)
-
-    @property
-    def objective(self) -> str:
-        return "cross-entropy" if self.prompt_weight == 0 else "weighted-cross-entropy"

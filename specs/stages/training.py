@@ -25,6 +25,9 @@ from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
 
 Carry = Literal["weights", "optimizer", "data"]
 Packing = Literal["concatenate", "best-fit"]
+"""How documents become sequences: end to end, or whole."""
+AnyPacking = Literal["concatenate", "best-fit", "none"]
+"""The same of documents and conversations: `none` is one to a sequence."""
 
 
 class Goldfish(Spec):
@@ -261,7 +264,7 @@ class Segment(Part):
     )
     goldfish: Goldfish | None = identity(None, neutral=None)
     z_loss: float = identity(0.0, neutral=0.0)
-    packing: Packing = identity("concatenate", neutral="concatenate")
+    packing: AnyPacking = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
     deterministic: bool = identity(True, neutral=True)

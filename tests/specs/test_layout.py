@@ -101,7 +101,16 @@ def test_weights_per_token_are_refused_in_a_pipeline(tmp_path: Path) -> None:
     layout = "stages.sft.launch={processes: 2, parallel: {pp: 2}}"
     load(write_recipe(tmp_path, CHAT), [layout])
     text = problems(tmp_path, layout, "stages.sft.prompt_weight=0.5", recipe=CHAT)
-    assert "the weights of its tokens (prompt_weight 0.5) do not reach the last process" in text
+    assert "the weights of its tokens (weighted-cross-entropy) do not reach the last process" in text
+    text = problems(tmp_path, layout, "stages.sft.average=conversations", recipe=CHAT)
+    assert "the weights of its tokens (normalised-cross-entropy) do not reach the last process" in text
+
+
+def test_a_loss_that_compares_neighbours_is_refused_where_sequences_are_cut(tmp_path: Path) -> None:
+    layout = "stages.sft.launch={processes: 2, parallel: {cp: 2}}"
+    load(write_recipe(tmp_path, CHAT), [layout, "stages.sft.average=conversations"])
+    text = problems(tmp_path, layout, "stages.sft.inverse_rl={weight: 0.5}", recipe=CHAT)
+    assert "launch.parallel.cp: 'sft' cannot cut sequences (cp 2): inverse_rl compares a place with" in text
 
 
 def test_compiled_layers_are_not_recomputed_under_tensor_parallelism(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter
 
-from specs.units import Budget, Duration, Reference
+from specs.units import Budget, Count, Duration, Reference
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,16 @@ def test_references(text: str, reference: Reference) -> None:
 def test_malformed_reference_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a reference"):
         Reference.parse(text)
+
+
+@pytest.mark.parametrize(("stated", "number"), [("20k", 20_000), ("1.5M", 1_500_000), (7, 7), ("12", 12)])
+def test_a_count_is_a_whole_number(stated: int | str, number: int) -> None:
+    assert TypeAdapter(Count).validate_python(stated) == number
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"), [("20k tokens", "has a unit"), ("0.5", "not a whole number"), ("many", "not an")]
+)
+def test_what_is_no_count_is_refused(stated: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TypeAdapter(Count).validate_python(stated)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.planning.estimate.memory import adapters, layers_of_rank
+from flows.planning.estimate.memory import OF_SCORES, adapters, layers_of_rank
 from specs.cluster import Gpu
 from specs.model import ModelSpec
 from specs.stages.sft import SftSegment
@@ -84,7 +84,7 @@ def training(segment: Segment) -> int:
 def recomputation(segment: Segment) -> int:
     """Per token, beside `training`: recomputation in the backward pass. full: every layer; selective: keys,
     the output projection of attention and the lower half of the feed-forward, every second product;
-    memory_budget: at most the share that is not kept; QRPO and DPO: always the logits."""
+    memory_budget: at most the share that is not kept; objectives in `OF_SCORES`: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     again = {
         "none": 0,
@@ -92,7 +92,7 @@ def recomputation(segment: Segment) -> int:
         "full": once.projections + once.scores,
         "memory_budget": round((1 - segment.memory_budget) * (once.projections + once.scores)),
     }[segment.activation_checkpointing]
-    return again + (once.output if segment.objective in ("qrpo", "dpo") else 0)
+    return again + (once.output if segment.objective in OF_SCORES else 0)
 
 
 def peak(segment: Segment, gpu: Gpu) -> float:

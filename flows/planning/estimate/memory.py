@@ -36,6 +36,8 @@ from specs.stages.training import Segment
 Device = Literal["cuda", "cpu"]
 # of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
 CHUNK_TOKENS = 1024
+# objectives that compute the logits a second time in the backward pass, as that module says
+OF_SCORES = ("qrpo", "dpo", "inverse-rl")
 # elements that its foreach path updates at a time: apertus_model.optimizers.ademamix
 ADEMAMIX_CHUNK = 1 << 27
 # longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
@@ -292,7 +294,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     # The float32 sum of the output weight's gradient. Cross-entropy makes it forward, and the graph of a
     # micro-batch holds it as long as it lives; losses of log-probabilities make it backward, and drop it.
     summed_table = table * last * (lora is None) * (in_flight[-1] if parallel.pp_schedule == "gpipe" else 1)
-    kept_table = 0.0 if segment.objective in ("qrpo", "dpo") else summed_table
+    kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
     before = every if micro_batches > 1 else 0.0

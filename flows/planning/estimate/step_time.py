@@ -23,6 +23,7 @@ from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
 from flows.planning.estimate.memory import (
     CHUNK_TOKENS,
+    OF_SCORES,
     STATES,
     WIDTH,
     Parameters,
@@ -284,7 +285,7 @@ class _Work:
         chunk = self.tokens / chunks
         products = 2 * self.product(chunk, model.dim, words)
         products += self.product(chunk, model.dim, words, 8 * model.dim * words)  # adds in float32
-        if self.segment.objective in ("qrpo", "dpo"):
+        if self.segment.objective in OF_SCORES:
             products += self.product(chunk, model.dim, words)
         compute = chunks * (products + self.moved(LOGITS * 4 * chunk * words))
         compute += self.moved(6 * self.b * self.tokens * model.dim)

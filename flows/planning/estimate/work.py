@@ -176,9 +176,10 @@ class Counter:
         declared = part.source.declared
         if declared is None or declared.documents is None:
             raise NotCounted(f"conversations of {node.name}")
-        held_out = part.process.holdout
-        share = held_out if split == "validation" else 1 - held_out
-        return Number(round(declared.documents * share), "declared")
+        process = part.process
+        share = process.holdout if split == "validation" else 1 - process.holdout
+        kept = min(declared.documents * (process.share or 1), process.count or declared.documents)
+        return Number(round(kept * share), "declared")
 
     def _sizes(self, node: Node) -> tuple[Number, Number]:
         """Mean tokens of a prompt and of a completion, of a part with completions."""

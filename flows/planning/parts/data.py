@@ -6,10 +6,12 @@ from typing import cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder
-from specs.sources import TABLES
+from specs.errors import FieldPath, SpecError
+from specs.filters import GLOBAL_FILTERS, FilterSpec, NearDuplicatesFilter, columns_read
+from specs.sources import CONVERSATIONAL, TABLES
 from specs.stages.base import SourcePart
-from specs.stages.conversations import ConversationsPart, ConversationsStage
-from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
+from specs.stages.conversations import CONTROL_COLUMNS, ConversationsPart, ConversationsStage
+from specs.stages.corpus import CorpusPart, CorpusStage
 from specs.stages.mixture import MixturePart, MixtureStage, integers
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.units import Reference
@@ -44,21 +46,34 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 def add_corpus(builder: Builder, name: str) -> None:
     """One part per source."""
     for source, process in cast(CorpusStage, builder.pipeline.stages[name]).sources.items():
-        _add_source(builder, name, source, CorpusPart, _filter_files(builder, name, source, process))
+        _check_columns(builder, name, source, process.filters)
+        _add_source(builder, name, source, CorpusPart, _filter_files(builder, name, source, process.filters))
 
 
-def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSource) -> dict[str, Input]:
-    """Files that filters read, as inputs; a filter on columns that the source's format does not have is a
-    problem."""
-    inputs: dict[str, Input] = {}
+def _check_columns(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> None:
+    """A filter on columns that the source's format does not have is a problem."""
     format_ = builder.pipeline.sources[source].format
-    for step, chosen in enumerate(process.filters):
+    read = set(columns_read(filters))
+    for step, chosen in enumerate(filters):
+        columns = set(chosen.columns()) & read
+        if format_ in CONVERSATIONAL:
+            missing = columns & set(CONTROL_COLUMNS)
+            what = f"of which conversations of format {format_} are made: filters read the other columns"
+        else:
+            missing = columns - set(WEB_COLUMNS if format_ in WEB else ())
+            missing = set() if format_ in TABLES else missing
+            what = f"which documents of format {format_} do not have"
+        if missing:
+            shown = ", ".join(f"'{column}'" for column in sorted(missing))
+            path = ("stages", stage, "sources", source, "filters", step)
+            builder.problem(path, f"it reads column {shown}, {what}", "use another filter.")
+
+
+def _filter_files(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> dict[str, Input]:
+    """Files that filters read, as inputs."""
+    inputs: dict[str, Input] = {}
+    for step, chosen in enumerate(filters):
         path = ("stages", stage, "sources", source, "filters", step)
-        missing = set(chosen.columns()) & set(process.columns()) - set(WEB_COLUMNS if format_ in WEB else ())
-        if missing and format_ not in TABLES:
-            columns = ", ".join(f"'{column}'" for column in sorted(missing))
-            message = f"it reads column {columns}, which documents of format {format_} do not have"
-            builder.problem(path, message, "use another filter.")
         for number, files in enumerate(chosen.files()):
             key = f"{stage}/{source}.filters.{step}.{number}"
             inputs[f"filter:{step}:{number}"] = builder.outside(key, files, path, "correct the url.")
@@ -66,13 +81,52 @@ def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSour
 
 
 def add_conversations(builder: Builder, name: str) -> None:
-    """One part per source."""
-    for source in cast(ConversationsStage, builder.pipeline.stages[name]).sources:
-        _add_source(builder, name, source, ConversationsPart, {})
+    """One part per source, after the parts that its filters name under `not_in`."""
+    stage = cast(ConversationsStage, builder.pipeline.stages[name])
+    waiting: list[str] = []
+
+    def add(source: str) -> None:
+        if f"{name}/{source}" in builder.graph.nodes:
+            return
+        waiting.append(source)
+        filters = stage.sources[source].filters
+        _check_columns(builder, name, source, filters)
+        inputs = _filter_files(builder, name, source, filters)
+        for step, chosen in enumerate(filters):
+            if isinstance(chosen, GLOBAL_FILTERS):
+                path: FieldPath = ("stages", name, "sources", source, "filters", step, "not_in")
+                parts = [seen(chosen, text, (*path, at)) for at, text in enumerate(chosen.not_in)]
+                parts.sort(key=lambda read: read.fingerprint)
+                inputs |= {f"not_in:{step}:{number}": read for number, read in enumerate(parts)}
+        waiting.pop()
+        _add_source(builder, name, source, ConversationsPart, inputs)
+
+    def seen(step: FilterSpec, text: str, path: FieldPath) -> Input:
+        """A part under `not_in`. SpecError where parts name each other, or it has not what is compared."""
+        ref = Reference.parse(text)
+        other = cast(ConversationsStage, builder.pipeline.stages[ref.stage])
+        source = ref.part or next(iter(other.sources))
+        if ref.stage == name:
+            if source in waiting:
+                cycle = " -> ".join(f"{name}/{one}" for one in [*waiting[waiting.index(source) :], source])
+                raise SpecError.of(path, f"parts are compared in a circle: {cycle}", "leave one of them out.")
+            add(source)
+        near = [one.identity_fields() for one in other.sources[source].filters]
+        if isinstance(step, NearDuplicatesFilter) and step.identity_fields() not in near:
+            builder.problem(
+                path,
+                f"'{ref}' has no near-duplicates filter with the same settings, so its signatures are not"
+                " stored",
+                f"give '{ref}' the same filter.",
+            )
+        return builder.part(ref)
+
+    for source in stage.sources:
+        add(source)
 
 
 def _add_source(
-    builder: Builder, name: str, source: str, kind: type[SourcePart], filter_files: dict[str, Input]
+    builder: Builder, name: str, source: str, kind: type[SourcePart], filter_inputs: dict[str, Input]
 ) -> None:
     stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     inputs = {"tokenizer": builder.part(stage.tokenizer), "documents": builder.documents(source)}
@@ -84,7 +138,7 @@ def _add_source(
         files_per_task=stage.files_per_task,
         listing=[file.path for file in listing.files] if listing else [],
     )
-    builder.node(f"{name}/{source}", name, part, inputs | filter_files)
+    builder.node(f"{name}/{source}", name, part, inputs | filter_inputs)
 
 
 def add_mixture(builder: Builder, name: str) -> None:

@@ -29,7 +29,7 @@ from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.qrpo import QrpoSegment, QrpoStage
 from specs.stages.select import SelectPart
-from specs.stages.sft import SftSegment, SftStage
+from specs.stages.sft import SftLoss, SftSegment, SftStage
 from specs.stages.tokenizer import TokenizerPart
 from specs.stages.training import MixtureTraining, Phase, Segment, TrainingStage
 from specs.trajectory import SegmentPlan, Trajectory, point_of
@@ -161,7 +161,8 @@ def _data(
         return {f"conversations:{index}": read for index, (read, _) in enumerate(chosen)}, {
             "repeats": [repeats for _, repeats in chosen],
             "source_names": [read.name for read, _ in chosen],
-            "prompt_weight": stage.prompt_weight,
+            **{name: getattr(stage, name) for name in SftLoss.model_fields},
+            "packing": stage.packing,
             "longer": stage.longer,
             "data_seed": stage.data_seed,
             "lora": stage.lora,

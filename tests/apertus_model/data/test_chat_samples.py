@@ -20,6 +20,7 @@ from apertus_model.model.model import model_config
 from infra.store.documents import Manifest
 from infra.store.inputs import SourceError
 from specs.model import ModelSpec
+from specs.stages.sft import InverseRl, SftLoss
 
 PAD, VOCAB = 10, 400
 NO, YES, TOOL = 0, 1, 2
@@ -57,12 +58,13 @@ def _many(path: Path, seed: int, count: int = 40) -> ConversationShards:
 
 
 def _open(
-    shards: list[ConversationShards], repeats: list[int] | None = None, **options: Any
+    shards: list[ConversationShards], repeats: list[int | float] | None = None, **options: Any
 ) -> ConversationSamples:
     settings = {
         "sequence_length": 24,
         "seed": 28,
-        "prompt_weight": 0.0,
+        "loss": SftLoss(),
+        "packing": "best-fit",
         "longer": "drop",
         "pad_id": PAD,
     } | options
@@ -94,11 +96,11 @@ def test_row_is_exactly_its_conversations_and_padding(tmp_path: Path) -> None:
         IGNORE_INDEX,
         IGNORE_INDEX,
     ]
-    assert _lists(plain[0]) == [expected_input, labels, positions, None]
-    weighted = _open([shards], sequence_length=11, prompt_weight=0.25)[0]
+    assert _lists(plain[0]) == [expected_input, labels, positions, None, None]
+    weighted = _open([shards], sequence_length=11, loss=SftLoss(prompt_weight=0.25))[0]
     labels = [20, 21, IGNORE_INDEX, 23, 24, IGNORE_INDEX, 30, 31, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
     weights = [0.25, 1, 0, 1, 1, 0, 0.25, 1, 0, 0, 0]
-    assert _lists(weighted) == [expected_input, labels, positions, weights]
+    assert _lists(weighted) == [expected_input, labels, positions, weights, None]
     assert [array.dtype for array in weighted if array is not None] == [np.int64] * 3 + [np.float32]
 
 
@@ -134,11 +136,13 @@ def test_the_seed_and_the_epoch_order_the_rows_and_nothing_else(tmp_path: Path) 
 
 
 def test_samples_have_no_state(tmp_path: Path) -> None:
-    samples = _open([_many(tmp_path / "a", 1)], prompt_weight=0.5)
+    samples = _open([_many(tmp_path / "a", 1)], loss=SftLoss(prompt_weight=0.5))
     forward = [_lists(samples[i]) for i in range(20)]
     elsewhere = pickle.loads(pickle.dumps(samples))
     assert [_lists(elsewhere[i]) for i in reversed(range(20))][::-1] == forward
-    assert [_lists(_open([_many(tmp_path / "a", 1)], prompt_weight=0.5)[i]) for i in range(20)] == forward
+    assert [
+        _lists(_open([_many(tmp_path / "a", 1)], loss=SftLoss(prompt_weight=0.5))[i]) for i in range(20)
+    ] == forward
     with pytest.raises(IndexError, match="sample -1"):
         samples[-1]
 
@@ -169,6 +173,98 @@ def test_held_out_rows_keep_the_stored_order(tmp_path: Path) -> None:
         [7, 8, 9, IGNORE_INDEX, 11, IGNORE_INDEX],
     ]
     assert heldout([], sequence_length=6, longer="drop", pad_id=0) == []
+
+
+def test_a_fraction_gives_each_epoch_an_exact_number_and_each_conversation_its_turn(tmp_path: Path) -> None:
+    shards = [_many(tmp_path / "a", 1, count=40), _many(tmp_path / "b", 2, count=9)]
+    samples = _open(shards, [0.7, 1.5])
+    seen: list[Counter[tuple[int, int]]] = []
+    first = 0
+    for epoch in range(7):
+        rows = next(
+            n for n in range(1, 99) if samples.epochs(first + n)[0] == pytest.approx(0.7 * (epoch + 1))
+        )
+        found = [one for i in range(first, first + rows) for one in samples.conversations(i)]
+        # 40 x 0.7 and 9 x 1.5 = 13.5, rounded up
+        assert Counter(source for source, _ in found) == {0: 28, 1: 14}
+        assert max(Counter(found).values()) <= 2 and set(found) >= {(1, index) for index in range(9)}
+        seen.append(Counter(found))
+        first += rows
+    assert seen[0] != seen[1]
+    total = sum(seen, Counter())
+    counts = [total[0, index] for index in range(40)]  # 7 x 28 = 4 x 40 + 36
+    assert sorted(Counter(counts).items()) == [(4, 4), (5, 36)]
+    # in any order, elsewhere, and from the middle
+    order = [samples.conversations(i) for i in range(first)]
+    fresh = _open(shards, [0.7, 1.5])
+    assert [fresh.conversations(i) for i in reversed(range(first))][::-1] == order
+    assert pickle.loads(pickle.dumps(samples)).conversations(first - 1) == order[-1]
+    assert _lists(_open(shards, [0.7, 1.5])[first - 1]) == _lists(samples[first - 1])
+
+
+@pytest.mark.parametrize(("times", "number"), [(0.07, 7), (0.29, 29), (1.15, 115), (0.005, 1), (2.0, 200)])
+def test_counts_are_those_of_the_decimal_number(tmp_path: Path, times: float, number: int) -> None:
+    shards = [_shards(tmp_path, [[1, 20, 21]] * 100)]
+    assert _open(shards, [times], packing="none").rows == number
+
+
+def test_repeats_that_round_to_nothing_are_refused(tmp_path: Path) -> None:
+    shards = [_shards(tmp_path, [[1, 20, 21]] * 3)]
+    with pytest.raises(
+        SourceError, match=r"repeats 0\.1 of 3 conversations round to none\. Fix: larger numbers"
+    ):
+        _open(shards, [0.1])
+
+
+def test_without_packing_a_sequence_is_one_conversation_and_padding(tmp_path: Path) -> None:
+    shards = [_many(tmp_path / "a", 1), _shards(tmp_path / "b", [list(range(100, 130)), [1, 2, 3]])]
+    samples = _open(shards, [1, 2], packing="none")
+    assert (samples.rows, samples.dropped) == (42, 1)
+    seen = Counter(one for i in range(42) for one in samples.conversations(i))
+    assert seen == {**{(0, index): 1 for index in range(40)}, (1, 1): 2}
+    for i in range(42):
+        ((source, index),) = samples.conversations(i)
+        tokens = shards[source].tokens(index).tolist()
+        left = 24 - len(tokens)
+        assert _lists(samples[i]) == [
+            tokens + [PAD] * left,
+            tokens[1:] + [IGNORE_INDEX] * (left + 1),
+            [*range(len(tokens)), *range(left)],
+            *(None, None),
+        ]
+    cut = _open(shards, packing="none", longer="truncate")
+    assert (cut.rows, cut.dropped) == (42, 0)
+    with pytest.raises(SourceError, match="none of the 1 conversations fits into a sequence of 24 tokens"):
+        _open([_shards(tmp_path / "c", [list(range(100, 130))])], packing="none")
+
+
+def test_normalised_losses_weigh_labels_and_count_conversations(tmp_path: Path) -> None:
+    tokens = [[1, 20, 21, 22, 23, 24], [1, 30, 31]]
+    shards = _shards(tmp_path, tokens, [[NO, NO, YES, TOOL, YES, YES], [NO, NO, YES]])
+
+    def row(**loss: Any) -> PackedSample:
+        return _open([shards], sequence_length=11, loss=SftLoss(prompt_weight=0.5, **loss))[0]
+
+    apart = row(length_normalised=True)
+    assert apart.weights is not None and apart.counts is not None
+    assert apart.counts.tolist() == [4, 2]
+    assert apart.weights.T.tolist() == [
+        [0, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0],
+        [0.5, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0],
+    ]
+    means = row(average="conversations")
+    expected = [0.5 / 3.5, 1 / 3.5, 0, 1 / 3.5, 1 / 3.5, 0, 0.5 / 1.5, 1 / 1.5, 0, 0, 0]
+    assert means.weights is not None and means.weights[:, 0].tolist() == pytest.approx(expected, rel=1e-15)
+    both = row(average="conversations", length_normalised=True)
+    expected = [0.5, 1 / 3, 0, 1 / 3, 1 / 3, 0, 0.5, 1, 0, 0, 0]
+    assert both.weights is not None and both.weights[:, 0].tolist() == pytest.approx(expected, rel=1e-15)
+    assert [one.counts.tolist() for one in (means, both) if one.counts is not None] == [[2], [2]]
+    value = row(inverse_rl=InverseRl())
+    ends = (5, 8, 9, 10)  # the last token of each, and padding
+    everything = [token for ids in tokens for token in [*ids[1:], IGNORE_INDEX]] + [IGNORE_INDEX] * 2
+    assert value.labels.tolist() == everything
+    assert [place for place in range(11) if value.labels[place] < 0] == list(ends)
+    assert value.weights is not None and value.weights[:, 0].tolist() == [0.5, 1, 0, 1, 1, 0, 0.5, 1, 0, 0, 0]
 
 
 @pytest.fixture(scope="module")

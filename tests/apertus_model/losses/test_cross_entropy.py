@@ -16,6 +16,7 @@ from apertus_model.losses.cross_entropy import (
     IGNORE_INDEX,
     VocabShard,
     cross_entropy,
+    label_scores,
     log_probabilities,
     total_weight,
 )
@@ -133,6 +134,26 @@ def test_log_probabilities_and_gradients_of_any_function_of_them_are_those_of_al
         difference=largest_difference(a, b, relative_above=1.0),
         allowed=1e-12,
     )
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=SHAPES, kept=st.sampled_from([0.3, 1.0]), seed=st.integers(0, 99), chunk=st.integers(1, 30))
+def test_scores_and_gradients_of_any_function_of_them_are_those_of_all_logits(
+    chunks_of: Callable[[int], None], shape: tuple[int, int, int, int], kept: float, seed: int, chunk: int
+) -> None:
+    chunks_of(chunk)
+    hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
+    log_sums = torch.where(labels >= 0, (hidden @ weight.T).logsumexp(-1), 0.0)
+    expected = all_at_once(hidden, weight, labels), log_sums
+    found = label_scores(hidden, weight, labels)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    a, b = (
+        with_gradients((weights * (p + v).square() + (v * p).sin()).sum(), hidden, weight)
+        for p, v in (found, expected)
+    )
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 PRECISIONS = [(torch.float32, 1e-6, 2e-6), (torch.bfloat16, 2e-3, 6e-3)]

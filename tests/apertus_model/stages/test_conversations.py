@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder, ChatError, render
-from apertus_model.data.conversation_tasks import AllConversations
+from apertus_model.data.conversation_splits import AllConversations
 from apertus_model.data.conversations import ConversationShards
 from infra.store import Artifact, StoreError
 from infra.store.documents import Unit, check
@@ -89,7 +89,7 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
     assert facts == {
         "tokenizer": "tokenizer0", "vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 10,
         "end_of_turn_id": 68,
-        "train": ["train-00000"], "validation": ["validation-00000"],
+        "train": ["train-00000"], "validation": ["validation-00000"], "compared": {},
     }  # fmt: skip
 
 

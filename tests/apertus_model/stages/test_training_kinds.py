@@ -17,7 +17,7 @@ from infra.store import Artifact, Attempt, Checkpoint, DamagedError, Store
 from infra.store.documents import CheckpointMarker, Seconds
 from specs.stages.merge import MergePart
 from specs.stages.preference_data import LogProbabilitiesPart
-from specs.stages.sft import Lora
+from specs.stages.sft import Lora, SftLoss
 from tests.apertus_model.harness import (
     ListedSamples,
     PreferenceRows,
@@ -75,12 +75,10 @@ class StoredConversations:
     """Four rows per pass; a source is seen as often as it is repeated."""
 
     @classmethod
-    def open(
-        cls, shards: Any, repeats: list[int], *, prompt_weight: float, pad_id: int, **unused: Any
-    ) -> Any:
+    def open(cls, shards: Any, repeats: list[int], *, loss: SftLoss, pad_id: int, **unused: Any) -> Any:
         assert pad_id == PAD
         assert [split for _, split in shards] == ["train"] * len(repeats)
-        samples: Any = WeightedSamples() if prompt_weight else ListedSamples()
+        samples: Any = WeightedSamples() if loss.prompt_weight else ListedSamples()
         samples.epochs = lambda n: [times * n / 4 for times in repeats]
         return samples
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from tokenizers.models import WordLevel
 
 from apertus_model.data.preference_samples import PreferenceSamples
 from flows.inspection import batch as inspect_batch
+from flows.inspection.common import Options
 from flows.planning.plan import Plan
 from infra.store import Artifact
+from specs.stages.sft import InverseRl, SftSegment
 from tests.flows.inspection.looking import look
 
 
@@ -83,6 +87,23 @@ def test_conversations_show_prompt_and_answer_apart(built: Plan) -> None:
         assert "What is note" in untrained
         assert "foxes" not in untrained
     assert "What is note" in text
+
+
+def test_of_a_loss_that_reads_every_place_what_weighs_is_shown_as_trained(built: Plan) -> None:
+    node = built.graph.nodes["sft"]
+    assert isinstance(node.part, SftSegment)
+
+    def shown(**loss: Any) -> Any:
+        part = node.part.model_copy(update={"packing": "none", **loss})
+        return inspect_batch.collect(built, replace(node, part=part), Options(sample=0))["samples"][0]
+
+    plain, all_places = shown(), shown(inverse_rl=InverseRl())
+    apart = shown(prompt_weight=0.5, length_normalised=True)
+    assert [one["source"] for one in plain["documents"]][1:] == ["padding"]
+    assert all_places["documents"] == plain["documents"]
+    assert sum(label >= 0 for label in all_places["labels"]) > sum(label >= 0 for label in plain["labels"])
+    assert all_places["counts"] == [sum(label >= 0 for label in plain["labels"])]
+    assert np.array(apart["weights"]).sum(0).tolist() == [apart["counts"][0], 0.5 * apart["counts"][1]]
 
 
 def test_pairs_show_both_sides_with_their_rewards() -> None:

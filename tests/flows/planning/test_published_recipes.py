@@ -20,9 +20,12 @@ from apertus_model.evaluation.harness.tasks import Catalogue
 from flows.inspection.goldfish import masked_by_hash
 from flows.planning.plan import Plan, make
 from infra.store import Store
+from specs.filters import DecontaminateFilter
 from specs.recipe import load
 from specs.schema import json_schema
+from specs.stages.conversations import ConversationsPart
 from specs.stages.evaluate import EvaluateStage
+from specs.stages.sft import SftSegment
 from specs.trajectory import Trajectory
 from tools.published import OVERVIEW, PAGE, markdown, overview, plan_of
 
@@ -140,6 +143,45 @@ def test_data_stages_are_planned_in_the_order_of_their_use(plans: dict[str, Plan
 @pytest.mark.parametrize("size", ["8b", "70b"])
 def test_tuning_has_the_seed_of_its_code(plans: dict[str, Plan], size: str) -> None:
     assert [plans[size].graph.nodes[stage].identity["data_seed"] for stage in ("sft", "align")] == [42, 42]
+
+
+@pytest.mark.parametrize(("size", "batch", "gpus"), [("8b", 512, 256), ("70b", 1024, 512)])
+def test_tuning_has_the_steps_of_the_report_on_its_conversations(
+    plans: dict[str, Plan], size: str, batch: int, gpus: int
+) -> None:
+    graph = plans[size].graph
+    node = graph.nodes["sft"]
+    assert isinstance(node.part, SftSegment)
+    assert (node.part.packing, node.part.global_batch_size) == ("none", batch)
+    assert plans[size].estimates.stages["sft"].to_json()["gpus"] == gpus  # two conversations to a GPU
+    assert node.steps * batch == pytest.approx(3.93e6, rel=1e-3)
+    sources = plans[size].pipeline.sources
+    parts = [graph.nodes[read.name] for role, read in node.inputs.items() if role.startswith("conv")]
+    declared = {part.name: sources[part.name.removeprefix("chat/")].declared for part in parts}
+    assert sum(one.documents or 0 for one in declared.values() if one) == 4_184_087
+    processes = [part.part.process for part in parts if isinstance(part.part, ConversationsPart)]
+    (decontaminate,) = {process.filters[-1].model_dump_json() for process in processes}
+    rule = DecontaminateFilter.model_validate_json(decontaminate)
+    assert (rule.ngram, rule.min_match, rule.max_share) == (8, 5, 0.5)
+    assert all(f"filter:{len(one.filters) - 1}:{len(rule.against) - 1}" in part.inputs
+               for one, part in zip(processes, parts, strict=True))  # fmt: skip
+    assert sorted(process.count or 0 for process in processes)[-3:] == [0, 200_000, 200_000]
+
+
+@pytest.mark.parametrize("size", ["8b", "70b"])
+def test_the_evaluations_read_the_benchmarks_that_are_kept_out(plans: dict[str, Plan], size: str) -> None:
+    pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+    nodes = plans[size].graph.nodes
+    read = {role.removeprefix("data:") for node in nodes.values() for role in node.inputs if "data:" in role}
+    part = nodes["chat/sft-code"].part
+    assert isinstance(part, ConversationsPart)
+    (rule,) = part.process.filters
+    folders = [files.url.removeprefix("data/evaluation/") for files in rule.files()]
+    assert len(folders) == 14
+    # a folder is a snapshot, a folder of one, or holds several
+    nested = [(f"{folder}/", f"{name}/") for folder in folders for name in read]
+    found = {folder for folder, name in nested if folder.startswith(name) or name.startswith(folder)}
+    assert found == {f"{folder}/" for folder in folders}
 
 
 @pytest.mark.parametrize("size", ["8b", "70b"])
@@ -279,6 +321,7 @@ def refuse(*arguments): raise AssertionError("the plan used the network")
 socket.socket.connect = refuse
 from flows.planning.plan import make
 from infra.store import Store
+from specs.filters import DecontaminateFilter
 from specs.recipe import load
 with tempfile.TemporaryDirectory() as folder:
     plan = make(load(sys.argv[1]), Store.open(folder), ask_network=False)

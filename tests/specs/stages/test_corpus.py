@@ -42,3 +42,15 @@ def test_steps_that_need_text_are_named() -> None:
 def test_a_bucket_of_probes_is_stated_once() -> None:
     with pytest.raises(ValidationError, match="2 is repeated; state it once, and raise per_bucket"):
         Repeats(buckets=[0, 2, 2], per_bucket=1, length=8)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"filter": "length", "of": "answer"}, "a document has no answer; leave out `of` of length"),
+        ({"filter": "exact-duplicates", "not_in": ["corpus/b"]}, "leave out not_in"),
+    ],
+)
+def test_what_only_conversations_have_is_refused(step: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        CorpusSource.model_validate({"filters": [step]})

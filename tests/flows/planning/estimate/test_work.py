@@ -54,6 +54,13 @@ def test_counts_of_preference_data_are_those_made_by_hand(chat: Chat) -> None:
     assert steps["preferences/completions"] == found["completions"]["flops"]
 
 
+@pytest.mark.parametrize(("choice", "prompts"), [("share=0.5", 16), ("count=10", 8), ("count=100", 32)])
+def test_prompts_of_a_part_of_a_source_are_counted(chat: Chat, choice: str, prompts: int) -> None:
+    name, value = choice.split("=")
+    plan = chat(DECLARED, *EXPECTED, f"stages.chat.sources.questions={{holdout: 0.2, {name}: {value}}}")
+    assert parts(plan)["completions"]["requests"] == 4 * prompts
+
+
 def test_a_prompt_is_read_once_by_vllm_and_greedy_completions_are_made_once_by_transformers(
     chat: Chat,
 ) -> None:

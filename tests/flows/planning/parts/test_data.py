@@ -1,4 +1,5 @@
-"""Files that filters name enter the fingerprint of a corpus by what they hold."""
+"""Files that filters name enter the fingerprint of a corpus or of conversations by what they hold; parts that
+are compared are made one after the other."""
 
 from __future__ import annotations
 
@@ -65,3 +66,89 @@ def test_a_filter_on_columns_that_the_format_does_not_have_is_refused(planned: P
     ):
         planned(filters)
     assert planned(filters, "sources.notes.format=jsonl").graph.nodes["corpus/notes"]
+
+
+# Conversations
+
+TWO = (
+    "sources.others={url: '%s/documents', format: chat, include: ['*.jsonl'], limit: 30}",
+    "stages.sft.conversations=[chat/questions]",
+    "stages.preferences.prompts=[chat/questions]",
+    "stages.evaluate-sft.generation.prompts=chat/questions",
+    "stages.evaluate-qrpo.generation.prompts=chat/questions",
+)
+
+
+def _two(chat: PLANNED, folder: Path, questions: str, others: str, *more: str) -> Plan:
+    """A plan with two parts of conversations, and their filters."""
+    overrides = [text % folder if "%s" in text else text for text in TWO]
+    return chat(
+        *overrides,
+        f"stages.chat.sources={{questions: {{filters: {questions}}}, others: {{filters: {others}}}}}",
+        *more,
+    )
+
+
+def test_a_part_is_made_after_those_whose_conversations_count_as_seen(chat: PLANNED, tmp_path: Path) -> None:
+    near = "[{filter: near-duplicates, ngram: 3%s}]"
+    plan = _two(chat, tmp_path, near % ", not_in: [chat/others]", near % "")
+    parts = [node for node in plan.graph.nodes.values() if node.stage == "chat"]
+    assert [node.name for node in parts] == ["chat/others", "chat/questions"]
+    assert parts[1].inputs["not_in:0:0"].fingerprint == parts[0].fingerprint
+    assert "not_in:0:0" not in parts[0].inputs
+    alone = _two(chat, tmp_path, near % "", near % "")
+    assert alone.graph.nodes["chat/others"].fingerprint == parts[0].fingerprint
+    assert alone.graph.nodes["chat/questions"].fingerprint != parts[1].fingerprint
+
+
+@pytest.mark.parametrize(
+    ("questions", "others", "message"),
+    [
+        (
+            "[{filter: exact-duplicates, not_in: [chat/questions]}]",
+            "[]",
+            r"not_in\[0\]: parts are compared in a circle: chat/questions -> chat/questions\. Fix: leave one",
+        ),
+        (
+            "[{filter: exact-duplicates, not_in: [chat/others]}]",
+            "[{filter: exact-duplicates, not_in: [chat/questions]}]",
+            r"in a circle: chat/questions -> chat/others -> chat/questions",
+        ),
+        (
+            "[{filter: exact-duplicates, not_in: [corpus/notes]}]",
+            "[]",
+            r"not_in\[0\]: 'corpus/notes' is a part of kind corpus; here parts of kind conversations",
+        ),
+        (
+            "[{filter: exact-duplicates, not_in: [chat/other]}]",
+            "[]",
+            r"has no part 'other'\. Fix: did you mean 'others'",
+        ),
+        (
+            "[{filter: near-duplicates, not_in: [chat/others]}]",
+            "[{filter: near-duplicates, ngram: 3}]",
+            r"'chat/others' has no near-duplicates filter with the same settings",
+        ),
+        (
+            "[{filter: license, allow: [x]}, {filter: score, column: messages, min: 1}]",
+            "[]",
+            r"filters\[1\]: it reads column 'messages', of which conversations of format chat are made",
+        ),
+    ],
+)
+def test_filters_that_cannot_run_are_refused(
+    chat: PLANNED, tmp_path: Path, questions: str, others: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        _two(chat, tmp_path, questions, others)
+
+
+def test_questions_of_an_evaluation_are_an_input_of_conversations(
+    chat: PLANNED, tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    against = f"[{{filter: decontaminate, against: [{{url: '{files[1]}', format: text}}]}}]"
+    before = _two(chat, tmp_path, against, "[]").graph.nodes["chat/questions"]
+    assert "filter:0:0" in before.inputs
+    (files[1] / "two.txt").write_text("And what is that?")
+    after = _two(chat, tmp_path, against, "[]").graph.nodes["chat/questions"]
+    assert after.fingerprint != before.fingerprint

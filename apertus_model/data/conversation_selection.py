@@ -1,0 +1,218 @@
+"""Which conversations of a source are kept: by filters, by content, and by `share` or `count`.
+
+A task judges its conversations one by one (`Judge`). It cannot decide a step over the whole source
+(`exact-duplicates`, `near-duplicates`): it records what that step compares, and continues as if the
+conversation had passed. `resolve` then decides these steps for all tasks together, and counts later steps
+only for conversations that reach them.
+
+Invariants:
+- The outcome equals that of applying each step to the whole source in turn. It is a function of the set of
+  conversations, of the seed, and of the sets that the parts under `not_in` keep.
+- Of a group that is alike, the conversation with the smallest hash of its content stays; none where one of
+  the group is kept by a part under `not_in`.
+
+Memory: about 280 bytes for each conversation that reaches the first step over the whole source (or is kept,
+without such a step), of which 79 are needed while such a step is resolved, one array of values at a time
+(measured); 48 for each conversation of a part under `not_in`; and about 100 for each row of the table of
+rejects, which is sorted in memory. So 10^7 conversations take about 3 GB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from datatrove.data import Document
+from numpy.typing import NDArray
+
+from apertus_model.chat.messages import Message
+from apertus_model.data.conversation_text import answer_text, conversation_text
+from apertus_model.data.duplicates import MinHash, first_alike, text_hash
+from apertus_model.data.filters import Check, Drop, make_check
+from infra.store import Artifact
+from specs.base import canonical_json
+from specs.filters import GLOBAL_FILTERS, ExactDuplicatesFilter, FilterSpec, NearDuplicatesFilter, labels
+from specs.stages.conversations import ConversationSource
+
+KEPT = "kept.npy"
+HASHES = np.dtype([("conversation", "<u8"), ("answer", "<u8")])
+"""Of `kept.npy`: the `text_hash` of each kept conversation's text and of its answer, as filters read them."""
+
+
+class Judged(NamedTuple):
+    """What the steps of single conversations say of one."""
+
+    step: int  # the step that drops it, or the number of steps
+    drop: Drop | None
+    hashes: tuple[int, int]  # as `HASHES`
+    # by step over the whole source that it reaches: (buckets,), alike where one of them is equal
+    compared: dict[int, NDArray[np.uint64]]
+
+
+class Judge:
+    """The filters of a source, for one conversation after the other.
+
+    Attributes:
+        buckets: the number of values that each step over the whole source compares.
+    """
+
+    def __init__(self, filters: Sequence[FilterSpec], scratch: Path) -> None:
+        self._filters = filters
+        self._compare: dict[int, Callable[[str], NDArray[np.uint64]]] = {}
+        self._checks: dict[int, Check] = {}
+        self.buckets: dict[int, int] = {}
+        for index, step in enumerate(filters):
+            if isinstance(step, NearDuplicatesFilter):
+                self._compare[index], self.buckets[index] = MinHash(step).signature, step.buckets
+            elif isinstance(step, ExactDuplicatesFilter):
+                self._compare[index], self.buckets[index] = _text_hash, 1
+            else:
+                self._checks[index] = make_check(step, scratch)
+
+    def __call__(self, name: str, messages: Sequence[Message], metadata: dict[str, Any]) -> Judged:
+        """SourceError for a conversation that lacks a column.
+
+        Args:
+            name: of the conversation in its source.
+            messages: in normal form, the last one the assistant's.
+            metadata: the columns that filters read.
+        """
+        texts = {"conversation": conversation_text(messages), "answer": answer_text(messages)}
+        hashes = text_hash(texts["conversation"]), text_hash(texts["answer"])
+        document = Document(text="", id=name, metadata=dict(metadata))
+        compared: dict[int, NDArray[np.uint64]] = {}
+        for index, step in enumerate(self._filters):
+            document.text = texts[step.of]
+            if index in self._compare:
+                compared[index] = self._compare[index](document.text)
+            elif (drop := self._checks[index](document)) is not None:
+                return Judged(index, drop, hashes, compared)
+        return Judged(len(self._filters), None, hashes, compared)
+
+
+def _text_hash(text: str) -> NDArray[np.uint64]:
+    return np.array([text_hash(text)], np.uint64)
+
+
+def global_steps(filters: Sequence[FilterSpec]) -> list[int]:
+    """The steps over the whole source."""
+    return [index for index, step in enumerate(filters) if isinstance(step, GLOBAL_FILTERS)]
+
+
+class Compared:
+    """What the steps over the whole source compare, of all records: a file (buckets, records) for each task
+    and step. `seen`: the parts under `not_in`, by step."""
+
+    def __init__(
+        self,
+        filters: Sequence[FilterSpec],
+        tasks: Sequence[dict[str, Path]],
+        seen: dict[int, list[Artifact]],
+    ) -> None:
+        self._files = {
+            step: [files[f"compared-{step}.npy"] for files in tasks] for step in global_steps(filters)
+        }
+        self._seen = {
+            step: [_kept_file(filters[step], part) for part in parts] for step, parts in seen.items()
+        }
+
+    def own(self, step: int) -> Iterator[NDArray[np.uint64]]:
+        """(records,) for each bucket."""
+        for bucket in range(len(_opened(self._files[step][0]))):
+            yield np.concatenate([np.array(_opened(file)[bucket]) for file in self._files[step]])
+
+    def seen(self, step: int, bucket: int) -> NDArray[np.uint64]:
+        """(conversations of the parts under `not_in`,)"""
+        parts = [
+            np.array(_opened(file)[column] if column else _opened(file)[bucket])
+            for file, column in self._seen.get(step, [])
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
+def _opened(file: Path) -> NDArray[Any]:
+    # Opened for each use: there can be more tasks than a process may have files open.
+    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def kept_name(step: FilterSpec) -> str:
+    """The key, in the facts of an artifact, of what its kept conversations are compared by in a step of
+    near-duplicates: equal for equal settings."""
+    return canonical_json(step.identity_fields())
+
+
+def _kept_file(step: FilterSpec, part: Artifact) -> tuple[Path, str]:
+    """The file of a part under `not_in` that a step reads, and its column."""
+    if isinstance(step, ExactDuplicatesFilter):
+        return part.local(KEPT), step.of
+    return part.local(part.manifest.facts["compared"][kept_name(step)]), ""
+
+
+class Resolution(NamedTuple):
+    """What becomes of the records."""
+
+    gone: NDArray[np.int16]  # (records,): the step over the whole source that drops it, else -1
+    group: NDArray[
+        np.int64
+    ]  # (records,): how many are alike where `gone`; 0 where a part under `not_in` has one
+    alive: NDArray[np.bool_]  # (records,): whether it passes all steps
+    dropped: dict[str, int]  # records by label of the step
+
+
+def resolve(
+    filters: Sequence[FilterSpec], step_of: NDArray[np.int16], order: NDArray[np.int64], compared: Compared
+) -> Resolution:
+    """Decides the steps over the whole source.
+
+    Args:
+        step_of: (records,): the step that dropped each by itself, or the number of steps.
+        order: (records,): their indices, by the hash of their content.
+    """
+    alive = np.ones(len(step_of), bool)
+    gone, group = np.full(len(step_of), -1, np.int16), np.zeros(len(step_of), np.int64)
+    dropped: dict[str, int] = {}
+    for index, label in enumerate(labels(list(filters))):
+        if isinstance(filters[index], GLOBAL_FILTERS):
+            members = order[alive[order] & (step_of[order] > index)]
+            before = len(compared.seen(index, 0))
+            found = first_alike(
+                before + len(members),
+                (
+                    np.concatenate([compared.seen(index, bucket), values[members]])
+                    for bucket, values in enumerate(compared.own(index))
+                ),
+            )
+            sizes = np.bincount(found, minlength=len(found))
+            first = found[before:]
+            twice = first != before + np.arange(len(members))
+            out = np.zeros(len(step_of), bool)
+            out[members[twice]] = True
+            gone[out] = index
+            group[members] = np.where(first < before, 0, sizes[first])
+        else:
+            out = alive & (step_of == index)
+        alive &= ~out
+        dropped[label] = int(out.sum())
+    return Resolution(gone, group, alive, dropped)
+
+
+def chosen(
+    process: ConversationSource, places: NDArray[np.uint64], contents: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """(n,): which conversations `share` or `count` choose, of n different contents.
+
+    Args:
+        places: (n,): hash of seed and content.
+        contents: (n,): hash of the content, which decides between equal places.
+    """
+    if process.share is not None:
+        below: NDArray[np.bool_] = places < int(Fraction(repr(process.share)) * 2**64)
+        return below
+    result = np.ones(len(places), bool)
+    if process.count is not None:
+        result[np.lexsort((contents, places))[process.count :]] = False
+    return result
