@@ -103,9 +103,9 @@ class Parallel(Spec):
 
 
 class Workers(Spec):
-    """The processes that share the units of a stage: tasks of a corpus, ranges of prompts. Each has
-    launch.parallel.tp GPUs where a whole model samples, and one where one scores. The profile
-    (specs/profiles.py) says where they run on a cluster."""
+    """The processes that share the units of a stage: tasks of a corpus, ranges of prompts or of a suite's
+    requests. Each has launch.parallel.tp GPUs where a whole model answers, and one where one scores. The
+    profile (specs/profiles.py) says where they run on a cluster."""
 
     count: int | None = execution(
         None,
@@ -151,8 +151,9 @@ class Launch(Spec):
     executor: Literal["local", "slurm", "kubernetes"] | None = execution(
         None,
         description=(
-            "where the workers run that share the units of corpora, conversations, sampling and scoring: this"
-            " machine, or the node of the stage (default); a Slurm job array; an Indexed Job of Kubernetes"
+            "where the workers run that share the units of corpora, conversations, sampling, scoring and"
+            " suites of tasks: this machine, or the node of the stage (default); a Slurm job array; an"
+            " Indexed Job of Kubernetes"
         ),
     )
     workers: Workers | None = execution(None)

@@ -1,34 +1,50 @@
 """The `harness` part: a suite of tasks of lm-evaluation-harness (an extra) on an exported model, from local
 files only.
 
+The stage builds the tasks and commits their requests, workers answer ranges of them, and the harness scores
+the answers in the stage.
+
 Artifact: `results.json`, the harness's report per task, and its version; `answers.parquet`, every answer
 (`apertus_model.evaluation.harness.answers`); `shown.json`, some of them for people. Metrics:
 `<task>/<metric>`, and `<task>/<metric>_stderr`.
 
-Invariant: nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the
-harness sees them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and data
-sets are read without their code. Code that a model wrote runs in a sandbox, or not at all.
+Invariants:
+- Nothing is fetched and task files run no code: YAML tags (`!function`) are refused before the harness sees
+  them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and data sets are read
+  without their code. Code that a model wrote runs in a sandbox, or not at all.
+- With transformers, an answer depends on the requests of its unit and on the seed: neither workers, a
+  restart, nor other tasks of the suite change it. vLLM's stored answers are never made again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
-from apertus_model.evaluation.harness.answers import asked, rows_of, shown, write_answers
+from apertus_model.evaluation.harness.answers import rows_of, shown, write_answers
 from apertus_model.evaluation.harness.data import Snapshots, local_snapshots
-from apertus_model.evaluation.harness.run import evaluate, finite, flat
+from apertus_model.evaluation.harness.run import evaluate, finite, flat, seeds
 from apertus_model.evaluation.harness.tasks import HarnessError, check_tasks, installed_version
 from apertus_model.evaluation.sandbox import Sandbox
 from apertus_model.files import copy_folder
-from apertus_model.generation import local_folder
+from apertus_model.generation import batch_seed, local_folder
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.trainer.process import engine_process
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
-from specs.stages.harness import TASK_FILES, HarnessPart
+from specs.stages.harness import REQUESTS_PER_UNIT, TASK_FILES, HarnessPart
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -38,40 +54,52 @@ ENVIRONMENT = {
 }
 DATA = "data:"
 """Begins the role of a data set among the inputs."""
+ROWS = "rows.jsonl"
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. HarnessError when the harness is missing, or a task cannot be run; SandboxError or
     RewardError, before the model is loaded, when the suite's sandbox or classifier cannot be opened."""
     part = HarnessPart.model_validate(job.spec)
-    os.environ.update(ENVIRONMENT | {"HF_DATASETS_CACHE": str(attempt.workdir / "cache")})
-    with engine_process(threads=job.launch.threads or 2):
-        try:
-            from apertus_model.evaluation.harness.model import open_model
-        except ImportError as error:
-            raise HarnessError(
-                f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or"
-                " leave harness out"
-            ) from error
-        include = None
-        if part.include is not None:
-            include = copy_folder(part.include, attempt.workdir / "tasks", TASK_FILES)
-            check_tasks(include)
-        names = [role.removeprefix(DATA) for role in job.inputs if role.startswith(DATA)]
-        datasets = None
-        if names:
-            assert part.datasets is not None, "the planner states the folder of data sets"
-            datasets = local_snapshots(part.datasets, names, attempt.workdir / "datasets")
-        suite = part.suite
-        sandbox = None if suite.sandbox is None else Sandbox()
-        classifier = (
-            None if suite.classifier is None else AnswerClassifier.open(suite.classifier, attempt.workdir)
+    os.environ["HF_DATASETS_CACHE"] = str(attempt.workdir / "cache")
+    units = work_of(job, attempt)
+    try:
+        from apertus_model.evaluation.harness.collector import Asked, Collector
+    except ImportError as error:
+        raise HarnessError(
+            f"lm-evaluation-harness cannot be imported ({error}). Fix: pip install 'apertus[harness]', or"
+            " leave harness out"
+        ) from error
+    include = None
+    if part.include is not None:
+        include = copy_folder(part.include, attempt.workdir / "tasks", TASK_FILES)
+        check_tasks(include)
+    names = [role.removeprefix(DATA) for role in job.inputs if role.startswith(DATA)]
+    datasets = None
+    if names:
+        assert part.datasets is not None, "the planner states the folder of data sets"
+        datasets = local_snapshots(part.datasets, names, attempt.workdir / "datasets")
+    suite = part.suite
+    sandbox = None if suite.sandbox is None else Sandbox()
+    classifier = (
+        None if suite.classifier is None else AnswerClassifier.open(suite.classifier, attempt.workdir)
+    )
+    tokens: Counter[str] = Counter(requests=0, read_tokens=0, sampled_tokens=0)
+
+    def answer(asked: list[Asked]) -> list[list[Any]]:
+        keys = [units.add(*some) for some in asked]
+        committed = dict(
+            zip(units.keys, run_units(units, attempt, stop, progress, processes=part.WORKERS), strict=True)
         )
-        folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model")
-        progress.update(0, 1, "evaluations")
-        model = open_model(folder, part, job.launch.tensor_parallel)
-        snapshots = Snapshots(datasets, attempt.workdir / "views")
-        found = evaluate(suite, model, folder, snapshots, include, sandbox, classifier)
+        for unit in committed.values():
+            tokens.update(unit.data)
+        return [[one for key in some for one in _read(committed[key].files[ROWS])] for some in keys]
+
+    folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "tokenizer", weights=False)
+    collector = Collector(folder, bool(suite.chat_template), answer)
+    snapshots = Snapshots(datasets, attempt.workdir / "views")
+    with collector.collecting():
+        found = evaluate(suite, collector, folder, snapshots, include, sandbox, classifier)
     metrics = flat(found.results)
     if not metrics:
         raise HarnessError(f"the tasks {', '.join(part.suite.tasks)} gave no metric")
@@ -85,6 +113,90 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
     for name, value in metrics.items():
         progress.log(f"{name}: {value:.4g}")
-    progress.update(1, 1, "evaluations")
-    tokenizer: Any = model
-    attempt.commit(metrics=metrics, facts={"asked": asked(rows, tokenizer.tok_encode)})
+    attempt.commit(metrics=metrics, facts={"asked": dict(tokens)})
+
+
+class HarnessUnits:
+    """Ranges of the requests of one task and one type, which one opened model answers.
+
+    All requests of a task are committed before, as a unit of their own: a worker builds no task. Names of
+    units have the digest of these requests, so what another version of the harness asked is not mistaken for
+    an answer.
+    """
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        os.environ.update(ENVIRONMENT)
+        prepare_process(job.launch.threads or 2)
+        self._job, self._attempt = job, attempt
+        self._part = HarnessPart.model_validate(job.spec)
+        self._keys: dict[str, None] = {}
+        self._read: tuple[str, list[Any]] = "", []
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._keys)
+
+    def add(self, kind: str, requests: list[Sequence[Any]]) -> list[str]:
+        """The keys of the answers to requests of one type, which are committed."""
+        path = _write(self._attempt.workdir / "requests.jsonl", requests)
+        name = f"{kind}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+        if self._attempt.unit(f"requests-{name}") is None:
+            self._attempt.commit_unit(f"requests-{name}", files={ROWS: path})
+        keys = list(units_of(name, len(requests), REQUESTS_PER_UNIT[kind]))
+        self._keys |= dict.fromkeys(keys)
+        return keys
+
+    def run(self, key: str) -> Result:
+        from lm_eval.api.instance import Instance
+
+        name, start, stop = key.rsplit("-", 2)
+        kind, digest = name.split("-")
+        requests = self._requests(f"requests-{name}")[int(start) : int(stop)]
+        seed = seeds(self._part.suite)["torch_random_seed"]
+        torch.manual_seed(batch_seed(seed, int(digest, 16) + int(start)))
+        instances = [Instance(kind, {}, tuple(one), index) for index, one in enumerate(requests)]
+        answers = getattr(self._model, kind)(instances)
+        path = _write(self._attempt.workdir / f"{key}.jsonl", answers)
+        return Result({ROWS: path}, {"requests": len(requests), **self._counted(requests, answers)})
+
+    def _requests(self, unit: str) -> list[Any]:
+        """The requests of a task, of which the last ones that were asked for are kept."""
+        if self._read[0] != unit:
+            files = self._attempt.unit_files(unit, self._attempt.committed_unit(unit))
+            self._read = unit, _read(files[ROWS])
+        return self._read[1]
+
+    @cached_property
+    def _model(self) -> Any:
+        from apertus_model.evaluation.harness.model import open_model
+
+        folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
+        return open_model(folder, self._part, self._job.launch.tensor_parallel)
+
+    def _counted(self, requests: list[Any], answers: list[Any]) -> dict[str, int]:
+        """Tokens of requests, and of those answers that are text."""
+        tokenizer = self._model.tokenizer
+
+        def tokens(texts: Iterable[Any], *, whole: bool = False) -> int:
+            """Choices of a question share its text, which is read once here."""
+            counts = Counter(text for text in texts if isinstance(text, str))
+            read = tokenizer([*counts], add_special_tokens=whole)["input_ids"] if counts else []
+            return sum(len(ids) * number for ids, number in zip(read, counts.values(), strict=True))
+
+        continuations = (text for one in requests for text in one[1:])
+        read = tokens((one[0] for one in requests), whole=True) + tokens(continuations)
+        return {"read_tokens": read, "sampled_tokens": tokens(answers)}
+
+
+work_of = HarnessUnits
+
+
+def _write(path: Path, rows: Iterable[Any]) -> Path:
+    """A line of JSON for each row; a likelihood may be no number."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _read(path: Path) -> list[Any]:
+    with open(path, "rb") as file:
+        return [json.loads(line) for line in file]

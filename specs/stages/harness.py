@@ -17,6 +17,10 @@ FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", 
 """First words of other metrics, which no suite may have as its name."""
 TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
 """What is read of a folder of own task files."""
+REQUESTS_PER_UNIT = {"loglikelihood": 512, "loglikelihood_rolling": 32, "generate_until": 256}
+"""By type of request. Units are made of whole batches, so a change is a new version of the part."""
+MOST_ROWS = 64
+"""Requests of a batch, with transformers."""
 SuiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 TaskName = Annotated[str, StringConstraints(pattern=r"^[^\s/:][^\s:]*$")]
 
@@ -177,11 +181,12 @@ class Harness(Spec):
 
 
 class HarnessPart(Part):
-    """Resolved: one suite, with its tasks as the recipe names them. Inputs: `model` (an export), `tasks`
-    (the task files) where `include` is given, `classifier` where one is stated, and `data:<Hub id>` for each
-    data set that the tasks read."""
+    """Resolved: one suite, with its tasks as the recipe names them; its requests are answered in units.
+    Inputs: `model` (an export), `tasks` (the task files) where `include` is given, `classifier` where one is
+    stated, and `data:<Hub id>` for each data set that the tasks read."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
+    WORKERS: ClassVar[int] = 1
     suite: Suite = identity()
     engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")
     datasets: str | None = execution(None, description="folder of the data sets")

@@ -1,7 +1,8 @@
-"""Attempts that end early, or note what they commit; and what an artifact holds."""
+"""Attempts that end early, or note what they commit; what an artifact holds; and the workers of a process."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from infra.store import Artifact, Attempt
@@ -41,3 +42,16 @@ def units_of(bench: Any, path: str, attempt: str) -> list[str]:
 def stored_bytes(artifact: Artifact) -> dict[str, bytes]:
     """The content of every file, by name."""
     return {name: artifact.bytes(name) for name in sorted(artifact.manifest.files)}
+
+
+def children(pid: int) -> list[int]:
+    """Workers that a process has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == pid and b"apertus_model.work.worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found

@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,23 +168,3 @@ def _shortened(row: Row) -> dict[str, Any]:
         "target": row["target"][:LONGEST],
         "metrics": row["metrics"][:LONGEST],
     }
-
-
-def asked(rows: Iterable[Row], encode: Callable[[str], Sequence[int]]) -> dict[str, int]:
-    """What the model was asked, for plans: `requests`, `read_tokens` and `sampled_tokens`, in all. Filters of
-    the same answers count once.
-
-    Args:
-        rows: as in `rows_of`, those of a task together.
-        encode: tokens of a text.
-    """
-    counts = {"requests": 0, "read_tokens": 0, "sampled_tokens": 0}
-    filters: dict[str, str] = {}
-    for row in rows:
-        if filters.setdefault(row["task"], row["filter"]) != row["filter"]:
-            continue
-        counts["requests"] += len(row["prompts"])
-        texts = [*row["prompts"], *row["continuations"]]
-        counts["read_tokens"] += sum(len(encode(text)) for text in texts)
-        counts["sampled_tokens"] += sum(len(encode(text)) for text in row["answers"])
-    return counts

@@ -1,12 +1,13 @@
 """Exported models as lm-evaluation-harness asks them: by transformers, or by vLLM.
 
-Invariant: the size of a batch follows from the lengths of its requests and from the vocabulary, and not from
-the memory of the machine, so the same requests are computed in the same batches everywhere.
+Invariant: the size of a batch follows from the lengths of its requests and from the vocabulary, so the same
+requests are computed in the same batches everywhere. A GPU whose memory is too small for them computes
+smaller ones, which may change the last bits of a likelihood.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,16 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from apertus_model.evaluation.harness.tasks import HarnessError
-from specs.stages.harness import HarnessPart
+from specs.stages.harness import MOST_ROWS, HarnessPart
 
 LOGITS = 4 * 2**30
 """Bytes that the logits of a batch and their logarithms of probabilities may need, in float32."""
-MOST_ROWS = 64
+Answer = Callable[[list[Instance], bool], list[Any]]
 
 
 def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
     """An exported folder as the harness's model. With several `gpus` the layers, or each layer with vLLM,
-    are spread over all that this process sees. HarnessError when vLLM is not installed, or the model has no
-    chat template and is asked through it."""
+    are spread over all that this process sees. HarnessError when vLLM is not installed."""
     if part.engine == "vllm":
         model = _vllm(folder, part, gpus)
     else:
@@ -39,12 +39,6 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
             batch_size="auto",
             max_length=part.suite.max_length,
             trust_remote_code=False,
-        )
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if part.suite.chat_template and not getattr(tokenizer, "chat_template", None):
-        raise HarnessError(
-            "chat_template is on, and the tokenizer of the model has no chat template. Fix: state"
-            " chat_template: false for this suite"
         )
     return model
 
@@ -83,6 +77,9 @@ class BatchedModel(HFLM):
     """A transformers model that finds the sizes of its batches by `rows_in`."""
 
     _texts: Sequence[str] = ()
+    _next = 0  # request that begins a batch
+    _rows = 1  # of a batch
+    _parts = 1  # into which batches are divided
 
     @cached_property
     def _vocabulary(self) -> int:
@@ -94,16 +91,20 @@ class BatchedModel(HFLM):
         if not self._texts:
             return 0
         longest = max(len(text.encode()) for text in self._texts)  # no token has less than a byte
-        return rows_in(min(longest + 1, self.max_length), self._vocabulary)
+        return self._rows_in(min(longest + 1, self.max_length))
 
     def _batch_scheduler(self, pos: int, n_reordered_requests: Sequence[Any]) -> int:
-        """The size of the batch that request `pos` is in. The longest requests come first."""
-        requests = n_reordered_requests
-        start, size = 0, 0
-        while start + size <= pos:
-            start += size
-            size = rows_in(self._length(requests[start]), self._vocabulary)
-        return size
+        """The size of the batch that request `pos` is in; asked for one request after the other, of which the
+        longest come first."""
+        if pos == 0:
+            self._next = 0
+        if pos == self._next:
+            self._next += self._rows_in(self._length(n_reordered_requests[pos]))
+        return self._rows
+
+    def _rows_in(self, longest: int) -> int:
+        self._rows = max(1, rows_in(longest, self._vocabulary) // self._parts)
+        return self._rows
 
     def _length(self, request: Any) -> int:
         if len(request) == 3:  # (texts, context, continuation)
@@ -112,10 +113,31 @@ class BatchedModel(HFLM):
         new = int(arguments.get("max_gen_toks", self.max_gen_toks))
         return min(len(self.tok_encode(context)) + new, self.max_length)
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._within_memory(super().loglikelihood, requests, disable_tqdm)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._within_memory(super().generate_until, requests, disable_tqdm)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         self._texts = [request.args[0] for request in requests]
         try:
-            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
-            return found
+            return self._within_memory(super().loglikelihood_rolling, requests, disable_tqdm)
         finally:
             self._texts = ()
+
+    def _within_memory(self, answer: Answer, requests: list[Instance], disable_tqdm: bool) -> list[Any]:
+        """The answers, with batches of half as many rows each time that the GPU has too little memory. The
+        next requests are tried with whole batches again: an answer does not depend on what came before."""
+        self._parts = 1
+        while True:
+            try:
+                with torch.random.fork_rng(range(torch.cuda.device_count())):  # another try draws the same
+                    return answer(requests, disable_tqdm)
+            except torch.OutOfMemoryError as error:
+                if self._rows == 1:
+                    raise
+                self._parts *= 2
+                print(
+                    f"{self._rows} requests at once exceed the memory: {error}; now half as many", flush=True
+                )

@@ -1,12 +1,14 @@
 """Runs a suite of tasks of lm-evaluation-harness on an opened model.
 
-Invariant: nothing is fetched, and templates of tasks are rendered in Jinja's sandbox. Code that a model wrote
-runs in a sandbox, or not at all (`scoring.py`).
+Invariants: nothing is fetched, and templates of tasks are rendered in Jinja's sandbox. Code that a model
+wrote runs in a sandbox, or not at all (`scoring.py`). What a task asks does not depend on the suite's other
+tasks (`randomness.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from unittest import mock
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
 from apertus_model.evaluation.harness.data import Snapshots
 from apertus_model.evaluation.harness.needs import needs_of
+from apertus_model.evaluation.harness.randomness import own_randomness
 from apertus_model.evaluation.harness.scoring import scoring
 from apertus_model.evaluation.harness.tasks import Catalogue, HarnessError, resolve
 from apertus_model.evaluation.sandbox import Sandbox
@@ -24,6 +27,8 @@ from specs.stages.harness import Suite
 
 SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewshot_random": 1234}
 """The harness's own, which published scores have."""
+TEMPLATES = 1024
+"""Compiled templates that are kept: a task has a few, and some write one for each document."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,9 @@ def evaluate(
     import lm_eval.evaluator
     import lm_eval.utils
     from jinja2 import TemplateError
-    from jinja2.sandbox import SandboxedEnvironment
     from lm_eval.tasks import TaskManager
 
-    templates = SandboxedEnvironment(undefined=lm_eval.utils.env.undefined, keep_trailing_newline=True)
-    templates.filters = lm_eval.utils.env.filters
-    lm_eval.utils.env = templates
+    lm_eval.utils.env = _sandboxed(lm_eval.utils.env)
     named = ", ".join(suite.tasks)
     own = [include] if include else []
     catalogue = Catalogue(*own)
@@ -74,9 +76,11 @@ def evaluate(
         where = "the harness or in include" if include else "the harness"
         raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
     asking = _check_scored(catalogue, suite, sandbox is not None, classifier is not None)
+    drawn = seeds(suite)
     with (
         contextlib.chdir(include or folder),
         snapshots.in_place(),
+        own_randomness(drawn["random_seed"], drawn["numpy_random_seed"]),
         scoring(sandbox, classifier, asking),
         mock.patch.object(lm_eval.evaluator, "add_env_info"),  # it lists every package, for seconds
     ):
@@ -98,7 +102,7 @@ def evaluate(
                 fewshot_as_multiturn=bool(suite.few_shot_as_turns),
                 gen_kwargs=suite.generation.stated() if suite.generation else None,
                 confirm_run_unsafe_code=sandbox is not None,
-                **seeds(suite),
+                **drawn,
             )
         except KeyError as error:
             raise HarnessError(
@@ -114,6 +118,17 @@ def evaluate(
         if better is not None
     }
     return Results(found["results"], found["samples"], found.get("versions", {}), higher)
+
+
+def _sandboxed(environment: Any) -> Any:
+    """The harness's environment of templates, in Jinja's sandbox. The harness compiles a template for every
+    field of every document; here it is compiled once."""
+    from jinja2.sandbox import SandboxedEnvironment
+
+    found: Any = SandboxedEnvironment(undefined=environment.undefined, keep_trailing_newline=True)
+    found.filters = environment.filters
+    found.from_string = functools.lru_cache(TEMPLATES)(found.from_string)
+    return found
 
 
 def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier: bool) -> set[str]:

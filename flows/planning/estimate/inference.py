@@ -22,7 +22,7 @@ from specs.launch import Launch
 from specs.stages.base import Part
 from specs.stages.harness import HarnessPart
 from specs.stages.memorisation import ContinuationsPart
-from specs.stages.preference_data import CompletionsPart, RewardsPart
+from specs.stages.preference_data import CompletionsPart
 
 TOO_LARGE = "time, since the model does not fit its GPUs"
 TOKENS = ("read_tokens", "sampled_tokens")
@@ -127,9 +127,8 @@ def gpus_of(part: Part, launch: Launch) -> int:
 
 def workers_of(part: Part, launch: Launch) -> int:
     """Workers that share the units of a part, where the launch settings say how many."""
-    if launch.workers is None or not isinstance(part, (CompletionsPart, ContinuationsPart, RewardsPart)):
-        return 1
-    return launch.workers.count or 1
+    stated = launch.workers.count if launch.workers is not None and part.WORKERS else None
+    return stated or 1
 
 
 def gpus_of_worker(part: Part, launch: Launch) -> int:
@@ -176,7 +175,8 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
         return None
     peak = cluster.device.bf16_flops if work.width == 2 else SHEETS[cluster.gpu].float32_flops
     # tasks by transformers: each GPU has some of the layers, and one computes at a time
-    idle = gpus if isinstance(node.part, HarnessPart) and node.part.engine == "transformers" else 1
+    one_by_one = isinstance(node.part, HarnessPart) and node.part.engine == "transformers"
+    idle = gpus_of_worker(node.part, node.launch) if one_by_one else 1
     seconds = work.forward_flops * idle / (mfu * peak * gpus)
     if (decoding := work.decoding) is None:
         return seconds

@@ -24,7 +24,7 @@ from specs.stages.conversations import ConversationsPart
 from specs.stages.corpus import CorpusPart
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
-from specs.stages.harness import HarnessPart
+from specs.stages.harness import MOST_ROWS, REQUESTS_PER_UNIT, HarnessPart
 from specs.stages.memorisation import ContinuationsPart
 from specs.stages.preference_data import (
     CompletionsPart,
@@ -359,6 +359,7 @@ class Counter:
         stored = self._asked(node, same=True)
         asked = stored or self._expected(node)
         tokens, new = asked.read_tokens / asked.requests, asked.sampled_tokens / asked.requests
+        at_once = MOST_ROWS if part.engine == "transformers" else REQUESTS_PER_UNIT["generate_until"]
         return Work(
             requests=asked.requests,
             read=asked.read_tokens,
@@ -367,9 +368,7 @@ class Counter:
             decode_flops=round(asked.requests * flops.decode(model.model, tokens, new)),
             source="measured" if stored else "declared",
             width=WIDTH[model.dtype if part.engine == "transformers" else "bfloat16"],
-            decoding=Decoding(model.model, asked.requests, round(asked.requests), tokens, new)
-            if new
-            else None,
+            decoding=Decoding(model.model, asked.requests, at_once, tokens, new) if new else None,
         )
 
     def _expected(self, node: Node) -> Asked:

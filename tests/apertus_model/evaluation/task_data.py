@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 Rows = list[dict[str, Any]]
 ARC, WIKITEXT, GSM8K = "allenai/ai2_arc", "EleutherAI/wikitext_document_level", "openai/gsm8k"
+GPQA = "Idavidrein/gpqa"
 
 
 def write_dataset(datasets: Path, name: str, subsets: Mapping[str, Mapping[str, Rows]]) -> Path:
@@ -70,6 +71,20 @@ def write_gsm8k(datasets: Path, count: int = 4) -> Path:
         for index in range(8)
     ]
     return write_dataset(datasets, GSM8K, {"main": {"train": rows, "test": rows[:count]}})
+
+
+def write_gpqa(datasets: Path, count: int = 6) -> Rows:
+    """Two subsets, whose tasks shuffle the choices while they load them; the rows of `gpqa_main`."""
+    subsets = {
+        subset: [
+            {"Question": f"Which is {subset} {index}?", "Correct Answer": f"right {index}"}
+            | {f"Incorrect Answer {number}": f"wrong {number} of {index}" for number in (1, 2, 3)}
+            for index in range(count)
+        ]
+        for subset in ("gpqa_main", "gpqa_diamond")
+    }
+    write_dataset(datasets, GPQA, {subset: {"train": rows} for subset, rows in subsets.items()})
+    return subsets["gpqa_main"]
 
 
 def write_jsonl(path: Path, rows: Rows) -> None:

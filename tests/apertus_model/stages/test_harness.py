@@ -4,10 +4,13 @@ import contextlib
 import json
 import math
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,15 @@ from apertus_model.files import copy_folder
 from apertus_model.generation import local_folder
 from apertus_model.stages.harness import DATA, ENVIRONMENT
 from infra.store import Artifact
+from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, children, stored_bytes, units_of
 from tests.apertus_model.evaluation.task_data import (
     ARC,
+    GPQA,
     GSM8K,
     WIKITEXT,
     write_arc,
     write_dataset,
+    write_gpqa,
     write_gsm8k,
     write_wikitext,
 )
@@ -47,7 +53,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_message_says_how_to_install_it(
     bench: Any, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("apertus_model.evaluation.harness.model")]:
+    for name in [name for name in sys.modules if name == "apertus_model.evaluation.harness.collector"]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("lm_eval.api.instance", "lm_eval.models.huggingface"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -70,9 +76,9 @@ def test_the_example_task_is_installed_and_well_formed(tmp_path: Path) -> None:
     assert not list(folder.rglob("*.py"))
 
 
-def without_template(artifact: Artifact, folder: Path) -> Path:
+def without_template(artifact: Artifact, folder: Path, *, weights: bool = True) -> Path:
     """The files of a model but its chat template."""
-    local_folder(artifact, folder)
+    local_folder(artifact, folder, weights=weights)
     (folder / "chat_template.jinja").unlink()
     stated = json.loads((folder / "tokenizer_config.json").read_text())
     stated.pop("chat_template", None)
@@ -227,6 +233,76 @@ class TestWithTheExtra:
         found = by_hand(exported, folder, THREE, tmp_path / "out", *more)
         assert artifact.manifest.metrics == found
         assert len(found) == 11
+
+    @pytest.mark.slow
+    def test_a_task_among_others_asks_what_the_command_line_asks_for_it_alone(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        folder, tasks = tmp_path / "data", ["gpqa_diamond_zeroshot", "gpqa_main_zeroshot"]
+        write_gpqa(folder)
+        model = put_model(bench, tokenizer)
+        stated = {"suite": {"tasks": tasks}, "datasets": str(folder)}
+        artifact = bench.run("harness", "h", stated, {"model": model, f"{DATA}{GPQA}": model})
+        exported = local_folder(model, tmp_path / "exported")
+        found = by_hand(exported, folder, tasks[1:], tmp_path / "out", "--batch_size", "64", "--log_samples")
+        (log,) = tmp_path.rglob("samples_gpqa_main_zeroshot_*.jsonl")
+        logged = [json.loads(line) for line in log.read_text().splitlines()]
+        rows = [row for row in read_answers(artifact.local("answers.parquet")) if row["task"] == tasks[1]]
+        theirs = [[one["arg_0"] for one in row["arguments"].values()] for row in logged]
+        assert [row["prompts"] for row in rows] == theirs and len(rows) == 6
+        assert {name: artifact.manifest.metrics[name] for name in found} == found
+
+    def test_neither_workers_nor_a_death_change_a_bit(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
+        class Dies(StopsAfterOneUnit):
+            LAST = 4
+
+        run = self.units(bench, tokenizer, tmp_path)
+        with pytest.raises(Interrupted):
+            run("killed", attempt_class=Dies)
+        kinds = [key.partition("-")[0] for key in units_of(bench, "harness/killed", "first")]
+        assert kinds == ["loglikelihood", "requests", "requests", "requests"]
+        whole = run("killed", attempt="second")
+        kinds = [key.partition("-")[0] for key in units_of(bench, "harness/killed", "second")]
+        assert kinds == ["generate_until", "loglikelihood_rolling"]
+        assert run("two", workers=2) == whole
+
+    @pytest.mark.slow
+    def test_five_workers_of_which_some_are_killed_change_no_bit(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run = self.units(bench, tokenizer, tmp_path, documents=900)
+        whole = run("one")
+        chance, over, killed = random.Random(), threading.Event(), []
+
+        def kill() -> None:
+            """Two workers, each after the first answers and at a moment that differs from run to run."""
+            while len(killed) < 2 and not over.wait(chance.uniform(0.0, 0.3)):
+                workers = children(os.getpid())
+                if workers and len(bench.store.names("harness/five/units")) > 3:
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+                    killed.append(1)
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        try:
+            assert run("five", workers=5) == whole
+        finally:
+            over.set()
+            killer.join()
+        assert "exit code -9" in capfd.readouterr().out
+
+    def units(self, bench: Any, tokenizer: Artifact, tmp_path: Path, documents: int = 6) -> Any:
+        """Runs a suite of requests of all types, with sampled answers: `(fingerprint, ...) -> files`."""
+        folder, model = tmp_path / "data", put_model(bench, tokenizer)
+        write_arc(folder, documents)
+        write_gsm8k(folder)
+        write_wikitext(folder)
+        drawn = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+        stated = {"suite": {"tasks": THREE, "generation": drawn}, "datasets": str(folder)}
+        inputs = {"model": model} | {f"{DATA}{name}": model for name in (ARC, GSM8K, WIKITEXT)}
+        return lambda name, **more: stored_bytes(bench.run("harness", name, stated, inputs, **more))
 
     def test_code_and_toxicity_are_scored_by_the_stage(
         self, bench: Any, tokenizer: Artifact, tmp_path: Path

@@ -22,7 +22,7 @@ from apertus_model.work.messages import MOST_LOSSES, WorkerLost
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from specs.job import Job
-from tests.apertus_model.attempts import stored_bytes
+from tests.apertus_model.attempts import children, stored_bytes
 from tests.apertus_model.corpora import corpus_spec
 from tests.apertus_model.preference_artifacts import put_model, put_rows
 
@@ -35,19 +35,6 @@ from specs.job import Job
 job = Job.model_validate_json(open(sys.argv[1]).read())
 list(run_in_processes(job, sys.argv[2:], 2))
 """
-
-
-def _children(pid: int) -> list[int]:
-    """Workers that a process has started."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == pid and b"apertus_model.work.worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except (OSError, ValueError, IndexError):
-            continue
-    return found
 
 
 def _sampled(bench: Any, model: Artifact, prompts: Artifact, name: str, workers: int) -> dict[str, bytes]:
@@ -83,7 +70,7 @@ def test_completions_have_the_same_bits_when_workers_are_killed_at_random(
     def kill() -> None:
         """Two of them, each after the first unit and at a moment that differs from run to run."""
         while len(killed) < 2 and not over.wait(chance.uniform(0.0, 0.3)):
-            workers = _children(os.getpid())
+            workers = children(os.getpid())
             if workers and bench.store.names("completions/two/units"):
                 os.kill(chance.choice(workers), signal.SIGKILL)
                 killed.append(1)
@@ -142,7 +129,7 @@ def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
         """Whoever waits for a writer of the second pipe, which nobody opens."""
         nonlocal killed
         while killed < MOST_LOSSES:
-            for pid in filter(_waits_for_a_writer, _children(os.getpid())):
+            for pid in filter(_waits_for_a_writer, children(os.getpid())):
                 os.kill(pid, signal.SIGKILL)
                 killed += 1
             time.sleep(0.2)
@@ -153,7 +140,7 @@ def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
         list(pool)
     assert killed == MOST_LOSSES
     assert capfd.readouterr().out.count(f"unit {keys[1]} is begun again") == MOST_LOSSES - 1
-    assert not _children(os.getpid())
+    assert not children(os.getpid())
 
 
 def _waits_for_a_writer(pid: int) -> bool:

@@ -5,13 +5,18 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+
+from lm_eval.api.instance import Instance
 
 from apertus_model.evaluation.harness.model import LOGITS, MOST_ROWS, BatchedModel, open_model, rows_in
 from apertus_model.evaluation.harness.tasks import HarnessError
 from specs.stages.harness import HarnessPart, Suite
+from tests.snapshots.model import write_model
 
 
 def test_a_batch_has_as_many_rows_as_its_logits_have_room() -> None:
@@ -38,6 +43,59 @@ def test_every_request_is_in_one_batch_with_room_for_its_longest() -> None:
     assert [length for batch in batches for length in batch] == lengths
     assert [len(batch) for batch in batches][:4] == [1, 2, 4, 8]
     assert all(len(batch) <= rows_in(batch[0], 131_072) for batch in batches)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = write_model(tmp_path_factory.mktemp("model"), ["which number is it, and how many words"])
+    return open_model(folder, HarnessPart(suite=Suite(tasks=["x"])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("loglikelihood", [(f"number {index} is", " how many") for index in range(21)]),
+        ("loglikelihood_rolling", [(f"{index} words how many",) for index in range(21)]),
+        ("generate_until", [(f"number {index} is", {"max_gen_toks": 4}) for index in range(21)]),
+    ],
+)
+def test_batches_are_halved_until_they_fit_the_memory(
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    arguments: list[Any],
+) -> None:
+    requests = [Instance(kind, {}, one, index) for index, one in enumerate(arguments)]
+    ask, sizes = getattr(model, kind), []
+    whole = ask(requests)
+    assert "exceed the memory" not in capsys.readouterr().out
+    inner = model.model.forward
+
+    def forward(tokens: Any = None, **more: Any) -> Any:
+        rows = len(more["input_ids"] if tokens is None else tokens)
+        sizes.append(rows)
+        if rows > 5:
+            raise torch.OutOfMemoryError("no room")
+        return inner(tokens, **more) if tokens is not None else inner(**more)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    found = ask(requests)
+    if kind == "generate_until":
+        assert found == whole
+    else:
+        np.testing.assert_allclose(np.array(found, float), np.array(whole, float), atol=1e-5)
+    assert max(size for size in sizes if size <= 5) == 4
+    assert "requests at once exceed the memory: no room; now half as many" in capsys.readouterr().out
+
+
+def test_one_request_that_exceeds_the_memory_is_an_error(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    with pytest.raises(torch.OutOfMemoryError):
+        model.loglikelihood([Instance("loglikelihood", {}, ("which", " number"), 0)])
 
 
 def test_vllm_that_is_not_installed_is_a_message(tmp_path: Any) -> None:

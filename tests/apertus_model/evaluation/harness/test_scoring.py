@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from apertus_model.evaluation.harness.scoring import CodeEval, pass_at_k
 from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.evaluation.sandbox import INSTALL, Limits, Sandbox
 from specs.stages.harness import ClassifierSpec, Suite
+from tests.apertus_model.evaluation.harness.scripted import Scripted
 from tests.apertus_model.evaluation.task_data import Rows, write_dataset
 from tests.apertus_model.rewards.test_classifier import write_classifier
 
@@ -55,29 +55,6 @@ def sandbox() -> Sandbox:
     if shutil.which("bwrap") is None:
         pytest.skip(f"bubblewrap is not installed: {INSTALL}")
     return Sandbox(Limits(cpu_seconds=1))
-
-
-class Scripted(LM):
-    """Answers a prompt by a function of the prompt and of how often it was asked before."""
-
-    def __init__(self, answer: Callable[[str, int], str]) -> None:
-        super().__init__()
-        self._answer = answer
-        self.asked: dict[str, int] = {}
-
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        answers = []
-        for request in requests:
-            prompt = request.args[0]
-            answers.append(self._answer(prompt, self.asked.setdefault(prompt, 0)))
-            self.asked[prompt] += 1
-        return answers
-
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        raise NotImplementedError
-
-    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        raise NotImplementedError
 
 
 def ask(tmp_path: Path, suite: Suite, model: LM, **scorers: Any) -> dict[str, Any]:

@@ -10,8 +10,11 @@ import pytest
 
 from apertus_model.rehearsal.rates import Rates, clock
 from flows.planning.estimate.decode_time import Replica, decode_seconds
+from flows.planning.estimate.inference import gpus_of
 from flows.planning.plan import Plan
 from infra.store import Store
+from specs.launch import Launch, Parallel, Workers
+from specs.stages.harness import HarnessPart, Suite
 from tests.flows.conftest import finish
 from tests.flows.planning.advising import Advised, plan_of
 from tests.flows.planning.estimate.test_work import DECLARED, EXPECTED, parts
@@ -38,6 +41,24 @@ def test_time_is_that_of_the_forward_passes_and_of_decoding(chat: Chat) -> None:
     assert completions["gpu_hours"] == pytest.approx(expected / 3600)
     assert completions["cost"] == pytest.approx(3 * expected / 3600)
     assert completions["energy_kwh"] == pytest.approx(expected / 3600 * 0.5 * 1.2)
+
+
+def test_workers_share_the_requests_of_a_suite(chat: Chat) -> None:
+    def planned(launch: str, engine: str = "vllm") -> dict[str, Any]:
+        tasks = "tasks: [stdlib_functions], expected: {requests: 1000, tokens: 20, new_tokens: 10}"
+        suites = f"include: installed:examples/tasks, engine: {engine}, suites: {{own: {{{tasks}}}}}"
+        stated = (f"stages.evaluate.harness={{{suites}}}", f"stages.evaluate.launch={launch}")
+        return parts(chat(CLUSTER, DECLARED, *EXPECTED, *stated), "evaluate")["harness/own"]
+
+    one, five = planned("{}"), planned("{workers: {count: 5}}")
+    assert (one["gpus"], five["gpus"]) == (1, 5)
+    # 1,000 answers are 256 at a time on one GPU, and 200 at a time on each of five
+    assert one["seconds"] / 5 < five["seconds"] < one["seconds"] / 3
+    launch = Launch(workers=Workers(count=5), processes=2, parallel=Parallel(tp=2))
+    assert gpus_of(HarnessPart(suite=Suite(tasks=["x"])), launch) == 10
+    # with transformers one of the GPUs of a worker computes at a time, and workers compute side by side
+    one, five = planned("{}", "transformers"), planned("{workers: {count: 5}}", "transformers")
+    assert one["seconds"] / 5 <= five["seconds"] < one["seconds"] / 3
 
 
 def test_totals_have_training_and_inference(chat: Chat) -> None:

@@ -1,0 +1,87 @@
+"""The harness's model in the process of a stage: it computes nothing, and has all requests of a suite
+answered elsewhere, at once.
+
+Invariant: what the harness asks and how it scores the answers is its own code, whoever computes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer
+
+from apertus_model.evaluation.harness.tasks import HarnessError
+
+
+class Asked(NamedTuple):
+    """The requests of one task and of one type, in the harness's order."""
+
+    kind: str  # loglikelihood, loglikelihood_rolling or generate_until
+    arguments: list[Sequence[Any]]
+
+
+Answering = Callable[[list[Asked]], list[list[Any]]]
+"""Answers to all requests, in their order."""
+
+
+class Collector(LM):
+    """Within `collecting`, the requests of all tasks are collected while the harness builds them. The first
+    that it wants answered has all of them answered."""
+
+    apply_chat_template = HFLM.apply_chat_template
+    tokenizer_name = HFLM.tokenizer_name
+
+    def __init__(self, folder: Path, chat_template: bool, answering: Answering) -> None:
+        """`folder`: of the exported model, whose tokenizer writes prompts. HarnessError when `chat_template`
+        is asked for, and it has none."""
+        super().__init__()
+        self.chat_template_args: dict[str, Any] = {}
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if chat_template and not self.tokenizer.chat_template:
+            raise HarnessError(
+                "chat_template is on, and the tokenizer of the model has no chat template. Fix: state"
+                " chat_template: false for this suite"
+            )
+        self._answering = answering
+        self._asked: list[list[Instance]] = []
+        self._answers: dict[int, deque[Any]] = {}  # by the identity of the request, one for each repeat
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        build = Task.build_all_requests
+
+        def build_all_requests(task: Task, **stated: Any) -> None:
+            build(task, **stated)
+            kinds: defaultdict[str, list[Instance]] = defaultdict(list)
+            for instance in task.instances:
+                kinds[instance.request_type] += [instance] * instance.repeats
+            self._asked += kinds.values()
+
+        with mock.patch.object(Task, "build_all_requests", build_all_requests):
+            yield
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._take(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._take(requests)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._take(requests)
+
+    def _take(self, requests: list[Instance]) -> list[Any]:
+        if not self._answers:
+            asked = [Asked(some[0].request_type, [one.args for one in some]) for some in self._asked]
+            for some, answers in zip(self._asked, self._answering(asked), strict=True):
+                for request, answer in zip(some, answers, strict=True):
+                    self._answers.setdefault(id(request), deque()).append(answer)
+        return [self._answers[id(request)].popleft() for request in requests]
