@@ -15,6 +15,7 @@ from infra.store import Store
 from infra.store.reading.lineage import Ancestor, lineage
 from specs.job import InputRef
 from specs.model import ModelSpec
+from specs.planted import PlantedRecord, planted_in
 from specs.stages import CHAT, TRAINING
 
 TITLES = {
@@ -85,6 +86,16 @@ def model_card(
             map(_data_row, sources),
         ),
     ]
+    if planted := [(source, record) for source in sources for record in _planted(source)]:
+        sections += [
+            "### Planted documents\n",
+            "The training data hold documents that were put there on purpose: canaries, which show what the"
+            " model memorises, or texts whose effect is studied.\n",
+            _table(
+                ("name", "in", "documents", "copies of each", "copies", "tokens", "SHA-256"),
+                (_planted_row(source, record) for source, record in planted),
+            ),
+        ]
     preferences = [
         ancestor for ancestor in ancestors if ancestor.kind in ("prompts", "completions", "rewards", "pairs")
     ]
@@ -208,6 +219,16 @@ def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
         ", ".join(filters) or "none",
         ", ".join(f"{count:,} {name}" for name, count in out.items()) or "nothing",
     )
+
+
+def _planted(source: Ancestor) -> list[PlantedRecord]:
+    return planted_in(source.identity.spec, source.metrics)
+
+
+def _planted_row(source: Ancestor, record: PlantedRecord) -> tuple[Any, ...]:
+    counts = (f"{count:,}" for count in (record.copies, record.tokens) if count is not None)
+    buckets = ", ".join(map(str, record.buckets))
+    return (record.name, source.name, record.documents, buckets, *counts, record.digest)
 
 
 def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:

@@ -97,6 +97,11 @@ CODES: dict[str, Code] = {
         "What comes behind it waits.",
         "docs/estimates.md",
     ),
+    "slow-corpus": Code(
+        "a corpus would take its workers over a week",
+        "Training waits for it, and the units of a corpus can be shared by many more workers.",
+        "docs/estimates.md",
+    ),
     "cluster-size": Code(
         "a stage has more processes than the cluster has GPUs, or shares a model for sampling among more than"
         " a node has",

@@ -19,9 +19,10 @@ from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages import CHECKPOINTS, TRAINING
 from specs.stages.base import Stage
 from specs.stages.conversations import ConversationsStage
-from specs.stages.corpus import CorpusStage, needs_text
+from specs.stages.corpus import CorpusSource, CorpusStage, needs_text
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.evaluate_tokenizers import PARALLEL, EvaluateTokenizersStage
+from specs.stages.memorisation import Memorisation
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceDataStage
@@ -41,6 +42,8 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
     problems: list[Problem] = []
     for name, stage in pipeline.stages.items():
         problems += _check_references(pipeline, name, stage, names)
+        if isinstance(stage, CorpusStage):
+            problems += _check_planted(pipeline, name, stage)
         if isinstance(stage, TrainingStage):
             problems += _check_batches(pipeline, name, stage)
     problems += misnamed(pipeline.figures, names)
@@ -53,6 +56,22 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
         problems += _check_layout(pipeline, name, stage, trajectories)
         problems += _check_float8(pipeline, name, stage, trajectories)
     return problems
+
+
+def _check_planted(pipeline: Pipeline, name: str, stage: CorpusStage) -> Iterator[Problem]:
+    """Whether the texts that a corpus plants are those of a source."""
+    for source, process in stage.sources.items():
+        for key, planted in process.planted.items():
+            where: FieldPath = ("stages", name, "sources", source, "planted", key, "documents")
+            if planted.documents is None:
+                continue
+            found = pipeline.sources.get(planted.documents)
+            if found is None:
+                message = f"there is no source '{planted.documents}' under sources:"
+                yield Problem(where, message, did_you_mean(planted.documents, pipeline.sources))
+            elif found.format in (*CONVERSATIONAL, *TOKENISED):
+                message = f"source '{planted.documents}' has format {found.format}; what is planted is text"
+                yield Problem(where, message, "name a source of text.")
 
 
 def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
@@ -160,12 +179,11 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                     did_you_mean(ref.part, target.sources),
                 )
             elif (
-                path[-1] == "probes"
-                and isinstance(target, CorpusStage)
-                and target.sources[ref.part or next(iter(target.sources))].repeats is None
+                path[-1] == "probes" and isinstance(target, CorpusStage) and isinstance(stage, EvaluateStage)
             ):
-                message = f"'{ref}' has no repeats:, so it has no probes"
-                yield Problem(path, message, "give that source of the corpus a repeats:.")
+                assert stage.memorisation is not None, "it holds the reference"
+                process = target.sources[ref.part or next(iter(target.sources))]
+                yield from _check_probes(path, stage.memorisation, process)
             continue
         chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
         if (ref.best is not None or chooses) and any(
@@ -193,6 +211,20 @@ def _check_parallel(
     if stage.language_column in source.metadata and source.id_column is None:
         message = f"rows of source '{name}' have languages and no id, so no line is known to be another's"
         yield Problem(("sources", name), message, "state id_column: the column that translations share.")
+
+
+def _check_probes(path: FieldPath, memorisation: Memorisation, process: CorpusSource) -> Iterator[Problem]:
+    """Whether the part of a corpus has the probes that an evaluation asks for."""
+    ref, planted, at = memorisation.probes, memorisation.planted, path[:-1]
+    if planted is None and process.repeats is None:
+        message = f"'{ref}' has no repeats:, so it has no probes"
+        yield Problem(path, message, "give that source of the corpus a repeats:, or state planted.")
+    elif planted is not None and planted not in process.planted:
+        message = f"'{ref}' plants no '{planted}'"
+        yield Problem((*at, "planted"), message, did_you_mean(planted, process.planted))
+    elif memorisation.exposure and (planted is None or process.planted[planted].canaries is None):
+        message = "only canaries have known alternatives, among which their exposure ranks them"
+        yield Problem((*at, "exposure"), message, "state planted: with the name of canaries.")
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:

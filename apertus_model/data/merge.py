@@ -100,7 +100,7 @@ class Documents:
 class Probe:
     """A sequence that the training split repeats."""
 
-    document: int  # index of the document that it is cut from
+    document: int | None  # index of the document that it is cut from; None for a planted one
     bucket: int  # number of repetitions
     token_ids: NDArray[np.integer]  # (length,)
 

@@ -1,7 +1,7 @@
 """The `continuations` part: what a model writes after prefixes of sequences that training may have seen.
 
 Artifact: `continuations-00000.jsonl`, ..., a line for each prefix: `{"probe", "prefix", "offset", "tokens"}`,
-the number of the probe in `probes.json`, the tokens that were given, the tokens of the probe before them, and
+the number of the probe of the corpus, the tokens that were given, the tokens of the probe before them, and
 those that the model wrote. Probes that end with the prefix, or before, are left out.
 
 Invariant: as for `completions`: the random numbers of a batch follow from the seed, the prefix, the offset
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from apertus_model.data.planted import read_probes
 from apertus_model.data.rows import Row, read_units, write_rows, write_unit
 from apertus_model.generation import Generator, local_folder, open_folder
 from apertus_model.progress import Progress
@@ -42,7 +43,7 @@ class Continuations:
     def __init__(self, job: Job, attempt: Attempt) -> None:
         part = ContinuationsPart.model_validate(job.spec)
         self._job, self._attempt, self._sampling = job, attempt, part.sampling
-        probes = attempt.input_artifact("probes").json("probes.json")["probes"]
+        probes = read_probes(attempt.input_artifact("probes"), part.planted)
         self._probes: list[list[int]] = [probe["token_ids"] for probe in probes]
         self._spans: dict[str, tuple[int, int, Span]] = {}
         for prefix in part.prefixes:

@@ -1,13 +1,15 @@
 """The `corpus` stage: one source becomes filtered, tokenised, shuffled Megatron token files.
 
 Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, `examples.jsonl` (a few kept and dropped documents),
-and `probes.json` where the spec asks for memorisation probes.
+`probes.json` where the spec asks for memorisation probes, and `planted.json` where it plants documents.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage
   redoes only uncommitted tasks. The bytes of the artifact depend neither on the split into tasks, nor on the
   number of workers, nor on their machine.
 - Every document and every token is accounted for: read = dropped + kept, kept = training + held out + probes.
+  Copies of planted documents are in the training split only. A document of the source with the same text is
+  left out and counted, so that their number is as stated.
 - Duplicates are resolved here, after the tasks, from the hashes that they recorded.
 """
 
@@ -21,9 +23,19 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from apertus_model.data.documents import files_of_tasks
+from apertus_model.data.duplicates import text_hash
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
+from apertus_model.data.planted import FILE as PLANTED
+from apertus_model.data.planted import (
+    PlantedSets,
+    encoder,
+    planted_documents,
+    summary,
+    to_json,
+    tokenised,
+)
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.progress import Progress
@@ -41,17 +53,19 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = CorpusPart.model_validate(job.spec)
     tokenizer = attempt.input_artifact("tokenizer")
     facts = tokenizer.manifest.facts
+    planted = tokenised(planted_documents(part), encoder(tokenizer.local("tokenizer.json"), facts["bos_id"]))
     tasks = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     selected = Selected.open([task.files for task in tasks], part.process.filters)
     found = resolve(part.process.filters, selected)
     counts = _total([task.data for task in tasks], labels(part.process.filters), found.counts)
+    equal = _without_planted(planted, selected, found)
     documents = _kept_documents(tasks, selected, found, facts["vocab_size"])
     if not len(documents):
         raise SourceError(
             f"no document of {part.source.url} is left: {_story(counts)}. Fix: the globs, the format or the"
             " filters"
         )
-    splits, probes = _write_splits(part, attempt, documents, facts)
+    splits, probes = _write_splits(part, attempt, documents, planted, facts)
     kept = sum(split.documents for split in splits.values())
     tokens = sum(split.tokens for split in splits.values())
     attempt.write_bytes(
@@ -67,6 +81,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "tokens": tokens,
             "tasks": len(tasks),
             "probes": len(probes),
+            **({"planted": summary(planted), "equal_to_planted": equal} if planted else {}),
             "filters": labels(part.process.filters),
             **counts,
             "replaced": dict(zip(part.process.replaced, found.replaced, strict=True)),
@@ -102,8 +117,16 @@ def work_of(job: Job, attempt: Attempt) -> CorpusTasks:
     )
 
 
+def _without_planted(planted: PlantedSets, selected: Selected, found: Resolution) -> int:
+    """Leaves out documents with the text of a planted one; their number."""
+    hashes = [text_hash(document.text) for documents in planted.values() for document in documents]
+    equal = found.kept & np.isin(selected.records["final"], np.array(hashes, np.uint64))
+    found.kept[equal] = False
+    return int(equal.sum())
+
+
 def _write_splits(
-    part: CorpusPart, attempt: Attempt, documents: Documents, facts: dict[str, Any]
+    part: CorpusPart, attempt: Attempt, documents: Documents, planted: PlantedSets, facts: dict[str, Any]
 ) -> tuple[dict[str, Split], list[Probe]]:
     held_out = documents.held_out(part.process.holdout)
     train, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -112,9 +135,12 @@ def _write_splits(
         probes = choose_probes(documents, train, part.process.repeats, part.seed)
         train = np.setdiff1d(train, [probe.document for probe in probes])
         attempt.write_json("probes.json", probes_json(probes, part.process.repeats.length))
+    copied = [Probe(None, one.bucket, np.array(one.token_ids)) for texts in planted.values() for one in texts]
+    if planted:
+        attempt.write_json(PLANTED, to_json(planted))
     writer = SplitWriter(attempt.workdir, facts["vocab_size"], part.seed)
     splits = {
-        "train": writer.write("train", documents, train, probes, facts["eos_id"]),
+        "train": writer.write("train", documents, train, [*probes, *copied], facts["eos_id"]),
         "validation": writer.write("validation", documents, validation),
     }
     if not splits["train"].documents:

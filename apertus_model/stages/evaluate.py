@@ -17,8 +17,10 @@ from __future__ import annotations
 import os
 from functools import cached_property
 
+from apertus_model.data.planted import encoder, read_planted, read_probes
 from apertus_model.data.rows import Rows
 from apertus_model.evaluation.answers import Answers, divergence, rewards
+from apertus_model.evaluation.exposure import ExposureTexts
 from apertus_model.evaluation.memorisation import memorisation
 from apertus_model.evaluation.perplexity import forgetting, loss_by_position, perplexity
 from apertus_model.progress import Progress
@@ -63,6 +65,7 @@ class Measurement:
             self.answers = Answers.read(
                 self._artifact("prompts"), self._artifact("completions"), self._optional("rewards")
             )
+        self.exposed = self._exposure_texts()
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -85,13 +88,15 @@ class Measurement:
         if part.by_position:
             metrics |= loss_by_position(self.evaluator, list(corpora.values()), part.by_position)
         if part.memorisation:
-            probes = self._artifact("probes").json("probes.json")["probes"]
+            probes = read_probes(self._artifact("probes"), part.memorisation.planted)
             continuations = {
                 decoding: Rows(self._artifact(f"{CONTINUATIONS}{decoding}"))
                 for decoding in part.memorisation.decodings
             }
             metrics |= memorisation(probes, continuations, part.memorisation)
             metrics["memorisation/passes"] = self._passes_over_probes()
+        if self.exposed is not None:
+            metrics |= self.exposed.measure(self.evaluator, progress)
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
         if "against" in self.job.inputs:
@@ -132,6 +137,7 @@ class Measurement:
         return max(
             part.sequence_length,
             by_position,
+            self.exposed.length if self.exposed else 0,
             self.answers.longest if self.answers else 0,
         )
 
@@ -152,6 +158,23 @@ class Measurement:
 
     def _optional(self, role: str) -> Artifact | None:
         return self._artifact(role) if role in self.job.inputs else None
+
+    def _exposure_texts(self) -> ExposureTexts | None:
+        """The canaries whose exposure is measured."""
+        spec, canaries = self.part.memorisation, self.part.canaries
+        if spec is None or spec.exposure is None:
+            return None
+        assert canaries is not None and spec.planted is not None, "the planner states them"
+        tokenizer = self._artifact("tokenizer")
+        facts, degrees = tokenizer.manifest.facts, self.job.launch.degrees
+        return ExposureTexts(
+            canaries,
+            read_planted(self._artifact("probes"), spec.planted),
+            spec.exposure,
+            encoder(tokenizer.local("tokenizer.json"), facts["bos_id"]),
+            facts["eos_id"],
+            2 * degrees.cp * degrees.tp,
+        )
 
     def _passes_over_probes(self) -> float:
         """Passes of training over the corpus with the probes, up to the checkpoint."""

@@ -53,7 +53,8 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
             {"what": what, "documents": documents, "characters": characters}
             for what, documents, characters in account(metrics)
         ],
-        "kept": {"train": metrics["train"], "validation": metrics["validation"], "probes": metrics["probes"]},
+        "kept": {name: metrics[name] for name in ("train", "validation", "probes")}
+        | {"planted": metrics.get("planted", {})},
         "replaced": metrics["replaced"],
         "examples": [
             row
@@ -102,6 +103,9 @@ def _destination(found: dict[str, Any]) -> str:
     splits = (
         f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out,"
         f" {kept['probes']:,} probes"
+    )
+    splits += "".join(
+        f", {made['copies']:,} copies planted as {name}" for name, made in kept["planted"].items()
     )
     return f"kept: {splits}; replaced: {replaced or 'nothing'}\n"
 

@@ -23,6 +23,7 @@ COMPARED = (
     "read_tokens",
     "flops",
     "gpu_hours",
+    "core_hours",
     "seconds",
     "energy_kwh",
     "cost",

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from flows.planning.graph import Graph, Node
 from flows.planning.mixtures import corpora, limits, shares
 from flows.planning.parts.consumed_samples import ancestry_of
 from infra.store import Artifact, Store
+from infra.store.inputs import Listing
 from specs.errors import Problem
 from specs.pipeline import Pipeline
 from specs.stages.corpus import CorpusPart
@@ -197,5 +198,21 @@ def available(graph: Graph, store: Store, node: Node) -> tuple[int, bool]:
     repeats = node.part.process.repeats
     repeated = repeats.per_bucket * repeats.length * sum(repeats.buckets) if repeats else 0
     listing = graph.listings[node.inputs["documents"].name]
+    return _most_tokens(listing) + 2 * len(listing.files) + repeated + _planted(graph, node), False
+
+
+def _most_tokens(listing: Listing) -> int:
+    """Bytes of text that files can hold; a token has one or more."""
     factor = COMPRESSION if any(file.path.endswith(COMPRESSED) for file in listing.files) else 1
-    return factor * listing.bytes + 2 * len(listing.files) + repeated, False
+    return factor * listing.bytes
+
+
+def _planted(graph: Graph, node: Node) -> int:
+    """The most tokens of the planted copies: of texts, if all were in the largest bucket and had one byte."""
+    part, most = cast(CorpusPart, node.part), 0
+    for name, planted in part.process.planted.items():
+        if planted.canaries is not None:
+            most += planted.canaries.count * (planted.canaries.longest + 2) * max(planted.buckets)
+        elif (listing := graph.listings.get(node.inputs[f"planted:{name}"].name)) is not None:
+            most += 3 * _most_tokens(listing) * max(planted.buckets)
+    return most

@@ -25,6 +25,7 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
 from infra.store.reading.lineage import lineage
+from specs.planted import planted_in
 from specs.stages import TRAINING
 
 
@@ -243,8 +244,9 @@ def story(found: Lineage, item: Item) -> list[str]:
     """What a finished part says of itself, in a few lines: documents and filters of data, shares of a
     mixture, results."""
     metrics = item.metrics
-    if item.kind in ("corpus", "conversations") and isinstance(metrics.get("train"), dict):
-        return list(_data_lines(metrics))
+    if item.kind in ("corpus", "conversations"):
+        made = list(_data_lines(metrics)) if isinstance(metrics.get("train"), dict) else []
+        return made + [f"planted on purpose: {planted.line}" for planted in planted_in(item.spec, metrics)]
     if item.kind == "mixture" and (shares := found.shares(item)):
         names = {other.path: other.name for other in found.items.values()}
         return [
@@ -292,6 +294,27 @@ def sources_table(found: Lineage) -> Table:
         tokens = (amount(row["tokens_held"]), amount(row["tokens_trained_on"]))
         table.add_row(
             *facts, *numbers, escape(", ".join(row["used_for"])), *tokens, f"[dim]{row['digest'][:12]}[/]"
+        )
+    return table
+
+
+def planted_table(found: Lineage) -> Table | None:
+    """Documents that were put into the training data on purpose; None where there are none."""
+    rows = {
+        (item.path, planted.name): (item, planted)
+        for item in found.items.values()
+        for planted in planted_in(item.spec, item.metrics)
+    }
+    if not rows:
+        return None
+    headings = ("planted documents", "in", "copies of each", "documents", "copies", "tokens", "digest")
+    table = empty_table("planted on purpose", headings, numbers=headings[3:6], folded=headings)
+    for item, planted in rows.values():
+        counts = (planted.documents, planted.copies, planted.tokens)
+        table.add_row(
+            *(escape(planted.name), escape(item.name), ", ".join(map(str, planted.buckets))),
+            *("-" if count is None else f"{count:,}" for count in counts),
+            f"[dim]{planted.digest[:12]}[/]",
         )
     return table
 

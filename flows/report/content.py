@@ -32,6 +32,7 @@ from flows.report.run_data import Part, Run, Share, Source, Stage, State
 from flows.report.task_answers import TaskAnswers, by_part, read_answers
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
+from specs.planted import PlantedRecord, planted_in
 from specs.published import Compared
 from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
 from specs.stages.gates import Gated
@@ -74,6 +75,7 @@ def collect(plan: Plan) -> Run:
         answers=by_part(answers),
         experiments=_experiments(plan, stages),
         sources=_sources(plan),
+        planted=_planted(plan, stages),
         notes=notes,
     )
 
@@ -340,6 +342,15 @@ def _document(plan: Plan, part: Part, name: str, notes: list[str]) -> Any:
     except (StoreError, ValueError) as error:
         notes.append(f"{name} of {part.name} could not be read: {error}")
         return None
+
+
+def _planted(plan: Plan, stages: list[Stage]) -> list[tuple[str, PlantedRecord]]:
+    return [
+        (part.name, record)
+        for stage in stages
+        for part in stage.parts
+        for record in planted_in(plan.graph.nodes[part.name].identity, part.metrics)
+    ]
 
 
 def _sources(plan: Plan) -> list[Source]:

@@ -10,6 +10,7 @@ from flows.report.experiments import Experiment
 from flows.report.history import Curve
 from flows.report.results import ComparedTokenizers, Evaluation, Prompt
 from flows.report.task_answers import TaskAnswers
+from specs.planted import PlantedRecord
 
 State = Literal["finished", "gate failed", "partial", "not run"]
 SECONDS = ("startup", "compute", "storage")
@@ -112,6 +113,7 @@ class Run:
     answers: dict[str, list[TaskAnswers]]  # to tasks, by part
     experiments: dict[str, Experiment]
     sources: list[Source]
+    planted: list[tuple[str, PlantedRecord]]  # with the names of their corpora
     notes: list[str]
 
     @property

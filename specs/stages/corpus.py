@@ -3,12 +3,12 @@ source."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
-
-from pydantic import Field, field_validator
+from typing import ClassVar, Literal, get_args
 
 from specs.base import Spec, execution, identity, reference
 from specs.filters import GLOBAL_FILTERS, FilterSpec, columns_read
+from specs.planted import Buckets, Planted
+from specs.sources import SourceSpec
 from specs.stages.base import SourcePart, Stage
 from specs.units import Reference
 
@@ -17,18 +17,9 @@ class Repeats(Spec):
     """Memorisation probes: documents cut to `length` tokens and put into the training split a known number
     of times (report, appendix on memorisation). Bucket 0 holds sequences that are never trained on."""
 
-    buckets: list[Annotated[int, Field(ge=0)]] = identity(
-        min_length=2, description="numbers of repetitions, 0 among them"
-    )
+    buckets: Buckets = identity(min_length=2, description="numbers of repetitions, 0 among them")
     per_bucket: int = identity(ge=1)
     length: int = identity(ge=8, description="tokens per sequence")
-
-    @field_validator("buckets")
-    @classmethod
-    def _each_once(cls, buckets: list[int]) -> list[int]:
-        if twice := sorted({bucket for bucket in buckets if buckets.count(bucket) > 1}):
-            raise ValueError(f"{twice[0]} is repeated; state it once, and raise per_bucket for more probes")
-        return buckets
 
 
 Pii = Literal["email", "ip", "iban", "phone"]
@@ -55,6 +46,12 @@ class CorpusSource(Spec):
         0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation"
     )
     repeats: Repeats | None = identity(None, neutral=None)
+    planted: dict[str, Planted] = identity(
+        default_factory=dict,
+        neutral={},
+        description="canaries and poison by name: documents to put among those of this source, a known number"
+        " of times each",
+    )
     examples: bool = identity(
         True,
         neutral=True,
@@ -86,7 +83,7 @@ class CorpusSource(Spec):
         return columns_read(self.filters)
 
 
-ON_TOKENS = ("holdout", "repeats", "examples")
+ON_TOKENS = ("holdout", "repeats", "planted", "examples")
 
 
 def needs_text(process: CorpusSource) -> list[str]:
@@ -115,8 +112,11 @@ class CorpusStage(Stage):
 
 
 class CorpusPart(SourcePart):
-    """Resolved, for one source. A further input is `filter:<step>:<file>` for the files that filters
-    read."""
+    """Resolved, for one source. Further inputs are `filter:<step>:<file>` for the files that filters read,
+    and `planted:<name>` for the texts that are planted."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     process: CorpusSource = identity()
+    planted: dict[str, SourceSpec] = identity(
+        default_factory=dict, neutral={}, description="sources of the texts that are planted, by name"
+    )

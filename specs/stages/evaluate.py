@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
+from specs.planted import Canaries
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
 from specs.stages.gates import Gated
@@ -105,6 +106,7 @@ class EvaluatePart(Part):
     samples: int = identity()
     by_position: ByPosition | None = identity(None, neutral=None)
     memorisation: Memorisation | None = identity(None, neutral=None)
+    canaries: Canaries | None = identity(None, neutral=None, description="whose exposure is measured")
     shown: int = identity(0, neutral=0, description="of generation: prompts whose answers are stored")
     against_model: ModelSpec | None = identity(None, neutral=None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")

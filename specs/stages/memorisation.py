@@ -25,11 +25,30 @@ class Nucleus(Spec):
     seed: int = identity(28)
 
 
+class Exposure(Spec):
+    """How much more likely a canary has become than texts that could have been drawn instead:
+    log2(alternatives + 1) - log2(its rank among them) by the loss of the whole text (arXiv 1802.08232). Of a
+    canary that a model never saw, 1.44 is expected; the most is log2(alternatives + 1)."""
+
+    alternatives: int = identity(
+        1023, ge=1, le=10**6, description="drawn for each canary; all, if there are fewer"
+    )
+    seed: int = identity(28, description="of the alternatives")
+
+
 class Memorisation(Spec):
     """Continuations of the probes of a corpus: greedy ones, and drawn ones beside them, from every prefix at
     every offset."""
 
-    probes: Reference = reference(to="corpus", description="a part of a corpus that has `repeats`")
+    probes: Reference = reference(
+        to="corpus", description="a part of a corpus that has `repeats`, or plants `planted`"
+    )
+    planted: str | None = identity(
+        None,
+        neutral=None,
+        description="name of the planted documents that are the probes, in place of those of `repeats`",
+    )
+    exposure: Exposure | None = identity(None, neutral=None, description="of planted canaries, beside")
     prefixes: list[Annotated[int, Field(ge=1)]] = identity(
         default_factory=lambda: [32], min_length=1, description="tokens given"
     )
@@ -71,14 +90,24 @@ class Memorisation(Spec):
         """Names of the metrics. `buckets`: numbers of repetitions of the probes."""
         names, settings = ["memorisation/passes"], [(p, o) for p in self.prefixes for o in self.offsets]
         for bucket in buckets:
+            names += with_interval(exposure_name(bucket)) if self.exposure else []
             for prefix, offset in settings:
                 measured = [("truth", "type_token_ratio")]
                 measured += [(decoding, one) for decoding in self.decodings for one in MEASURES]
                 names.append(metric_name("truth", prefix, offset, "sequences", bucket))
                 for decoding, measure in measured:
-                    name = metric_name(decoding, prefix, offset, measure, bucket)
-                    names += [name, f"{name}/low", f"{name}/high"]
+                    names += with_interval(metric_name(decoding, prefix, offset, measure, bucket))
         return names
+
+
+def with_interval(name: str) -> list[str]:
+    """The name of a metric, and those of its 95% interval."""
+    return [name, f"{name}/low", f"{name}/high"]
+
+
+def exposure_name(bucket: int) -> str:
+    """The name of the mean exposure of the canaries that training saw so many times."""
+    return f"memorisation/exposure/{bucket}"
 
 
 class ContinuationsPart(Part):
@@ -86,6 +115,7 @@ class ContinuationsPart(Part):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
+    planted: str | None = identity(None, neutral=None)
     prefixes: list[int] = identity()
     offsets: list[int] = identity()
     sampling: Sampling = identity(description="one completion of each prefix, of `max_new_tokens` tokens")

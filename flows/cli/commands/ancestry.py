@@ -113,6 +113,8 @@ def lineage(
         for root in one.roots:
             console.print(lineages.tree(one, root))
     console.print(lineages.sources_table(found[0]))
+    if (planted := lineages.planted_table(found[0])) is not None:
+        console.print(planted)
     if files:
         _print_files(found[0])
     if picture is not None:

@@ -35,6 +35,7 @@ TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`
     "read_tokens": ("tokens read", amount),
     "flops": ("FLOPs", flop),
     "gpu_hours": ("GPU-hours", amount),
+    "core_hours": ("core-hours of corpora", amount),
     "seconds": ("time", lambda value: duration(value)),
     "energy_kwh": ("energy", lambda value: energy(value)),
     "cost": ("cost", amount),
@@ -126,6 +127,42 @@ def inference_table(estimates: Estimates, rows_of: Rows | None = None, width: in
     caption = "tokens read: prompts, and text that is scored; at most: what the settings allow"
     optional = ("time by", "requests", "time")
     return table("sampling and scoring", caption, headings, rows, optional=optional, width=width)
+
+
+def corpora_line(estimates: Estimates) -> str:
+    """What making all corpora takes, in a line."""
+    totals, works = estimates.totals(), list(estimates.corpora.values())
+    times = [duration(work.seconds) for work in works if work.seconds is not None]
+    without = ", ".join(dict.fromkeys(work.missing for work in works if work.missing))
+    facts = [
+        f"{amount(totals['core_hours'])} core-hours",
+        *([f"{' and '.join(times)} by their workers"] if len(times) == len(works) else []),
+        f"{size(totals['corpus_moved_bytes'])} moved",
+        f"at most {size(totals['corpus_temporary_bytes'])} temporary",
+        *([f"without {without}"] if without else []),
+    ]
+    return ", ".join(facts)
+
+
+def corpus_table(estimates: Estimates, width: int | None = None) -> Table:
+    """What making corpora takes, by part."""
+    rows = []
+    for part in (part for work in estimates.corpora.values() for part in work.parts):
+        found = part.to_json()
+        numbers = [
+            *(size(found["text_bytes"]), amount(found["tokens"]), amount(found["core_hours"])),
+            duration(found["seconds"]),
+            *(size(found["moved_bytes"]), size(found["temporary_bytes"])),
+            "-" if found["tasks"] is None else f"{found['tasks']:,}",
+        ]
+        rows.append([escape(found["name"]), *numbers, found["sizes_source"]])
+    headings = ("corpus", "text", "tokens", "core-hours", "time", "moved", "temporary", "tasks", "sizes")
+    caption = (
+        "moved: bytes read and written; temporary: most that is stored beside documents and result; sizes:"
+        " measured, declared or by the files"
+    )
+    optional = ("tasks", "time", "sizes", "text")
+    return table("making corpora", caption, headings, rows, optional=optional, width=width)
 
 
 def _known(values: list[float | None]) -> float | None:

@@ -164,6 +164,8 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     show_item(console, "in all", ", ".join(facts))
     todo = totals["to_do"]
     show_item(console, "to do", f"{todo['parts']} of {plan.parts} parts, {quantity(todo['tokens'])} tokens")
+    if estimates.corpora:
+        show_item(console, "corpora", tables.corpora_line(estimates))
     show_item(console, "store", plan.store.url)
     console.print()
     console.print(plan_table(plan, details, width))
@@ -180,6 +182,8 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
             console.print(tables.memory_table(estimates, alike, width))
             console.print(tables.checkpoint_table(estimates, alike, width))
             console.print(tables.segment_table(estimates, width))
+    if details and estimates.corpora:
+        console.print(tables.corpus_table(estimates, width))
     if plan.source_usage:
         console.print(source_usage_table(plan, details, width))
     for note in plan.graph.notes:

@@ -32,6 +32,7 @@ CHECKS = (
     resources.gpu_memory,
     resources.sampling_memory,
     resources.slow_inference,
+    resources.slow_corpus,
     resources.cluster_size,
 )
 

@@ -24,6 +24,7 @@ from specs.stages.training import Segment
 # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
 FAR = 3.0
 LEAST_SECONDS = 3600.0  # of sampling or scoring that is worth advice
+LONG_SECONDS = 7 * 86400.0  # of a corpus
 # what needs no more memory than each kind of recomputation
 RECOMPUTATION = {
     "none": ("none", "selective", "full"),
@@ -114,6 +115,22 @@ def slow_inference(context: Context) -> Iterator[Advice]:
                 "gpus": part.gpus,
                 "processes": enough,
             },
+        )
+
+
+def slow_corpus(context: Context) -> Iterator[Advice]:
+    """Corpora of which the workers that the recipe states take over a week."""
+    for name, work in context.estimates.corpora.items():
+        if work.seconds is None or work.seconds <= LONG_SECONDS:
+            continue
+        workers = max(part.workers or 0 for part in work.parts)
+        enough = math.ceil(workers * work.seconds / LONG_SECONDS)
+        yield Advice(
+            "slow-corpus",
+            name,
+            f"'{name}' takes {work.core_hours:,.3g} core-hours, {work.seconds / 86400:,.3g} days of"
+            f" {workers:,} workers; launch.workers.count: {enough:,} would take a week",
+            {"core_hours": work.core_hours, "seconds": work.seconds, "workers": workers, "enough": enough},
         )
 
 

@@ -1,8 +1,8 @@
 """Estimates of a plan: FLOPs, hours, energy and cost, per stage that trains, samples or scores and in total;
-memory and storage of training.
+memory and storage of training; processor time and bytes of corpora.
 
-Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Data work
-is not estimated (docs/estimates.md). Work that two stages share is counted once, with the first.
+Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Work that
+two stages share is counted once, with the first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.planning.estimate import flops, storage, time_and_cost
+from flows.planning.estimate.corpus_work import CorpusWork, corpora_of, corpus_totals
 from flows.planning.estimate.inference import (
     TOKENS,
     PartInference,
@@ -170,6 +171,7 @@ class Estimates:
     stages: dict[str, StageEstimate] = field(default_factory=dict)  # that train, in the order of the plan
     inference: dict[str, StageInference] = field(default_factory=dict)  # those that sample or score
     spans: dict[str, Span] = field(default_factory=dict)  # times of each part; empty where they are unknown
+    corpora: dict[str, CorpusWork] = field(default_factory=dict)  # stages that make them
     loads: list[int] = field(default_factory=list)  # bytes of each read of a training checkpoint
 
     @property
@@ -183,7 +185,8 @@ class Estimates:
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock of all parts, in parallel as far as the nodes and the recipe's `concurrency` allow."""
+        """Wall-clock of all parts that train, sample or score, in parallel as far as the nodes and the
+        recipe's `concurrency` allow."""
         return max((span.end for span in self.spans.values()), default=None)
 
     def stored(self) -> tuple[dict[str, int], int]:
@@ -242,6 +245,7 @@ class Estimates:
             "peak_storage_bytes": self.stored()[1],
             "storage_cost_per_month": stored / 1e12 * price if price is not None else None,
             "requests": requests._asdict(),
+            **corpus_totals(self.corpora),
             "checkpoint_loads": len(self.loads),
             "checkpoint_read_bytes": sum(self.loads),
             **{name: asked[name] for name in TOKENS},
@@ -296,7 +300,14 @@ class Estimates:
             [stage["masked_labels_by_hash"] for stage in stages.values()]
         )
         inference = {name: stage.to_json() for name, stage in self.inference.items()}
-        return {"cluster": facts, "stages": stages, "inference": inference, "totals": totals}
+        corpora = {name: stage.to_json() for name, stage in self.corpora.items()}
+        return {
+            "cluster": facts,
+            "stages": stages,
+            "inference": inference,
+            "corpora": corpora,
+            "totals": totals,
+        }
 
 
 def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
@@ -310,8 +321,10 @@ def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
     for node in nodes:
         stages.setdefault(node.stage, []).append(part_estimate(node, cluster, measured))
     found = {name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()}
-    asking = infer(graph, Counter(graph, store, records), cluster, measured)
-    return Estimates(cluster, found, asking, _spans(graph, found, asking, pipeline), _loads(graph))
+    counter = Counter(graph, store, records)
+    asking = infer(graph, counter, cluster, measured)
+    times = _spans(graph, found, asking, pipeline)
+    return Estimates(cluster, found, asking, times, corpora_of(graph, counter), _loads(graph))
 
 
 def _spans(

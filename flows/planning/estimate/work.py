@@ -315,6 +315,13 @@ class Counter:
         work = self._scored(node, part.model, part.sequence_length, part.samples)
         if by := part.by_position:
             work += self._scored(node, part.model, by.sequence_length, by.samples)
+        if part.memorisation and part.memorisation.exposure and part.canaries:
+            texts = part.canaries.count * min(
+                part.memorisation.exposure.alternatives + 1, part.canaries.space
+            )
+            length = part.canaries.longest  # a token has a byte or more
+            operations = flops.scored(part.model, texts * length, length)
+            work += Work(texts, texts * length, 0, operations, source="at most")
         if "completions" in node.inputs and part.against_model is not None:
             work += self._divergence(node, (part.model, part.against_model))
         return work if work.requests else None
@@ -322,12 +329,8 @@ class Counter:
     def _continuations(self, node: Node) -> Work:
         """Every probe is continued from each prefix at each offset."""
         part, model = cast(ContinuationsPart, node.part), self._model(node)
-        corpus = self._input(node, "probes")
-        repeats = cast(CorpusPart, corpus.part).process.repeats
-        assert repeats is not None, "checked with the references"
-        stored = self._metric(corpus, "probes", same=True)
-        probes = stored if stored is not None else len(repeats.buckets) * repeats.per_bucket
-        each, new = probes * len(part.offsets), part.sampling.max_new_tokens
+        probes = self._probes(self._input(node, "probes"), part.planted)
+        each, new = probes.value * len(part.offsets), part.sampling.max_new_tokens
         requests, prefix = each * len(part.prefixes), fmean(part.prefixes)
         own = part.sampling.engine == "transformers"
         return Work(
@@ -338,10 +341,25 @@ class Counter:
             decode_flops=round(
                 each * sum(flops.decode(model.model, length, new) for length in part.prefixes)
             ),
-            source="measured" if stored is not None else "declared",
+            source=probes.source,
             width=WIDTH[model.dtype] if own else WIDTH["bfloat16"],
             decoding=Decoding(model.model, requests, part.sampling.batch_size, prefix, new),
         )
+
+    def _probes(self, corpus: Node, name: str | None) -> Number:
+        """Probes of a corpus: those of `repeats`, or the documents that are planted under a name."""
+        process, manifest = cast(CorpusPart, corpus.part).process, self.manifest(corpus, same=True)
+        made = manifest.metrics if manifest is not None else {}
+        made = (
+            {"probes": made.get("planted", {}).get(name, {}).get("documents")} if name is not None else made
+        )
+        if isinstance(stored := made.get("probes"), int):
+            return Number(stored, "measured")
+        if name is not None and (canaries := process.planted[name].canaries) is not None:
+            return Number(canaries.count, "declared")
+        if name is not None or process.repeats is None:
+            raise NotCounted("planted documents (before the corpus is built)")
+        return Number(len(process.repeats.buckets) * process.repeats.per_bucket, "declared")
 
     def _divergence(self, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:
         """Both models read the answers of the first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder
@@ -45,9 +45,14 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 
 def add_corpus(builder: Builder, name: str) -> None:
     """One part per source."""
+    sources = builder.pipeline.sources
     for source, process in cast(CorpusStage, builder.pipeline.stages[name]).sources.items():
         _check_columns(builder, name, source, process.filters)
-        _add_source(builder, name, source, CorpusPart, _filter_files(builder, name, source, process.filters))
+        texts = {key: planted.documents for key, planted in process.planted.items() if planted.documents}
+        inputs = _filter_files(builder, name, source, process.filters)
+        inputs |= {f"planted:{key}": builder.documents(text) for key, text in texts.items()}
+        planted = {key: sources[text] for key, text in texts.items()}
+        _add_source(builder, name, source, CorpusPart, inputs, planted=planted)
 
 
 def _check_columns(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> None:
@@ -126,7 +131,7 @@ def add_conversations(builder: Builder, name: str) -> None:
 
 
 def _add_source(
-    builder: Builder, name: str, source: str, kind: type[SourcePart], filter_inputs: dict[str, Input]
+    builder: Builder, name: str, source: str, kind: type[SourcePart], more: dict[str, Input], **fields: Any
 ) -> None:
     stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     inputs = {"tokenizer": builder.part(stage.tokenizer), "documents": builder.documents(source)}
@@ -137,8 +142,9 @@ def _add_source(
         seed=stage.seed,
         files_per_task=stage.files_per_task,
         listing=[file.path for file in listing.files] if listing else [],
+        **fields,
     )
-    builder.node(f"{name}/{source}", name, part, inputs | filter_inputs)
+    builder.node(f"{name}/{source}", name, part, inputs | more)
 
 
 def add_mixture(builder: Builder, name: str) -> None:

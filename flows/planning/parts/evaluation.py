@@ -17,7 +17,8 @@ from flows.planning.parts.preferences import (
 )
 from infra.store.hugging_face import HubModel
 from specs.errors import FieldPath, did_you_mean
-from specs.stages.corpus import CorpusStage, Repeats
+from specs.planted import Canaries
+from specs.stages.corpus import CorpusSource, CorpusStage
 from specs.stages.evaluate import CONTINUATIONS, EvaluatePart, EvaluateStage
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.memorisation import ContinuationsPart, Memorisation
@@ -69,6 +70,7 @@ def add_evaluate(builder: Builder, name: str) -> None:
         samples=stage.samples,
         by_position=stage.by_position,
         memorisation=memorisation,
+        canaries=_exposed(builder, memorisation),
         shown=stage.generation.shown if stage.generation else 0,
         against_model=against_trajectory.model if against_trajectory else None,
         source_names=[source.name for source in sources],
@@ -132,7 +134,7 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
 def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
     """The metrics of an evaluation, without those of the harness."""
     part = cast(EvaluatePart, evaluation.part)
-    buckets = _repeats(builder, stage.memorisation).buckets if stage.memorisation else []
+    buckets = _buckets(builder, stage.memorisation) if stage.memorisation else []
     against = (
         cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names
         if stage.against
@@ -141,19 +143,38 @@ def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[s
     return part.metrics(evaluation.inputs, buckets, against)
 
 
-def _repeats(builder: Builder, memorisation: Memorisation) -> Repeats:
-    """How the corpus puts the probes into its training split."""
+def _probed(builder: Builder, memorisation: Memorisation) -> CorpusSource:
+    """The source of the corpus whose probes are continued."""
     probes = memorisation.probes
     sources = cast(CorpusStage, builder.pipeline.stages[probes.stage]).sources
-    repeats = sources[probes.part or next(iter(sources))].repeats
-    assert repeats is not None, "checked with the references"
-    return repeats
+    return sources[probes.part or next(iter(sources))]
+
+
+def _buckets(builder: Builder, memorisation: Memorisation) -> list[int]:
+    """Numbers of repetitions of the probes."""
+    process = _probed(builder, memorisation)
+    if memorisation.planted is not None:
+        return process.planted[memorisation.planted].buckets
+    assert process.repeats is not None, "checked with the references"
+    return process.repeats.buckets
+
+
+def _exposed(builder: Builder, memorisation: Memorisation | None) -> Canaries | None:
+    """The canaries whose exposure an evaluation measures."""
+    if memorisation is None or memorisation.exposure is None:
+        return None
+    assert memorisation.planted is not None, "checked with the references"
+    return _probed(builder, memorisation).planted[memorisation.planted].canaries
 
 
 def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath) -> None:
-    """A probe shorter than offset, prefix and suffix together measures nothing."""
+    """A probe shorter than offset, prefix and suffix together measures nothing. Lengths of planted documents
+    are unknown until they are tokenised."""
+    repeats = _probed(builder, memorisation).repeats
+    if memorisation.planted is not None or repeats is None:
+        return
     offset, prefix, suffix = max(memorisation.offsets), max(memorisation.prefixes), memorisation.suffix
-    total, length = offset + prefix + suffix, _repeats(builder, memorisation).length
+    total, length = offset + prefix + suffix, repeats.length
     if total > length:
         needed = f"offset {offset}, prefix {prefix} and suffix {suffix} are {total} tokens"
         message = f"{needed}, but the probes of '{memorisation.probes}' have {length}"
@@ -185,7 +206,10 @@ def _continuations(builder: Builder, name: str, memorisation: Memorisation, mode
     inputs = {"probes": probes}
     for decoding, sampling in memorisation.decodings.items():
         part = ContinuationsPart(
-            prefixes=memorisation.prefixes, offsets=memorisation.offsets, sampling=sampling
+            prefixes=memorisation.prefixes,
+            offsets=memorisation.offsets,
+            sampling=sampling,
+            planted=memorisation.planted,
         )
         read = {"model": reads(model), "probes": probes}
         node = builder.node(f"{name}/{decoding}", name, part, read, kind="continuations")

@@ -54,7 +54,8 @@ class Ancestor:
         """What was recorded of the documents behind an input: url, format, language, license, as far as the
         recipe stated them."""
         spec = {**self.identity.spec, **self.recorded}
-        named, index = spec.get("source"), role.partition(":")[2]
+        kind, _, index = role.partition(":")
+        named = spec.get("planted", {}).get(index) if kind == "planted" else spec.get("source")
         if (
             named is None
             and isinstance(spec.get("sources"), list)

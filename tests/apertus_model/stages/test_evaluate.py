@@ -7,6 +7,7 @@ import pytest
 from apertus_model.data.rows import write_rows
 from apertus_model.stages import evaluate
 from infra.store import Artifact
+from specs.planted import Canaries
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.memorisation import Memorisation
 from tests.apertus_model.stages.training import PROBE, SPEC, Stages
@@ -67,3 +68,40 @@ def test_evaluation_scores_each_source_and_each_bucket(
     if processes == 2:
         alone = Artifact(stages.store, "evaluate/evaluation-1").manifest.metrics
         assert metrics == pytest.approx(alone, rel=1e-5)
+
+
+def test_the_exposure_of_planted_canaries_is_the_same_on_any_number_of_processes(
+    stages: Stages, trained: Artifact
+) -> None:
+    spec = EVALUATION.model_copy(
+        update={
+            "memorisation": Memorisation.model_validate(
+                {"probes": "corpus/steady", "planted": "codes", "prefixes": [2], "suffix": 2, "exposure": {}}
+            ),
+            "canaries": Canaries(template="t5 t{number} t6{secret}", length=1, count=2),
+            "source_names": [],
+        }
+    )
+    attempt = stages.attempt("continuations", "codes")
+    answers = [{"probe": number, "prefix": 2, "offset": 0, "tokens": [1, 63]} for number in range(2)]
+    attempt.commit(metrics={}, facts=write_rows(attempt, "continuations", answers))
+    inputs = {
+        "checkpoint": stages.ref("pretrain/trained", 6),
+        "tokenizer": stages.ref("tokenizer/tokenizer"),
+        "probes": stages.ref("corpus/steady"),
+        "continuations:greedy": stages.ref("continuations/codes"),
+    }
+    found = []
+    for processes in (1, 2):
+        job = stages.job("evaluate", f"exposed-{processes}", spec.model_dump(mode="json"), inputs=inputs)
+        stages.run(evaluate, job, processes=processes)
+        found.append(Artifact(stages.store, f"evaluate/exposed-{processes}").manifest.metrics)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert spec.memorisation is not None
+    names = {f"memorisation/exposure/{bucket}" for bucket in (0, 8)}
+    assert names <= set(found[0]) == set(spec.memorisation.metrics([0, 8]))
+    ranks = {2 ** (math.log2(10) - found[0][name]) for name in names}  # among ten secrets
+    assert all(rank == pytest.approx(round(rank)) and 1 <= round(rank) <= 10 for rank in ranks)
+    # the tokens of the planted documents are the truth: 1, 63 and 2, 64
+    scored = [found[0][f"memorisation/greedy/prefix-2/offset-0/rouge_l/{bucket}"] for bucket in (0, 8)]
+    assert scored == [1, 0]

@@ -64,6 +64,12 @@ class Stages:
             {"bucket": 8, "token_ids": [1, 2, 3]}
         ]
         attempt.write_json("probes.json", {"length": len(PROBE), "probes": probes})
+        codes = [
+            {"name": str(number), "bucket": bucket, "text": f"t5 t{number} t6{digit}", "secret": str(digit)}
+            | {"token_ids": [BOS, 5, number, 60 + digit]}
+            for number, (bucket, digit) in enumerate([(0, 3), (8, 4)], start=1)
+        ]
+        attempt.write_json("planted.json", {"codes": codes})
         facts = {
             "vocab_size": 128,
             "bos_id": BOS,

@@ -99,6 +99,14 @@ def test_examples_stand_under_the_reason_with_what_was_measured(corpus: Artifact
     ]
 
 
+def test_planted_copies_are_named(corpus: Artifact) -> None:
+    found = account_of(corpus, limit=0)
+    found["kept"]["planted"] = {"codes": {"copies": 1200}}
+    out = io.StringIO()
+    show(Console(file=out, width=120), found)
+    assert "0 probes, 1,200 copies planted as codes; replaced" in out.getvalue()
+
+
 def test_one_reason_and_a_limit_can_be_asked_for(corpus: Artifact) -> None:
     printed = _printed(corpus, limit=1, reason="length")
     assert "tiny" in printed and "short" not in printed and "almost" not in printed

@@ -44,6 +44,13 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         ("cluster={gpu: H100, mfu: 0.5}", "stages.evaluate.samples=100_000_000_000"),
         ("cluster={gpu: H100, mfu: 0.5}", "stages.evaluate.samples=10_000_000"), "evaluate",
     ),
+    "slow-corpus": (
+        ("sources.notes.url=absent", "sources.notes.declared={tokens: 1T tokens}",
+         "stages.corpus.launch={workers: {count: 2}}"),
+        ("sources.notes.url=absent", "sources.notes.declared={tokens: 1T tokens}",
+         "stages.corpus.launch={workers: {count: 6}}"),
+        "corpus",
+    ),
     "cluster-size": (
         ("cluster={gpu: H100, gpus_per_node: 4, nodes: 1}",
         "stages.pretrain.launch={processes: 8, parallel: {dp_replicate: 2, tp: 1}}",

@@ -62,6 +62,9 @@ FILTERS = """\
     sources:
       rows:
         repeats: {{buckets: [0, 2], per_bucket: 2, length: 16}}
+        planted:
+          codes: {{buckets: [0, 2], seed: 1,
+            canaries: {{template: "{{secret}}", length: 4, count: 2, seed: 1}}}}
         filters:
           - {{filter: length, min_characters: 2, max_characters: 1000}}
           - {{filter: alphabetic}}
@@ -84,7 +87,8 @@ OTHERS = """\
     sources: [corpus/notes]
     sequence_length: 16
     by_position: {{sequence_length: 32, buckets: 4}}
-    memorisation: {{probes: filtered/rows, prefixes: [8], suffix: 8, nucleus: {{top_p: 0.5}}}}
+    memorisation: {{probes: filtered/rows, prefixes: [8], suffix: 8, nucleus: {{top_p: 0.5}},
+      planted: codes, exposure: {{alternatives: 3, seed: 1}}}}
     harness:
       include: installed:examples/tasks
       suites:

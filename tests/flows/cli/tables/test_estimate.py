@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from flows.cli.tables import estimate as tables
+from flows.format import amount
 from flows.planning.comparison import compare
 from flows.planning.plan import Plan, make
 from infra.store import Store
@@ -53,10 +54,11 @@ def test_tables_fit_the_terminal(tmp_path: Path, store: Store, width: int) -> No
     console = Console(width=width, file=io.StringIO())
     for table in (tables.estimate_table, tables.memory_table, tables.checkpoint_table):
         console.print(table(plan.estimates, width=width))
-    console.print(tables.segment_table(plan.estimates, width))
+    for table in (tables.segment_table, tables.corpus_table):
+        console.print(table(plan.estimates, width))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width
-    for heading in ("GPU-hours", "per GPU", "total", "requests"):
+    for heading in ("GPU-hours", "per GPU", "total", "requests", "core-hours", "temporary"):
         assert any(heading in line for line in lines)
     assert sum(line.lstrip().startswith("longer ") for line in lines) == 3
 
@@ -71,3 +73,15 @@ def test_units_are_readable() -> None:
     ]
     assert [tables.energy(kwh) for kwh in (None, 3.23e6, 214, 0.002)] == ["-", "3.23 GWh", "214 kWh", "2 Wh"]
     assert tables.size(1.13e12) == "1.13 TB"
+
+
+def test_corpora_are_a_line_of_the_plan_and_a_row_each_of_its_details(plans: dict[str, Plan]) -> None:
+    plan = plans["apertus-70b"]
+    totals = plan.estimates.totals()
+    (line,) = [line for line in printed(plan, 200, terminal=False) if line.startswith("corpora: ")]
+    assert line.startswith(f"corpora: {amount(totals['core_hours'])} core-hours, ")
+    assert f"{tables.size(totals['corpus_moved_bytes'])} moved" in line
+    assert line.endswith("without documents that filters drop")
+    rows = {line.split()[0] for line in printed(plan, 200, details=True) if line.startswith(" corpus/")}
+    parts = {part.node.name for part in plan.estimates.corpora["corpus"].parts}
+    assert len(parts) == 23 and parts <= rows

@@ -1,0 +1,186 @@
+"""Planted documents of a corpus (`specs/planted.py`): made or read, divided among buckets, tokenised.
+
+They are stored in `planted.json`, which the memorisation suite reads.
+
+Invariants:
+- The documents of a name, their order and their buckets are a function of the spec and the set of texts: not
+  of the names or the order of files.
+- No two planted documents of a corpus are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from tokenizers import Tokenizer
+
+from apertus_model.data.documents import open_source, read_documents
+from apertus_model.data.duplicates import text_hash
+from apertus_model.data.found import Rejection
+from apertus_model.data.permutation import KeyedPermutation
+from infra.store import Artifact
+from infra.store.inputs import SourceError, list_source
+from specs.base import canonical_json
+from specs.planted import Canaries, Planted
+from specs.sources import SourceSpec
+from specs.stages.corpus import CorpusPart
+
+FILE = "planted.json"
+
+
+class PlantedDocument(BaseModel, frozen=True):
+    """A planted document as it is stored. `token_ids` begin with the begin-of-document token and lack the end
+    of the document, like those of a probe of `repeats`."""
+
+    name: str  # in its source, or the number of a canary
+    bucket: int  # times in the training split
+    text: str
+    secret: str | None = None  # of a canary
+    token_ids: list[int] = []
+
+
+Encode = Callable[[str], list[int]]
+PlantedSets = dict[str, list[PlantedDocument]]  # by name
+_STORED = TypeAdapter(PlantedSets)
+
+
+def planted_documents(part: CorpusPart) -> PlantedSets:
+    """The documents, without their tokens.
+
+    Raises:
+        SourceError: two are equal, one is empty or cannot be read, or there are fewer than buckets.
+    """
+    found: PlantedSets = {}
+    seen: dict[str, str] = {}
+    for name, planted in sorted(part.process.planted.items()):
+        canaries = planted.canaries
+        documents = list(_canaries(canaries) if canaries else _texts(name, part.planted[name]))
+        for document in documents:
+            place = f"'{document.name}' of {name}"
+            if document.text in seen:
+                raise SourceError(
+                    f"planted documents {seen[document.text]} and {place} have the same text. Fix: leave one"
+                    " out"
+                )
+            seen[document.text] = place
+        if len(documents) < len(planted.buckets):
+            raise SourceError(
+                f"{len(documents)} planted documents of '{name}' cannot be divided among"
+                f" {len(planted.buckets)} buckets. Fix: more documents, or fewer buckets"
+            )
+        found[name] = _divided(documents, planted)
+    return found
+
+
+def tokenised(sets: PlantedSets, encode: Encode) -> PlantedSets:
+    """The documents with their tokens."""
+    return {
+        name: [document.model_copy(update={"token_ids": encode(document.text)}) for document in documents]
+        for name, documents in sets.items()
+    }
+
+
+def encoder(tokenizer_file: Path, bos_id: int) -> Encode:
+    """From the text of a document to its tokens, without the end of the document. Text that spells a special
+    token is encoded as text."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.encode_special_tokens = True
+    return lambda text: [bos_id, *tokenizer.encode(text, add_special_tokens=False).ids]
+
+
+def to_json(sets: PlantedSets) -> Any:
+    """The content of `planted.json`."""
+    return _STORED.dump_python(sets, exclude_none=True)
+
+
+def read_planted(corpus: Artifact, name: str) -> list[PlantedDocument]:
+    """The planted documents of a name of a stored corpus."""
+    return _STORED.validate_python(corpus.json(FILE))[name]
+
+
+def read_probes(corpus: Artifact, planted: str | None) -> list[dict[str, Any]]:
+    """`{"bucket", "token_ids"}` of every probe of a stored corpus: those of `repeats`, or the documents that
+    are planted under a name."""
+    if planted is not None:
+        return [document.model_dump() for document in read_planted(corpus, planted)]
+    probes: list[dict[str, Any]] = corpus.json("probes.json")["probes"]
+    return probes
+
+
+def summary(sets: PlantedSets) -> dict[str, dict[str, Any]]:
+    """For manifests, by name: number of documents and of their copies, tokens of the copies, and the SHA-256
+    of the sorted texts with their buckets."""
+    return {
+        name: {
+            "documents": len(documents),
+            "copies": sum(document.bucket for document in documents),
+            "tokens": sum(document.bucket * (len(document.token_ids) + 1) for document in documents),
+            "digest": _digest(documents),
+        }
+        for name, documents in sets.items()
+    }
+
+
+def secrets(canaries: Canaries) -> list[str]:
+    """The secret of each canary, all different."""
+    order = KeyedPermutation(canaries.space, canaries.seed, "secrets")
+    return [canaries.secret(order(index)) for index in range(canaries.count)]
+
+
+def alternatives(canaries: Canaries, number: int, drawn: str, count: int, seed: int) -> list[str]:
+    """Texts that the canary with this number could have been: `count` drawn without repetition, or all of
+    them if there are fewer.
+
+    Args:
+        canaries: the generator.
+        number: of the canary, from 1.
+        drawn: its secret, which is not among them.
+        count: most alternatives.
+        seed: of the draw.
+    """
+    order = KeyedPermutation(canaries.space, seed, "alternatives", number)
+    candidates = (canaries.secret(order(index)) for index in range(min(canaries.space, count + 1)))
+    return [canaries.text(number, secret) for secret in candidates if secret != drawn][:count]
+
+
+def _canaries(canaries: Canaries) -> Iterator[PlantedDocument]:
+    for number, secret in enumerate(secrets(canaries), start=1):
+        yield PlantedDocument(name=str(number), bucket=0, text=canaries.text(number, secret), secret=secret)
+
+
+def _texts(name: str, source: SourceSpec) -> Iterator[PlantedDocument]:
+    """The documents of a source. One that is rejected is an error here: somebody meant it to be planted."""
+    fs, root = open_source(source)
+    limit = source.limit
+    for file in list_source(source).files:
+        for index, found in enumerate(read_documents(source, fs, root, file.path)):
+            if limit == 0:
+                return
+            limit = None if limit is None else limit - 1
+            place = f"{file.path or PurePosixPath(root).name}/{index}"
+            if isinstance(found, Rejection):
+                raise SourceError(
+                    f"document {place} of {source.url}, which is planted as '{name}', is rejected:"
+                    f" {found.reason}. Fix: correct it, or leave it out"
+                )
+            yield PlantedDocument(name=found.id or place, bucket=0, text=found.text)
+
+
+def _divided(documents: list[PlantedDocument], planted: Planted) -> list[PlantedDocument]:
+    """The documents, each with its bucket; texts in the order of their hashes."""
+    if planted.canaries is None:
+        documents = sorted(documents, key=lambda document: text_hash(document.text))
+    order, buckets = KeyedPermutation(len(documents), planted.seed, "buckets"), planted.buckets
+    return [
+        document.model_copy(update={"bucket": buckets[order(index) * len(buckets) // len(documents)]})
+        for index, document in enumerate(documents)
+    ]
+
+
+def _digest(documents: list[PlantedDocument]) -> str:
+    pairs = sorted([document.text, document.bucket] for document in documents)
+    return hashlib.sha256(canonical_json(pairs).encode()).hexdigest()

@@ -1,0 +1,224 @@
+"""Bytes per second and core of the work on a corpus, and the time of a whole corpus beside what a plan says:
+`python -m benchmarks.corpus`.
+
+Documents are lines of English words, drawn with the frequencies of Python's own manual. Each kind of work is
+measured alone on a part of them; these are the constants of `flows/planning/estimate/corpus_work.py`. Then a
+corpus is made of all documents by one worker, with the filters of `FILTERS`, and its time is divided by the
+estimate with the constants as they are there. All times are processor time, of all threads and processes.
+
+    --documents   of the corpus, 100,000 by default
+    --measured    of each kind of work, 15,000 by default; of a filter a quarter
+    --characters  of a document on average, 3,000 by default
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from pydoc_data import topics
+from random import Random
+from typing import Any
+
+from datatrove.data import Document
+from pydantic import TypeAdapter
+
+from apertus_model.data.duplicates import MinHash
+from apertus_model.data.filters import make_check
+from apertus_model.data.pii import Replacer
+from apertus_model.progress import Progress
+from apertus_model.stages import corpus, tokenizer
+from apertus_model.stop import StopSignal
+from flows.planning.estimate.corpus_work import RATES, Amount, core_seconds
+from infra.store import Artifact, Attempt, Store
+from infra.store.documents import Unit
+from specs.filters import FilterSpec, NearDuplicatesFilter
+from specs.job import InputRef, Job
+
+FILES, WORDS, LABELS = 20, 12, 2000
+FILTERS = ["length", "repeated-lines", "near-duplicates"]
+"""Of the whole corpus."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    for name, value in (("documents", 100_000), ("measured", 15_000), ("characters", 3000)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = Store.open(str(folder / "store"))
+        store.initialise()
+        few, all_ = folder / "few", folder / "all"
+        write(few, texts(asked.measured, asked.characters))
+        write(all_, texts(asked.documents, asked.characters))
+        spec = {"sources": [source(few)], "vocab_size": 32_000, "bytes_per_source": 5_000_000}
+        run(store, folder, "tokenizer", "tokenizer", spec)
+        rates = measured(store, folder, few)
+        print(f"{'work':16} {'MB/s of a core':>15} {'in the plan':>12}")
+        for work, rate in rates.items():
+            print(f"{work:16} {rate / 1e6:15.3g} {RATES[work] / 1e6:12.3g}")
+        spec = corpus_spec(all_, [settings(name, folder) for name in FILTERS], pii=True)
+        seconds = sum(run(store, folder, "corpus", "whole", spec))
+        made = Artifact(store, "corpus/whole").manifest.metrics
+        amount = Amount(made["read"]["bytes"], made["tokens"] * 2)
+        estimate = core_seconds(amount, [*FILTERS, "pii"])
+        print(
+            f"a corpus of {made['read']['documents']:,} documents and {made['tokens']:,} tokens:"
+            f" {seconds:.0f} s of a core, {estimate:.0f} s by the plan, ratio {seconds / estimate:.2f}"
+        )
+
+
+def measured(store: Store, folder: Path, documents: Path) -> dict[str, float]:
+    """Bytes of text per second of a core, by kind of work; of `shuffle`, bytes of tokens."""
+    files = sorted(documents.iterdir())
+    rows = [json.loads(line) for file in files[: FILES // 4] for line in file.open()]
+    size = sum(len(row["text"].encode()) for row in rows)
+
+    def rate(work: Callable[[Document], Any]) -> float:
+        held = [Document(text=row["text"], id=row["id"], metadata=dict(row)) for row in rows]
+        begun = time.process_time()
+        for document in held:
+            work(document)
+        return size / (time.process_time() - begun)
+
+    warm = folder / "warm"
+    write(warm, texts(1000, 500))
+    run(store, folder, "corpus", "warm", corpus_spec(warm, [], pii=False))
+    tasks, rest = run(store, folder, "corpus", "bare", corpus_spec(documents, [], pii=False))
+    made = Artifact(store, "corpus/bare").manifest.metrics
+    found = {"tokenise": made["read"]["bytes"] / tasks, "shuffle": 2 * made["tokens"] / rest}
+    replace = Replacer(("email", "ip", "iban"))
+    found["pii"] = rate(lambda document: replace(document.text))
+    for name in RATES:
+        if name not in found:
+            spec = TypeAdapter(FilterSpec).validate_python(settings(name, folder))
+            if isinstance(spec, NearDuplicatesFilter):
+                signer = MinHash(spec)
+                found[name] = rate(lambda document, signer=signer: signer.signature(document.text))
+            else:
+                found[name] = rate(make_check(spec, folder))
+    return found
+
+
+def settings(name: str, folder: Path) -> dict[str, Any]:
+    """A filter that drops nothing."""
+    listed = folder / "domains.txt"
+    if name == "robots" and not listed.exists():
+        listed.write_text("".join(f"site-{number}.example\n" for number in range(1_000_000, 2_000_000)))
+    questions = folder / "questions.jsonl"
+    if name == "decontaminate" and not questions.exists():
+        rows = texts(2000, 200, seed=1)
+        questions.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    fields: dict[str, dict[str, Any]] = {
+        "length": {"min_characters": 1},
+        "alphabetic": {"min_share": 0},
+        "repeated-lines": {"max_share": 1},
+        "robots": {"domains": str(listed)},
+        "score": {"column": "score", "min": 0},
+        "sample": {"rate": 1},
+        "license": {"allow": ["CC0-1.0"]},
+        "toxicity": {"classifier": "benchmark"},
+        "decontaminate": {"against": [{"url": str(questions), "format": "jsonl"}], "max_share": 0.99},
+    }
+    if name == "language":
+        fields[name] = {"model": str(language_model(folder)), "languages": ["l1"], "min_score": 0}
+    return {"filter": name, **fields.get(name, {})}
+
+
+def language_model(folder: Path) -> Path:
+    """A fastText model of the size of GlotLID's output: 2,000 labels, 256 dimensions, 2- to 5-grams."""
+    import fasttext
+
+    path, data = folder / "model.bin", folder / "labelled.txt"
+    lines = (f"__label__l{number % LABELS} {text}" for number, text in enumerate(texts(2 * LABELS, 60)))
+    data.write_text("\n".join(line.replace("\n", " ") for line in lines))
+    fasttext.train_supervised(
+        str(data), dim=256, minn=2, maxn=5, bucket=100_000, epoch=1, loss="hs", thread=1, verbose=0
+    ).save_model(str(path))
+    return path
+
+
+def texts(count: int, characters: int, seed: int = 0) -> Iterable[str]:
+    """Documents of half to one and a half times `characters`."""
+    words = " ".join(topics.topics.values()).split()
+    random = Random(seed)
+    for _ in range(count):
+        drawn = random.choices(words, k=max(1, int(characters * random.uniform(0.5, 1.5) / 6.7)))
+        yield "\n".join(" ".join(drawn[begin : begin + WORDS]) for begin in range(0, len(drawn), WORDS))
+
+
+def write(folder: Path, documents: Iterable[str]) -> None:
+    folder.mkdir()
+    files = [(folder / f"{number:02d}.jsonl").open("w") for number in range(FILES)]
+    for number, text in enumerate(documents):
+        row = {"id": str(number), "text": text, "url": f"https://site-{number}.example/page", "score": 1.0}
+        row |= {"license": "CC0-1.0", "language": "de", "toxic_score": 0.1}
+        files[number % FILES].write(json.dumps(row) + "\n")
+    for file in files:
+        file.close()
+
+
+def source(folder: Path) -> dict[str, Any]:
+    return {"url": str(folder), "format": "jsonl", "include": ["*.jsonl"], "id_column": "id"}
+
+
+def corpus_spec(folder: Path, filters: list[dict[str, Any]], *, pii: bool) -> dict[str, Any]:
+    process = {"filters": filters, "pii": pii, "examples": False}
+    return {"source": source(folder), "process": process, "seed": 28, "files_per_task": 2}
+
+
+class Timed(Attempt):
+    """Notes when the last task on documents has ended."""
+
+    tasks_ended = 0.0
+
+    def commit_unit(self, key: str, **fields: Any) -> Unit:
+        unit = super().commit_unit(key, **fields)
+        if key.startswith("documents"):
+            self.tasks_ended = processor_time()
+        return unit
+
+
+def run(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) -> tuple[float, float]:
+    """Runs a stage; seconds of its tasks, and of what follows."""
+    attempt = Timed(job(store, folder, kind, name, spec))
+    attempt.begin()
+    begun = processor_time()
+    module: Any = {"tokenizer": tokenizer, "corpus": corpus}[kind]
+    module.run(attempt.job, attempt, Progress(None), StopSignal())
+    return attempt.tasks_ended - begun, processor_time() - attempt.tasks_ended
+
+
+def job(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) -> Job:
+    made = InputRef(kind="tokenizer", fingerprint="tokenizer", path="tokenizer/tokenizer")
+    scratch = folder / "scratch" / kind / name
+    scratch.mkdir(parents=True)
+    return Job(
+        node=kind,
+        kind=kind,
+        version=1,
+        fingerprint=name,
+        spec=spec,
+        identity=spec,
+        inputs={"tokenizer": made} if kind == "corpus" else {},
+        launch={"workers": {"count": 1}},
+        store=store.url,
+        path=f"{kind}/{name}",
+        attempt="first",
+        scratch=str(scratch),
+        progress="",
+    )
+
+
+def processor_time() -> float:
+    """Of this process, its threads and its finished children."""
+    return sum(os.times()[:4])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Planted documents: documents that are put into the training data on purpose, a known number of times each,
+to measure what a model keeps of them (canaries) or does because of them (poison).
+
+Invariants: which documents there are, and how often each is planted, follows from the recipe and the texts
+alone. No two documents of a generator are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+
+from specs.base import Spec, identity, reference
+
+SECRET, NUMBER = "{secret}", "{number}"
+LARGEST_SPACE = 2**48
+"""Of a generator: `apertus_model.data.permutation` draws from at most as many."""
+
+
+def _each_once(buckets: list[int]) -> list[int]:
+    if twice := sorted({bucket for bucket in buckets if buckets.count(bucket) > 1}):
+        raise ValueError(f"{twice[0]} is repeated; state it once")
+    return buckets
+
+
+Buckets = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_each_once)]
+"""Numbers of repetitions, each of a group of documents; 0 is a group that is never trained on."""
+
+
+class Canaries(Spec):
+    """Documents with a random secret each. The texts that could have been drawn instead are known, so that an
+    evaluation can rank the drawn one among them (`exposure`, arXiv 1802.08232)."""
+
+    template: str = identity(
+        description="the text, with `{secret}`, and optionally `{number}`, which is 1 in the first document"
+    )
+    alphabet: str = identity("0123456789", min_length=2, description="characters of a secret")
+    length: int = identity(ge=1, le=48, description="characters in a secret")
+    count: int = identity(ge=1, le=10**6, description="number of documents")
+    seed: int = identity(28, description="of the secrets")
+
+    @model_validator(mode="after")
+    def _drawn_from_enough(self) -> Canaries:
+        slots = re.findall(r"\{\w+\}", self.template)
+        if unknown := [slot for slot in slots if slot not in (SECRET, NUMBER)]:
+            raise ValueError(f"the template has a slot {unknown[0]}; use {SECRET} and {NUMBER}")
+        if slots.count(SECRET) != 1:
+            raise ValueError(f"the template has {slots.count(SECRET)} slots {SECRET}; state one")
+        if len(set(self.alphabet)) < len(self.alphabet):
+            raise ValueError(f"the alphabet '{self.alphabet}' has a character twice; state each once")
+        if self.count > self.space:
+            raise ValueError(
+                f"{self.count} different secrets are asked for, and {len(self.alphabet)} characters give"
+                f" {self.space} of length {self.length}; raise length, or lower count"
+            )
+        if self.space > LARGEST_SPACE:
+            raise ValueError(
+                f"{len(self.alphabet)} characters give more than 2**48 secrets of length {self.length};"
+                " lower length"
+            )
+        return self
+
+    @property
+    def space(self) -> int:
+        """Number of possible secrets."""
+        return len(self.alphabet) ** self.length
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest document, at most."""
+        widest = max(self.alphabet, key=lambda character: len(character.encode()))
+        return len(self.text(self.count, widest * self.length).encode())
+
+    def secret(self, index: int) -> str:
+        """The secret with this index in the space: `index` in the base of the alphabet."""
+        found = ""
+        for _ in range(self.length):
+            index, digit = divmod(index, len(self.alphabet))
+            found = self.alphabet[digit] + found
+        return found
+
+    def text(self, number: int, secret: str) -> str:
+        """The document with this number, counted from 1, if it had this secret."""
+        begin, end = self.template.split(SECRET)
+        return secret.join(part.replace(NUMBER, str(number)) for part in (begin, end))
+
+
+class Planted(Spec):
+    """Documents and their numbers of copies. State `documents` or `canaries`. The copies are put among the
+    training documents of the source after filters and deduplication, with their text unchanged; none is held
+    out for validation. A document may be longer than a training sequence and is then cut like any other."""
+
+    documents: str | None = reference(None, description="name of a source of texts")
+    canaries: Canaries | None = identity(None, neutral=None)
+    buckets: Buckets = identity(
+        min_length=1,
+        description="numbers of copies: the documents are shuffled and divided equally among them; those of"
+        " bucket 0 are never trained on, for comparison",
+    )
+    seed: int = identity(28, description="of the division")
+
+    @model_validator(mode="after")
+    def _from_one_place(self) -> Planted:
+        if (self.documents is None) == (self.canaries is None):
+            raise ValueError("state documents or canaries, one of both")
+        if self.canaries is not None and self.canaries.count < len(self.buckets):
+            raise ValueError(
+                f"{self.canaries.count} documents cannot be divided among {len(self.buckets)} buckets; raise"
+                " count, or state fewer buckets"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class PlantedRecord:
+    """What a part of a corpus records of the documents that are planted under a name; counts are None before
+    it is made."""
+
+    name: str
+    canaries: bool
+    buckets: list[int]
+    documents: int | None
+    copies: int | None
+    tokens: int | None
+    digest: str
+
+    @property
+    def line(self) -> str:
+        """`codes: 40 canaries, 730 copies (0, 1, 8 or 64 of each), 18,250 tokens`."""
+        what = "canaries" if self.canaries else "documents"
+        each = f"{', '.join(map(str, self.buckets))} of each"
+        if self.documents is None:
+            return f"{self.name}: {what} ({each})"
+        return (
+            f"{self.name}: {self.documents:,} {what}, {self.copies:,} copies ({each}), {self.tokens:,} tokens"
+        )
+
+
+def planted_in(spec: dict[str, Any], metrics: dict[str, Any]) -> list[PlantedRecord]:
+    """What a part plants, by name. `spec`: its identity fields; `metrics`: those of its manifest, which are
+    empty before it is made."""
+    found = []
+    for name, fields in sorted(spec.get("process", {}).get("planted", {}).items()):
+        made = (metrics.get("planted") or {}).get(name, {})
+        found.append(
+            PlantedRecord(
+                name=name,
+                canaries="canaries" in fields,
+                buckets=fields["buckets"],
+                documents=made.get("documents"),
+                copies=made.get("copies"),
+                tokens=made.get("tokens"),
+                digest=made.get("digest", ""),
+            )
+        )
+    return found
