@@ -92,7 +92,7 @@ def needs_text(process: CorpusSource) -> list[str]:
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, CorpusSource] = reference(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
+
 from apertus_model.data.duplicates import MinHash
 from apertus_model.data.words import words
 from specs.filters import NearDuplicatesFilter
@@ -29,3 +31,31 @@ def test_scripts_without_spaces_are_compared_by_character() -> None:
         *"日本語の",
         "text",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ພາສາລາວ",  # Lao
+        "မြန်မာ",  # Burmese
+        "ភាសា",  # Khmer
+        "ᥖᥭᥰ",  # Tai Le
+        "ᦅᧄᦺ",  # New Tai Lue
+        "ᨲᩫ᩠ᩅ",  # Tai Tham
+        "ꪎꪗ",  # Tai Viet
+        "ꦗꦮ",  # Javanese
+        "ꆈꌠ",  # Yi
+        "ﾃｽﾄ",  # half-width kana
+        "ㄅㄆㄇ",  # bopomofo
+        "々〇",
+        "𠀋𪚲",  # Chinese characters beyond 16 bits
+    ],
+)
+def test_each_letter_of_a_script_without_spaces_is_a_word(text: str) -> None:
+    found = words(text)
+    assert found == [letter for letter in text if unicodedata.category(letter) != "Mn"] and len(found) > 1
+
+
+def test_scripts_with_spaces_are_split_at_them() -> None:
+    for text in ("한국어 문장", "язык модели", "اللغة العربية", "ቋንቋ ሞዴል", "γλωσσικό μοντέλο", "tiếng Việt"):
+        assert len(words(text)) == 2
