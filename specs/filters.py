@@ -1,13 +1,9 @@
 """The filters of corpora and conversations: what is kept, in the order in which a recipe lists them. For a
 filter, a conversation is a document: its text is what `of` says, its columns are those of its row.
 
-Invariants:
-- Whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`) on the
-  set of documents of its source and of the parts in `not_in`: never on their order, on the names of the files
-  or on how the work is split.
-- `files()` names the files that a filter reads beside the documents. The planner fingerprints their content,
-  so their URLs are not identity fields.
-- `columns()` names the columns of a row that a filter reads.
+Invariant: whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`)
+on the set of documents of its source and of the parts in `not_in`: never on their order, on the names of the
+files or on how the work is split.
 
 The order published for FineWeb-2 (swiss-ai/pretrain-data, pipelines/fineweb-2) is robots, quality, toxicity,
 sampler; personal data are always replaced last.
@@ -19,22 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import execution, identity, reference
+from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
+from specs.robots import RobotsFilter
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 from specs.units import ReferenceText
 
-# The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
-ROBOTS_AGENTS = [
-    "AI2Bot",
-    "Applebot-Extended",
-    "Bytespider",
-    "CCBot",
-    "ClaudeBot",
-    "cohere-training-data-crawler",
-    "Diffbot",
-    "FacebookBot",
-    *("Google-Extended", "GPTBot", "Meta-ExternalAgent", "PanguBot", "*"),
-]
 # A document is dropped from this score on (swiss-ai/pretrain-data, pipelines/fineweb-2), under the codes that
 # data sets use.
 _PUBLISHED_TOXICITY = [
@@ -45,44 +31,8 @@ _PUBLISHED_TOXICITY = [
     (("nld", "nl"), 0.9883),
 ]
 TOXICITY_THRESHOLDS = {code: threshold for codes, threshold in _PUBLISHED_TOXICITY for code in codes}
-Missing = Literal["error", "keep", "drop"]
 LANGUAGE_COLUMNS = ("language", "language_score")
 """The columns that a language filter adds for the filters after it."""
-
-
-class Filter(Spec):
-    """Base of all filters."""
-
-    of: Literal["conversation", "answer"] = identity(
-        "conversation",
-        neutral="conversation",
-        description=(
-            "of conversations, the text that is read. conversation: the texts of all messages in order,"
-            " thoughts and outputs of tools among them and calls as JSON, with blank lines between them;"
-            " answer: the responses of the last message or, where it has none, all of its texts"
-        ),
-    )
-
-    def files(self) -> list[SourceSpec]:
-        """The files that the filter reads from outside the store."""
-        return []
-
-    def columns(self) -> list[str]:
-        """Columns of a row that the filter needs, beside the text."""
-        return []
-
-
-def _missing(default: Missing = "error") -> Missing:
-    value: Missing = identity(
-        default,
-        neutral=default,
-        description="what to do with a document without a value in the column",
-    )
-    return value
-
-
-def _outside(url: str) -> SourceSpec:
-    return SourceSpec(url=url, format="text")
 
 
 def _not_in() -> Any:
@@ -96,8 +46,8 @@ def _not_in() -> Any:
     )
 
 
-class LengthFilter(Filter):
-    """Drops documents shorter or longer than stated, in characters."""
+class LengthFilter(CutoffFilter):
+    """Drops documents shorter or longer than stated, in characters. `cutoffs` replace `min_characters`."""
 
     filter: Literal["length"] = identity()
     min_characters: int = identity(0, ge=0)
@@ -105,66 +55,30 @@ class LengthFilter(Filter):
 
     @model_validator(mode="after")
     def _keeps_something(self) -> LengthFilter:
-        if self.max_characters is not None and self.min_characters > self.max_characters:
-            limits = f"at least {self.min_characters} and at most {self.max_characters}"
+        least = max(self.min_characters, *self.cutoffs.values(), 0)
+        if self.max_characters is not None and least > self.max_characters:
+            limits = f"at least {least:g} and at most {self.max_characters}"
             raise ValueError(f"no document has {limits} characters; lower min_characters")
         return self
 
 
-class AlphabeticFilter(Filter):
+class AlphabeticFilter(CutoffFilter):
     """Drops documents in which letters (of any script) and spaces are a smaller share of the characters
-    than `min_share`."""
+    than `min_share`, which `cutoffs` replace."""
 
     filter: Literal["alphabetic"] = identity()
     min_share: float = identity(0.6, ge=0, le=1)
 
 
-class RepeatedLinesFilter(Filter):
-    """Drops documents in which repeated lines hold a larger share of the characters than `max_share`."""
+class RepeatedLinesFilter(CutoffFilter):
+    """Drops documents in which repeated lines hold a larger share of the characters than `max_share`, which
+    `cutoffs` replace."""
 
     filter: Literal["repeated-lines"] = identity()
     max_share: float = identity(0.3, ge=0, le=1)
 
 
-class RobotsFilter(Filter):
-    """Drops documents of hosts that have since excluded crawlers for AI in their robots.txt.
-
-    A listed domain stands for itself and all of its subdomains: `example.org` excludes `www.example.org`,
-    while `blog.example.org` does not exclude `example.org`. A domain is excluded as a whole; the published
-    code checked each address against the host's robots.txt.
-    """
-
-    filter: Literal["robots"] = identity()
-    domains: str = execution(
-        min_length=1,
-        description=(
-            "file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns `domain`"
-            " and `agent`, or `*.jsonl` with these keys: rows with one of `agents` count; any other"
-            " file has one domain per line, and `#` begins a comment"
-        ),
-    )
-    agents: list[str] = identity(
-        default_factory=lambda: list(ROBOTS_AGENTS),
-        min_length=1,
-        description="crawlers whose exclusion counts; the published ones by default",
-    )
-    column: str = identity("url", neutral="url", description="holds the document's address")
-    missing: Missing = _missing()
-
-    @field_validator("domains")
-    @classmethod
-    def _readable(cls, url: str) -> str:
-        resolve_url(url)
-        return url
-
-    def files(self) -> list[SourceSpec]:
-        return [_outside(self.domains)]
-
-    def columns(self) -> list[str]:
-        return [self.column]
-
-
-class ToxicityFilter(Filter):
+class ToxicityFilter(DocumentFilter):
     """Drops documents whose score by a toxicity classifier reaches the threshold of their language; a
     language without one passes.
 
@@ -184,14 +98,14 @@ class ToxicityFilter(Filter):
         description="column with the language; an earlier `language` filter can add it",
     )
     thresholds: dict[str, float] = identity(default_factory=lambda: dict(TOXICITY_THRESHOLDS), min_length=1)
-    missing: Missing = _missing()
+    missing: Missing = missing_value()
 
     def columns(self) -> list[str]:
-        return [self.column, self.language_column]
+        return [*super().columns(), self.column, self.language_column]
 
 
-class LanguageFilter(Filter):
-    """Keeps documents whose most likely language is listed and has at least `min_score`. The label (without
+class LanguageFilter(DocumentFilter):
+    """Keeps documents whose most likely language is listed and has at least its score. The label (without
     `__label__`) and its score become the columns `language` and `language_score`, which later filters can
     use."""
 
@@ -200,8 +114,22 @@ class LanguageFilter(Filter):
         min_length=1,
         description="fastText model (.bin or .ftz) on any fsspec URL, for example GlotLID or lid.176",
     )
-    languages: list[str] = identity(min_length=1, description="labels of the model: `de` or `deu_Latn`")
+    languages: Literal["all"] | Annotated[list[str], Field(min_length=1)] = identity(
+        description="labels of the model, `de` or `deu_Latn`; or `all` of them, GlotLID's 1,811 and more"
+    )
     min_score: float = identity(0.65, ge=0, le=1)
+    min_scores: dict[str, Annotated[float, Field(ge=0, le=1)]] = identity(
+        default_factory=dict, neutral={}, description="another min_score for some of the labels"
+    )
+
+    @model_validator(mode="after")
+    def _of_listed(self) -> LanguageFilter:
+        for label in self.min_scores:
+            if self.languages != "all" and label not in self.languages:
+                raise ValueError(
+                    f"min_scores names '{label}', which languages does not list; list it, or drop it"
+                )
+        return self
 
     @field_validator("model")
     @classmethod
@@ -210,43 +138,33 @@ class LanguageFilter(Filter):
         return url
 
     def files(self) -> list[SourceSpec]:
-        return [_outside(self.model)]
+        return [outside(self.model)]
 
 
-class ScoreFilter(Filter):
+class ScoreFilter(CutoffFilter):
     """Keeps documents whose number in a column is between `min` and `max`, both included: quality
-    cut-offs."""
+    cut-offs. `cutoffs` replace `min`, for instance by ones that keep the top third of each language."""
 
     filter: Literal["score"] = identity()
     column: str = identity(min_length=1)
     min: float | None = identity(None, neutral=None)
     max: float | None = identity(None, neutral=None)
-    by: str | None = identity(None, neutral=None, description="column whose value selects a cut-off")
-    cutoffs: dict[str, float] = identity(
-        default_factory=dict,
-        neutral={},
-        description=(
-            "another `min` for values of `by`, for instance one that keeps the top third of each language"
-        ),
-    )
-    missing: Missing = _missing()
+    missing: Missing = missing_value()
 
     @model_validator(mode="after")
     def _bounded(self) -> ScoreFilter:
         if self.min is None and self.max is None and not self.cutoffs:
             raise ValueError("a score filter without min, max or cutoffs keeps everything; state one")
-        if (self.by is None) != (not self.cutoffs):
-            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
         least = max((low for low in (self.min, *self.cutoffs.values()) if low is not None), default=None)
         if self.max is not None and least is not None and least > self.max:
             raise ValueError(f"no number is at least {least:g} and at most {self.max:g}; raise max")
         return self
 
     def columns(self) -> list[str]:
-        return [self.column] if self.by is None else [self.column, self.by]
+        return [*super().columns(), self.column]
 
 
-class SampleFilter(Filter):
+class SampleFilter(DocumentFilter):
     """Keeps a share of the documents, chosen by a hash of seed and text: the same documents however the work
     is split. A higher rate with the same seed keeps the same documents and more. Rates published for
     FineWeb-2: 0.95 for languages with a quality classifier and no toxicity classifier; for languages with
@@ -269,19 +187,19 @@ class SampleFilter(Filter):
         return self
 
     def columns(self) -> list[str]:
-        return [] if self.by is None else [self.by]
+        return [*super().columns(), *([] if self.by is None else [self.by])]
 
 
-class LicenseFilter(Filter):
+class LicenseFilter(DocumentFilter):
     """Keeps documents whose licence is one of `allow`. The comparison ignores case."""
 
     filter: Literal["license"] = identity()
     allow: list[str] = identity(min_length=1)
     column: str = identity("license", neutral="license")
-    missing: Missing = _missing("drop")
+    missing: Missing = missing_value("drop")
 
     def columns(self) -> list[str]:
-        return [self.column]
+        return [*super().columns(), self.column]
 
 
 class ExactDuplicatesFilter(Filter):
@@ -310,7 +228,7 @@ class NearDuplicatesFilter(Filter):
     seed: int = identity(1, ge=0, lt=2**32)
 
 
-class DecontaminateFilter(Filter):
+class DecontaminateFilter(DocumentFilter):
     """Drops documents that contain test questions.
 
     The rule is that of the report for its instruction data, with words in place of tokens. A document that

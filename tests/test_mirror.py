@@ -21,6 +21,7 @@ TESTED_IN = {
     "apertus_model.work.messages": "tests/apertus_model/work/test_worker.py",
     "infra.kubernetes": "tests/infra/launchers/test_kubernetes.py",
     "specs.anomalies": "tests/apertus_model/trainer/test_anomalies.py",
+    "specs.filter_bases": "tests/specs/test_filters.py",
     "specs.cluster": "tests/flows/planning/estimate/test_time_and_cost.py",
     "specs.job": "tests/infra/launchers/test_kubernetes.py",
     "specs.tokenizer_comparison": "tests/flows/report/test_tokenizer_charts.py",

@@ -14,9 +14,9 @@ Only web archives need datatrove: the tokenizer stage reads the same documents w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -38,6 +38,8 @@ from apertus_model.work.units import units_of
 from infra.store.inputs import SourceError, list_source
 from specs.sources import COMPRESSED_INSIDE, ROWS, SourceSpec, resolve_url
 from specs.stages.base import SourcePart
+
+Found = TypeVar("Found")
 
 
 def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
@@ -61,25 +63,43 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
     A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
     read to its end, or lacks columns that the spec names.
     """
-    full, name = f"{root}/{path}" if path else root, path or PurePosixPath(root).name
+    name = path or PurePosixPath(root).name
+
+    def parse(content: BinaryIO, source: SourceSpec) -> Parsed:
+        if source.reader is None:
+            return _PARSERS[source.format](content, source)
+        return read_installed(source, content, name)
+
+    nothing = True
+    for found in read_file(source, fs, root, path, parse):
+        yield SourceDocument(found, None, {}) if isinstance(found, str) else found
+        nothing = False
+    if nothing and source.format in ROWS:
+        yield Rejection("empty_file")
+
+
+def read_file(
+    source: SourceSpec,
+    fs: AbstractFileSystem,
+    root: str,
+    path: str,
+    parse: Callable[[BinaryIO, SourceSpec], Iterator[Found]],
+) -> Iterator[Found]:
+    """What a parser finds in one file, which is decompressed by its name. SourceError when the file cannot be
+    read to its end, or contradicts the spec."""
+    full = f"{root}/{path}" if path else root
     count, position = 0, ""
     try:
         with fs.open(full, "rb") as raw:
             try:
                 content = raw if source.format in COMPRESSED_INSIDE else decompressed(raw, full)
-                for found in (
-                    _PARSERS[source.format](content, source)
-                    if source.reader is None
-                    else read_installed(source, content, name)
-                ):
-                    yield SourceDocument(found, None, {}) if isinstance(found, str) else found
+                for found in parse(content, source):
+                    yield found
                     count += 1
             except UNREADABLE:
                 position = "" if raw.closed else f", at about byte {raw.tell()}"
                 position = f" after document {count}{position}"
                 raise
-        if not count and source.format in ROWS:
-            yield Rejection("empty_file")
     except NotAsStated as error:
         place = f", {error.place}" if error.place else ""
         raise SourceError(f"'{full}'{place}: {error.found}. Fix: {error.fix}") from error
@@ -100,11 +120,14 @@ def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
     yield text if text.strip() else Rejection("empty")
 
 
-_PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], Parsed]] = {
-    "text": _whole_file,
-    "code": _whole_file,
+TABLE_PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], FoundDocuments]] = {
     "jsonl": json_lines,
     "parquet": parquet,
     "arrow": arrow,
+}
+_PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], Parsed]] = {
+    "text": _whole_file,
+    "code": _whole_file,
     "warc": warc,
+    **TABLE_PARSERS,
 }

@@ -13,15 +13,19 @@ import hashlib
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from datatrove.data import Document
 from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
+from apertus_model.data.addresses import parse
 from apertus_model.data.decontamination import Contamination
 from apertus_model.data.language import Language
-from apertus_model.data.robots import Robots, host
+from apertus_model.data.robots import Robots
+from apertus_model.data.robots import load as load_robots
+from apertus_model.data.robots_rules import LISTED, Exclusion
 from infra.store.inputs import SourceError
+from specs.filter_bases import CutoffFilter, Missing
 from specs.filters import (
     LANGUAGE_COLUMNS,
     AlphabeticFilter,
@@ -30,13 +34,12 @@ from specs.filters import (
     LanguageFilter,
     LengthFilter,
     LicenseFilter,
-    Missing,
     RepeatedLinesFilter,
-    RobotsFilter,
     SampleFilter,
     ScoreFilter,
     ToxicityFilter,
 )
+from specs.robots import RobotsFilter
 
 
 class Drop(NamedTuple):
@@ -44,18 +47,35 @@ class Drop(NamedTuple):
 
     value: str  # what was measured
     rule: str  # what is required
+    excluded: Exclusion | None = None  # by a robots.txt
 
 
 Check = Callable[[Document], Drop | None]
+Cutoff = TypeVar("Cutoff", float, float | None)
 
 
 def make_check(spec: FilterSpec, scratch: Path) -> Check:
     """The step of a filter's spec: a function of a document that returns the reason for dropping it, or None,
-    and raises SourceError for one that lacks a column. `scratch` holds local copies of remote models.
+    and raises SourceError for one that lacks a column. `scratch` holds local copies of remote models, and
+    snapshots of robots.txt.
 
     Raises:
         SourceError: when a file that the spec names cannot be read.
     """
+    check = _check(spec, scratch)
+    only = getattr(spec, "only", {})
+    if not only:
+        return check
+    allowed = [(column, frozenset(values)) for column, values in only.items()]
+
+    def limited(document: Document) -> Drop | None:
+        concerned = all(str(document.metadata.get(column)) in values for column, values in allowed)
+        return check(document) if concerned else None
+
+    return limited
+
+
+def _check(spec: FilterSpec, scratch: Path) -> Check:
     match spec:
         case LengthFilter():
             return lambda document: _length(spec, document)
@@ -72,10 +92,10 @@ def make_check(spec: FilterSpec, scratch: Path) -> Check:
         case ToxicityFilter():
             return lambda document: _toxicity(spec, document)
         case RobotsFilter():
-            robots = Robots.load(spec)
+            robots = load_robots(spec, scratch)
             return lambda document: _robots(spec, robots, document)
         case LanguageFilter():
-            language = Language.load(spec.model, scratch)
+            language = Language.load(spec, scratch)
             return lambda document: _language(spec, language, document)
         case DecontaminateFilter():
             contamination = Contamination.load(spec)
@@ -85,9 +105,9 @@ def make_check(spec: FilterSpec, scratch: Path) -> Check:
 
 def _length(spec: LengthFilter, document: Document) -> Drop | None:
     """`min_characters` to `max_characters` characters."""
-    length = len(document.text)
-    if length < spec.min_characters:
-        return Drop(f"{length} characters", f"at least {spec.min_characters}")
+    length, least = len(document.text), _cutoff(spec, document, spec.min_characters)
+    if length < least:
+        return Drop(f"{length} characters", f"at least {least:g}")
     if spec.max_characters is not None and length > spec.max_characters:
         return Drop(f"{length} characters", f"at most {spec.max_characters}")
     return None
@@ -99,9 +119,10 @@ def _alphabetic(spec: AlphabeticFilter, document: Document) -> Drop | None:
     plain = sum(
         character.isalpha() or character.isspace() or _is_mark(character) for character in document.text
     )
-    if plain >= spec.min_share * len(document.text):
+    least = _cutoff(spec, document, spec.min_share)
+    if plain >= least * len(document.text):
         return None
-    return Drop(f"letters are {plain / len(document.text):.3f}", f"at least {spec.min_share}")
+    return Drop(f"letters are {plain / len(document.text):.3f}", f"at least {least:g}")
 
 
 def _is_mark(character: str) -> bool:
@@ -112,9 +133,10 @@ def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | Non
     """Lines that occurred before hold at most `max_share` of the characters (Gopher, arXiv 2112.11446,
     table A1)."""
     _, repeated = find_duplicates([line for line in document.text.splitlines() if line.strip()])
-    if repeated <= spec.max_share * len(document.text):
+    most = _cutoff(spec, document, spec.max_share)
+    if repeated <= most * len(document.text):
         return None
-    return Drop(f"repeated lines are {repeated / len(document.text):.3f}", f"at most {spec.max_share}")
+    return Drop(f"repeated lines are {repeated / len(document.text):.3f}", f"at most {most:g}")
 
 
 def _score(spec: ScoreFilter, document: Document) -> Drop | None:
@@ -122,7 +144,7 @@ def _score(spec: ScoreFilter, document: Document) -> Drop | None:
     value = _number(document, spec.column, spec.missing)
     if value is None:
         return _absent(spec.column, spec.missing)
-    least = spec.min if spec.by is None else spec.cutoffs.get(str(document.metadata.get(spec.by)), spec.min)
+    least = _cutoff(spec, document, spec.min)
     if least is not None and value < least:
         return Drop(f"{spec.column} {value:g}", f"at least {least:g}")
     if spec.max is not None and value > spec.max:
@@ -168,28 +190,33 @@ def _toxicity(spec: ToxicityFilter, document: Document) -> Drop | None:
 
 
 def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | None:
-    """The document's host is neither a listed domain nor a subdomain of one. An address without a host counts
-    as missing."""
-    address = _column(document, spec.column, spec.missing)
-    name = host(str(address)) if address is not None else None
-    if name is None:
-        if address is not None and spec.missing == "error":
+    """No agent is kept from the document's address. An address without a host counts as missing."""
+    text = _column(document, spec.column, spec.missing)
+    address = parse(str(text)) if text is not None else None
+    if address is None:
+        if text is not None and spec.missing == "error":
             raise SourceError(
-                f"document {document.id}: '{address}' in column '{spec.column}' has no host. Fix: missing:"
+                f"document {document.id}: '{text}' in column '{spec.column}' has no host. Fix: missing:"
                 " keep or drop"
             )
         return _absent(spec.column, spec.missing)
-    listed = robots.listed(name)
-    return None if listed is None else Drop(name, f"not below {listed}, which excludes crawlers")
+    excluded = robots.excluded(address)
+    if excluded is None:
+        return None
+    agents = "" if excluded.agents == (LISTED,) else f", closed to {', '.join(excluded.agents)}"
+    return Drop(f"{address.host}{agents}", excluded.rule, excluded)
 
 
 def _language(spec: LanguageFilter, language: Language, document: Document) -> Drop | None:
-    """The most likely label is a listed one, with `min_score` at least."""
+    """The most likely label is a listed one, with its least score."""
     label, score = language.identify(document.text)
     document.metadata |= dict(zip(LANGUAGE_COLUMNS, (label, score), strict=True))
-    if label in spec.languages and score >= spec.min_score:
+    least = spec.min_scores.get(label, spec.min_score)
+    listed = spec.languages == "all" or label in spec.languages
+    if label and listed and score >= least:
         return None
-    return Drop(f"{label} {score:.3f}", f"{' or '.join(spec.languages)}, at least {spec.min_score:g}")
+    wanted = "a language" if spec.languages == "all" else " or ".join(spec.languages)
+    return Drop(f"{label} {score:.3f}", f"{wanted}, at least {least:g}")
 
 
 def _contamination(
@@ -200,6 +227,13 @@ def _contamination(
     if found is None or found.share <= spec.max_share:
         return None
     return Drop(f"{found.share:.3f} of the question '{found.question[:200]}'", f"at most {spec.max_share:g}")
+
+
+def _cutoff(spec: CutoffFilter, document: Document, general: Cutoff) -> float | Cutoff:
+    """The cut-off of the value in the column `by`, or the general one."""
+    if spec.by is None:
+        return general
+    return spec.cutoffs.get(str(document.metadata.get(spec.by)), general)
 
 
 def _column(document: Document, column: str, missing: Missing) -> Any:

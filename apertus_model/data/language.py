@@ -1,33 +1,51 @@
 """Language identification with a fastText model.
 
-Invariant: the model is the file that the spec names, without other downloads; a label depends on the text
+Invariants: the model is the file that the spec names, without other downloads; a label depends on the text
 alone. Every worker has a copy of the model in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
+import struct
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from apertus_model.files import local_file
 from infra.store.inputs import SourceError
+from specs.filters import LanguageFilter
 
 PREFIX = "__label__"
+MAGIC = 793712314
+_HEAD = struct.Struct("<2i 12i d 3i 2q")  # magic, version; settings; sizes of the dictionary
+_ENTRY = struct.Struct("<q b")  # count and type, behind each word and label
+_LABEL = 1
 
 
 class Language:
     """A fastText classifier."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, labels: frozenset[str]) -> None:
         self._model = model
+        self.labels = labels
 
     @staticmethod
-    def load(url: str, scratch: Path) -> Language:
+    def load(spec: LanguageFilter, scratch: Path) -> Language:
         """Opens the model once per process; a remote one is copied to `scratch` first. SourceError for
-        another file."""
-        return _load(url, scratch)
+        another file, and for a label in the spec that the model does not have."""
+        language = _load(spec.model, scratch)
+        named = {*spec.min_scores, *(spec.languages if spec.languages != "all" else ())}
+        if unknown := sorted(named - language.labels):
+            labels = sorted(language.labels)
+            like = [*get_close_matches(unknown[0], labels, n=1), *labels, "none"][0]
+            raise SourceError(
+                f"'{spec.model}' has {len(labels)} labels, and none is '{unknown[0]}'. Fix: languages or"
+                f" min_scores; there is '{like}'"
+            )
+        return language
 
     def identify(self, text: str) -> tuple[str, float]:
         """The most likely label, without fastText's prefix, and its probability."""
@@ -42,6 +60,25 @@ def _load(url: str, scratch: Path) -> Language:
 
     path = local_file(url, scratch / f"model-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
     try:
-        return Language(_FastText(model_path=str(path)))
-    except ValueError as error:
+        labels = labels_of(path)
+        return Language(_FastText(model_path=str(path)), labels)
+    except (ValueError, MemoryError) as error:
         raise SourceError(f"'{url}' is not a fastText model: {error}") from error
+
+
+def labels_of(path: Path) -> frozenset[str]:
+    """The labels of a model, without fastText's prefix, from its dictionary: the library that predicts does
+    not tell them. ValueError for another file."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if len(data) < _HEAD.size or _HEAD.unpack_from(data)[0] != MAGIC:
+            raise ValueError("it does not begin like one")
+        entries, position = _HEAD.unpack_from(data)[15], _HEAD.size
+        labels = []
+        for _ in range(entries):
+            end = data.find(b"\0", position)
+            if end < 0 or end + 1 + _ENTRY.size > len(data):
+                raise ValueError("its dictionary is cut off")
+            if _ENTRY.unpack_from(data, end + 1)[1] == _LABEL:
+                labels.append(data[position:end].decode(errors="replace").removeprefix(PREFIX))
+            position = end + 1 + _ENTRY.size
+    return frozenset(labels)

@@ -2,8 +2,9 @@
 
 Invariant: the result depends on the text alone. (datatrove's formatter cycles through several replacements,
 so what it writes depends on what it has seen before.) The expressions for e-mail and IP addresses are
-datatrove's, as in Apertus; an IP address counts when it is a public one of version 4. The placeholders are
-those of Apertus (swiss-ai/pretrain-data, pii_formatter.py).
+datatrove's, as in Apertus, except that only Latin letters and digits count as part of a word: Chinese or Thai
+text has no space before an address. An IP address counts when it is a public one of version 4. The
+placeholders are those of Apertus (swiss-ai/pretrain-data, pii_formatter.py).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _iban_expression() -> re.Pattern[str]:
         rf"(?:{'|'.join(codes.split())})\d\d(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}"
         for length, codes in IBAN_LENGTHS.items()
     ]
-    return re.compile(rf"\b(?:{'|'.join(forms)})(?![A-Za-z0-9])")
+    return re.compile(rf"\b(?:{'|'.join(forms)})(?![A-Za-z0-9])", re.ASCII)
 
 
 def is_iban(text: str) -> bool:
@@ -75,13 +76,13 @@ class _Kind(NamedTuple):
 
 _DATATROVE = PIIFormatter()
 _KINDS: dict[Pii, _Kind] = {
-    "email": _Kind(_DATATROVE.emails_replacer.regex, _always, "@"),
+    "email": _Kind(re.compile(_DATATROVE.emails_replacer.regex.pattern, re.ASCII), _always, "@"),
     "ip": _Kind(_DATATROVE.ip_replacer.regex, public_ip_validator, "."),
     "iban": _Kind(_iban_expression(), is_iban, ""),
     # International form only (ITU-T E.164): a plus sign and 8 to 15 digits, with the usual signs between
     # them. National forms look like any other number.
     "phone": _Kind(
-        re.compile(r"(?<![\w+)])\+[1-9](?:[ \u00a0.\-()/]{0,2}[0-9]){7,14}(?![0-9])"), _always, "+"
+        re.compile(r"(?<![\w+)])\+[1-9](?:[ \u00a0.\-()/]{0,2}[0-9]){7,14}(?![0-9])", re.ASCII), _always, "+"
     ),
 }
 _RUN = re.compile(r"\S+")

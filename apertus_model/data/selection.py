@@ -35,6 +35,7 @@ from apertus_model.data.duplicates import MinHash, first_alike, text_hash
 from apertus_model.data.examples import Examples, Key, Row, cut, cut_at_change, to_jsonl
 from apertus_model.data.filters import Check, Drop, make_check
 from apertus_model.data.pii import Replacer
+from apertus_model.data.tallies import Tally
 from specs.filters import GLOBAL_FILTERS, FilterSpec, NearDuplicatesFilter, labels
 from specs.stages.corpus import CorpusSource
 
@@ -91,10 +92,13 @@ class Selection(PipelineStep):
         records: list[tuple[Any, ...]] = []
         signatures: dict[int, list[NDArray[np.uint64]]] = {index: [] for index in self._signers}
         examples = Examples(wanted=self._examples)
+        tally = Tally()
         for document in data:
             text = document.text
             key = text_hash(text), self._columns_hash(document)
             passed, drop, signed = self._judge(document)
+            decided = drop is not None and passed < self._first
+            tally.add(document, len(text), drop, self._labels[passed] if decided else None)
             if drop is not None:
                 label = self._labels[passed]
                 examples.offer(label, key, partial(_dropped, text, drop))
@@ -122,6 +126,7 @@ class Selection(PipelineStep):
         for index, rows in signatures.items():
             by_bucket = np.array(rows, np.uint64).reshape(len(rows), self._signers[index].buckets).T
             np.save(self._folder / f"{rank:05d}_signatures-{index}.npy", np.ascontiguousarray(by_bucket))
+        tally.write(self._folder / f"{rank:05d}_tallies.parquet")
         (self._folder / f"{rank:05d}_examples.jsonl").write_bytes(to_jsonl(examples.rows()))
 
     def _judge(self, document: Document) -> tuple[int, Drop | None, dict[int, NDArray[np.uint64]]]:

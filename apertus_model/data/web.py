@@ -30,7 +30,7 @@ PAGES = ("response", "conversion")
 NEEDED = ("warcio", "trafilatura", "cchardet", "magic")
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
     """One record of an archive."""
 
     kind: str  # its WARC-Type
@@ -44,7 +44,7 @@ def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
     from warcio.recordloader import ArcWarcRecordLoader
 
     loader = ArcWarcRecordLoader(verify_http=False)
-    for record in _records(file):
+    for record in records(file):
         if record.kind == "resource":
             yield Rejection("resource")
         if record.kind not in PAGES:
@@ -93,7 +93,7 @@ def _extractor(html: str) -> Callable[[str], str | None]:
     return extractor
 
 
-def _records(file: BinaryIO) -> Iterator[_Record]:
+def records(file: BinaryIO) -> Iterator[Record]:
     """Raises EOFError when a record is cut off, Damaged when something else stands where one should begin
     or end."""
     start = 0
@@ -121,7 +121,7 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
             raise EOFError(f"the record at byte {start} is truncated: it has {read} of {length} bytes")
         if end != b"\r\n\r\n":
             raise Damaged(f"the record at byte {start} does not end after its {length} bytes")
-        yield _Record(kind, b"".join([*head, block]) if wanted else None)
+        yield Record(kind, b"".join([*head, block]) if wanted else None)
         start += sum(map(len, head)) + length + 4
 
 

@@ -13,10 +13,16 @@ from collections.abc import Iterable, Iterator
 from datatrove.utils.text import TextNormConfig, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-# Thai, Lao, Tibetan, Burmese, Khmer, kana, and Chinese characters.
-_UNSPACED = (
-    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+# Blocks of scripts that put no spaces between words: those of South East Asia, Chinese, Japanese, Yi.
+_UNSPACED = "".join(
+    (
+        "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff",  # Thai, Lao, Tibetan, Burmese, Khmer
+        "\u1950-\u19ff\u1a20-\u1aaf\U00011700-\U0001174f",  # Tai Le, New Tai Lue, Tai Tham, Ahom
+        "\u1b00-\u1b7f\ua980-\ua9ff\uaa60-\uaadf",  # Balinese, Javanese, more Burmese, Tai Viet
+        "\u2e80-\u2fdf\u3005-\u3007\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff",  # radicals, 々, kana, bopomofo
+        "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\uf900-\ufaff",  # Chinese characters, Yi
+        "\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff",  # half-width and historic kana
+    )
 )
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")

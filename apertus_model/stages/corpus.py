@@ -1,7 +1,9 @@
 """The `corpus` stage: one source becomes filtered, tokenised, shuffled Megatron token files.
 
 Artifact: `train-*.bin/.idx`, `validation-*.bin/.idx`, `examples.jsonl` (a few kept and dropped documents),
-`probes.json` where the spec asks for memorisation probes, and `planted.json` where it plants documents.
+`probes.json` where the spec asks for memorisation probes, `planted.json` where it plants documents,
+`languages.parquet` where documents have a column `language`, and `robots.parquet` (domain, agent, documents,
+characters) where robots.txt excluded any.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each): a task is a unit of the store, and a killed stage
@@ -20,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from apertus_model.data import tallies
 from apertus_model.data.documents import files_of_tasks
 from apertus_model.data.duplicates import text_hash
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
@@ -84,6 +89,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             **({"planted": summary(planted), "equal_to_planted": equal} if planted else {}),
             "filters": labels(part.process.filters),
             **counts,
+            **_tallies(part, attempt, tasks, selected, found),
             "replaced": dict(zip(part.process.replaced, found.replaced, strict=True)),
             **{
                 name: {"documents": split.documents, "tokens": split.tokens} for name, split in splits.items()
@@ -164,6 +170,43 @@ def _kept_documents(
         tokenised = selected.tokenised[records]
         parts.append((tokens, selected.records["final"][records][tokenised], found.kept[records][tokenised]))
     return Documents.open(parts)
+
+
+def _tallies(
+    part: CorpusPart, attempt: Attempt, tasks: list[CommittedUnit], selected: Selected, found: Resolution
+) -> dict[str, Any]:
+    """Puts `languages.parquet` and `robots.parquet` into the artifact, where there is anything to count.
+    Returns the largest counts, for the metrics."""
+    outcomes = np.where(found.gone >= 0, found.gone, selected.records["step"])
+    ended = []
+    for number, task in enumerate(tasks):
+        records = selected.task(number)
+        tokens = np.zeros(records.stop - records.start, np.int64)
+        tokens[selected.tokenised[records]] = TokenFile(
+            task.files["tokens.bin"], task.files["tokens.idx"]
+        ).sizes
+        tokens[~found.kept[records]] = 0
+        ended.append(tallies.Task(task.files["tallies.parquet"], outcomes[records], tokens))
+    steps = labels(part.process.filters)
+    groups = tallies.total(ended, steps)
+    metrics: dict[str, Any] = {}
+    by_language = tallies.languages(groups)
+    if by_language["language"].null_count < len(by_language):
+        _put_table(attempt, "languages.parquet", by_language)
+        metrics["languages"] = tallies.top_languages(by_language)
+    robots = [
+        label for label, step in zip(steps, part.process.filters, strict=True) if step.filter == "robots"
+    ]
+    if excluded := tallies.excluded(groups, robots):
+        _put_table(attempt, "robots.parquet", pa.Table.from_pylist(excluded))
+        metrics["robots"] = tallies.top_domains(excluded)
+    return metrics
+
+
+def _put_table(attempt: Attempt, name: str, table: pa.Table) -> None:
+    pq.write_table(table, attempt.workdir / name, compression="zstd")
+    attempt.put(attempt.workdir / name, name)
+    (attempt.workdir / name).unlink()
 
 
 def _examples(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, get_args
 
+from pydantic import field_validator
+
 from specs.base import Spec, execution, identity, reference
 from specs.filters import GLOBAL_FILTERS, FilterSpec, columns_read
 from specs.planted import Buckets, Planted
@@ -100,7 +102,7 @@ def needs_text(process: CorpusSource) -> list[str]:
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, CorpusSource] = reference(

@@ -141,3 +141,14 @@ def test_page_is_self_contained(planned: Planned) -> None:
 def test_the_same_store_gives_the_same_page(planned: Planned) -> None:
     trained(planned())
     assert render(planned()) == render(planned())
+
+
+def test_languages_and_excluded_domains_of_a_corpus_are_in_tables(planned: Planned) -> None:
+    plan = planned()
+    counts = {"deu": {"kept": {"documents": 7, "characters": 9, "tokens": 1234}, "length": {"documents": 3}}}
+    domains = [{"domain": HOSTILE, "agent": "(any)", "documents": 41, "characters": 43}]
+    metrics = {"read": {"documents": 10}, "languages": counts, "robots": domains}
+    store(plan, "corpus/notes", metrics=metrics)
+    text = Page(render(plan)).text
+    assert re.search(r"deu\s*kept: 7, length: 3\s*1,234", text)
+    assert re.search(r"alert\(1\).*\s*41\s*43", text)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -84,3 +85,35 @@ def test_only_allowed_licences_pass(judge: Judge) -> None:
     ]
     assert judge(spec) == Drop("nothing", "a value in column 'license'")
     assert judge(spec, license="GPL-3.0") == Drop("GPL-3.0", "an allowed licence")
+
+
+def test_a_filter_can_be_limited_to_documents_by_any_column(judge: Judge) -> None:
+    spec = {"filter": "length", "min_characters": 100, "only": {"language": ["deu", "fra"], "part": ["2"]}}
+    cases = [("deu", 2, False), ("fra", "2", False), ("deu", 1, True), ("rus", 2, True), (None, 2, True)]
+    for language, part, passes in cases:
+        assert (judge(spec, language=language, part=part) is None) is passes
+    assert judge(spec) is None
+    licence = {"filter": "license", "allow": ["MIT"], "only": {"source": ["code"]}}
+    assert [judge(licence, source=name) is None for name in ("code", "web")] == [False, True]
+    questions = {"filter": "score", "column": "stars", "min": 2, "only": {"language": ["deu"]}}
+    assert (
+        judge(questions, language="fra") is None
+    )  # its missing column is no error where it is not asked for
+    with pytest.raises(SourceError, match="stars"):
+        judge(questions, language="deu")
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "expected"),
+    [  # the general cut-off drops the text, or keeps it; that of `zho` does the opposite
+        ({"filter": "length", "min_characters": 9, "cutoffs": {"zho": 4}}, "中文文字", "at least 9"),
+        ({"filter": "alphabetic", "min_share": 0.9, "cutoffs": {"zho": 0.5}}, "abc1", "at least 0.9"),
+        ({"filter": "repeated-lines", "max_share": 0.1, "cutoffs": {"zho": 0.9}}, "a\na\n", "at most 0.1"),
+    ],
+)
+def test_cutoffs_differ_by_language(judge: Judge, spec: dict[str, Any], text: str, expected: str) -> None:
+    by = {**spec, "by": "language"}
+    for language in ("deu", None):
+        drop = judge(by, text, language=language)
+        assert drop is not None and drop.rule == expected
+    assert judge(by, text, language="zho") is None

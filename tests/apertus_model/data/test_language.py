@@ -13,6 +13,7 @@ from datatrove.data import Document
 from pydantic import TypeAdapter
 
 from apertus_model.data.filters import Drop, make_check
+from apertus_model.data.language import labels_of
 from infra.store.inputs import SourceError
 from specs.filters import FilterSpec
 from specs.stages.corpus import CorpusSource
@@ -72,6 +73,37 @@ def test_language_filter_adds_a_column_for_later_filters(language_model: Path, t
     steps = [spec, TypeAdapter(FilterSpec).validate_python({"filter": "toxicity", "classifier": "c"})]
     assert CorpusSource(filters=steps).columns() == ["toxic_score"]
     assert CorpusSource(filters=steps[::-1]).columns() == ["language", "toxic_score"]
+
+
+def test_all_languages_are_kept_with_scores_of_their_own(judge: Judge, language_model: Path) -> None:
+    spec = {"filter": "language", "model": str(language_model), "languages": "all"}
+    mixed = "der das und le"  # German with a probability of 0.881
+    assert [judge(spec, text) is None for text in ("der das", "le la", mixed)] == [True, True, True]
+    strict = {**spec, "min_scores": {"deu_Latn": 0.9}}
+    assert [judge(strict, text) is None for text in ("der das", "le la", mixed)] == [True, True, False]
+    assert judge(strict, mixed) == Drop("deu_Latn 0.881", "a language, at least 0.9")
+    assert judge({**spec, "min_score": 0.99, "min_scores": {"fra": 0.5}}, "le la") is None
+    assert judge(spec, "nothing known") == Drop(" 0.000", "a language, at least 0.65")
+
+
+def test_labels_that_the_model_does_not_have_are_named(judge: Judge, language_model: Path) -> None:
+    spec = {"filter": "language", "model": str(language_model)}
+    assert labels_of(language_model) == {"deu_Latn", "fra"}
+    for fields in ({"languages": ["deu"]}, {"languages": "all", "min_scores": {"deu": 0.5}}):
+        with pytest.raises(
+            SourceError, match=r"lid\.bin' has 2 labels, and none is 'deu'\. Fix: .*; there is 'deu_Latn'"
+        ):
+            judge({**spec, **fields})
+
+
+@pytest.mark.parametrize("kept", [0, 3, 60, 130, 180])
+def test_a_model_that_is_cut_off_is_named(
+    judge: Judge, language_model: Path, kept: int, tmp_path: Path
+) -> None:
+    cut = tmp_path / f"cut-{kept}.bin"
+    cut.write_bytes(language_model.read_bytes()[:kept])
+    with pytest.raises(SourceError, match=rf"cut-{kept}\.bin' is not a fastText model"):
+        judge({"filter": "language", "model": str(cut), "languages": "all"})
 
 
 def test_error_names_a_file_that_is_not_a_model(judge: Judge, tmp_path: Path) -> None:

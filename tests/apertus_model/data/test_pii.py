@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from unittest.mock import ANY
 
 import pytest
 
@@ -115,3 +116,19 @@ def test_encoded_data_does_not_take_quadratic_time() -> None:
     replaced, counts = Replacer(["email", "ip", "iban", "phone"])(text)
     assert time.perf_counter() - begin < 5
     assert counts == (1, 0, 0, 0) and replaced.startswith("<email-pii> QUJD")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("联系john@example.com吧", "联系<email-pii>吧"),
+        ("メールはjohn.doe@example.co.jpまで", "メールは<email-pii>まで"),
+        ("ติดต่อjane@example.orgได้", "ติดต่อ<email-pii>ได้"),
+        ("账号DE89370400440532013000。", "账号<iban-pii>。"),
+        ("电话+41446681800，", "电话<phone-pii>，"),
+        ("地址8.8.8.8号", "地址<ip-pii>号"),
+        ("пишите:ivan@example.ru", "пишите:<email-pii>"),
+    ],
+)
+def test_personal_data_are_found_in_scripts_without_spaces(before: str, after: str) -> None:
+    assert Replacer(["email", "ip", "iban", "phone"])(before) == (after, ANY)

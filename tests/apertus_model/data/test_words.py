@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
+
 from apertus_model.data.duplicates import MinHash
 from apertus_model.data.words import has_spaces, words
 from specs.filters import NearDuplicatesFilter
@@ -34,3 +36,31 @@ def test_scripts_without_spaces_are_compared_by_character() -> None:
 def test_a_language_has_spaces_unless_most_of_its_letters_are_of_scripts_without() -> None:
     assert has_spaces(["Open the file 東京"]) and has_spaces(["안녕하세요 여러분"]) and has_spaces(["123"])
     assert not has_spaces(["ファイルを open", "開く"]) and not has_spaces(["ภาษาไทย"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ພາສາລາວ",  # Lao
+        "မြန်မာ",  # Burmese
+        "ភាសា",  # Khmer
+        "ᥖᥭᥰ",  # Tai Le
+        "ᦅᧄᦺ",  # New Tai Lue
+        "ᨲᩫ᩠ᩅ",  # Tai Tham
+        "ꪎꪗ",  # Tai Viet
+        "ꦗꦮ",  # Javanese
+        "ꆈꌠ",  # Yi
+        "ﾃｽﾄ",  # half-width kana
+        "ㄅㄆㄇ",  # bopomofo
+        "々〇",
+        "𠀋𪚲",  # Chinese characters beyond 16 bits
+    ],
+)
+def test_each_letter_of_a_script_without_spaces_is_a_word(text: str) -> None:
+    found = words(text)
+    assert found == [letter for letter in text if unicodedata.category(letter) != "Mn"] and len(found) > 1
+
+
+def test_scripts_with_spaces_are_split_at_them() -> None:
+    for text in ("한국어 문장", "язык модели", "اللغة العربية", "ቋንቋ ሞዴል", "γλωσσικό μοντέλο", "tiếng Việt"):
+        assert len(words(text)) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
@@ -156,6 +157,7 @@ def test_columns_of_rows_reach_the_filters(
             "text": text,
             "url": f"https://{('open', 'www.closed')[i % 2]}.example/{i}",
             "lang": "de",
+            "language": ("de", "fr")[i % 4 == 0],
             "toxic_score": 0.99 + i / 6000,
             "stars": i,
         }
@@ -171,7 +173,7 @@ def test_columns_of_rows_reach_the_filters(
         {"filter": "toxicity", "classifier": "c", "language_column": "lang"},
     ]
     spec = {
-        "source": {"url": str(folder), "format": "jsonl"},
+        "source": {"url": str(folder), "format": "jsonl", "metadata": ["language"]},
         "process": {"holdout": 0.3, "filters": filters},
         "seed": 1,
         "files_per_task": 1,
@@ -179,7 +181,26 @@ def test_columns_of_rows_reach_the_filters(
     corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
     left = [i for i in range(10, 60, 2) if 0.99 + i / 6000 < 0.9977]
     assert corpus.manifest.metrics["dropped"] == {"robots": 30, "score": 5, "toxicity": 25 - len(left)}
-    assert corpus.manifest.metrics["documents"] == len(left)
+    metrics = corpus.manifest.metrics
+    assert metrics["documents"] == len(left)
+    by_language = pq.read_table(corpus.local("languages.parquet")).to_pylist()
+    french = {row["outcome"]: row["documents"] for row in by_language if row["language"] == "fr"}
+    assert french == {
+        outcome: number
+        for outcome, number in {
+            "score": len(range(0, 10, 4)),
+            "kept": sum(i % 4 == 0 for i in left),
+            "toxicity": sum(i % 4 == 0 and i not in left for i in range(10, 60, 2)),
+        }.items()
+        if number
+    }
+    assert sum(row["documents"] for row in by_language) == 60
+    assert sum(row["tokens"] for row in by_language) == metrics["tokens"]
+    dropped = {"documents": 30, "characters": sum(map(len, texts[1:60:2]))}
+    assert metrics["robots"] == [{"domain": "closed.example", "agent": "(any)", **dropped}]
+    assert pq.read_table(corpus.local("robots.parquet")).to_pylist() == [
+        {"domain": "closed.example", "agent": agent, **dropped} for agent in ("(any)", "(listed)")
+    ]
 
 
 def test_a_damaged_unit_is_refused(bench: Any, tmp_path: Path, tokenizer: Artifact, documents: Path) -> None:

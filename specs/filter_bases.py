@@ -1,0 +1,93 @@
+"""What the filters of a corpus have in common.
+
+Invariants:
+- `files()` names the files that a filter reads beside the documents. The planner fingerprints their content,
+  so their URLs are not identity fields.
+- `columns()` names the columns of a row that a filter reads.
+- Each filter of single documents can be limited to documents with certain values in columns (`only`): a
+  language, a licence, a source. Filters of whole sources cannot.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from specs.base import Spec, identity
+from specs.sources import SourceSpec
+
+Missing = Literal["error", "keep", "drop"]
+
+
+class Filter(Spec):
+    """Base of all filters."""
+
+    of: Literal["conversation", "answer"] = identity(
+        "conversation",
+        neutral="conversation",
+        description=(
+            "of conversations, the text that is read. conversation: the texts of all messages in order,"
+            " thoughts and outputs of tools among them and calls as JSON, with blank lines between them;"
+            " answer: the responses of the last message or, where it has none, all of its texts"
+        ),
+    )
+
+    def files(self) -> list[SourceSpec]:
+        """The files that the filter reads from outside the store."""
+        return []
+
+    def columns(self) -> list[str]:
+        """Columns of a row that the filter needs, beside the text."""
+        return []
+
+
+class DocumentFilter(Filter):
+    """Base of the filters of single documents."""
+
+    only: dict[str, Annotated[list[str], Field(min_length=1)]] = identity(
+        default_factory=dict,
+        neutral={},
+        description=(
+            "limits the filter to documents whose column has one of the values: `{language: [deu, fra]}`;"
+            " several columns must all agree. Any other document passes, also one without a value"
+        ),
+    )
+
+    def columns(self) -> list[str]:
+        return list(self.only)
+
+
+class CutoffFilter(DocumentFilter):
+    """Base of the filters that compare a number of a document with a cut-off, which may differ by column."""
+
+    by: str | None = identity(
+        None, neutral=None, description="column whose value selects a cut-off, for instance the language"
+    )
+    cutoffs: dict[str, float] = identity(
+        default_factory=dict,
+        neutral={},
+        description="cut-offs for values of `by`; any other value, or none, has the general cut-off",
+    )
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> CutoffFilter:
+        if (self.by is None) != (not self.cutoffs):
+            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
+        return self
+
+    def columns(self) -> list[str]:
+        return [*super().columns(), *([] if self.by is None else [self.by])]
+
+
+def missing_value(default: Missing = "error") -> Missing:
+    value: Missing = identity(
+        default,
+        neutral=default,
+        description="what to do with a document without a value in the column",
+    )
+    return value
+
+
+def outside(url: str) -> SourceSpec:
+    return SourceSpec(url=url, format="text")

@@ -1,0 +1,186 @@
+"""The filter by robots.txt, and the snapshots that it reads.
+
+Invariant: where the files lie is no identity field; how they are read is. The planner fingerprints their
+content.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from specs.base import Spec, execution, identity
+from specs.filter_bases import DocumentFilter, Missing, missing_value, outside
+from specs.sources import DEFAULT_INCLUDE, TABLES, SourceSpec, resolve_url
+
+# The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
+ROBOTS_AGENTS = [
+    "AI2Bot",
+    "Applebot-Extended",
+    "Bytespider",
+    "CCBot",
+    "ClaudeBot",
+    "cohere-training-data-crawler",
+    "Diffbot",
+    "FacebookBot",
+    *("Google-Extended", "GPTBot", "Meta-ExternalAgent", "PanguBot", "*"),
+]
+COLUMNS = ("url_column", "text_column", "status_column", "date_column")
+
+
+class RobotsSource(Spec):
+    """Stored answers to requests for robots.txt.
+
+    `warc`: records of type `response`, with their status and date, as Common Crawl stores them. `jsonl`,
+    `parquet`, `arrow`: a row is an answer. Answers to other addresses than `/robots.txt` are ignored, and so
+    are redirects (3xx): their target is an answer of its own. An address without a path is that of a host.
+    """
+
+    url: str = execution(min_length=1, description="folder or file on any fsspec URL")
+    format: Literal["warc", "jsonl", "parquet", "arrow"] = identity()
+    include: list[str] = execution(
+        default_factory=lambda: ["**/*"],
+        description="globs below the url; the suffixes of parquet, arrow and warc by default",
+    )
+    url_column: str = identity(
+        "url", neutral="url", description="of a table: the address; without a scheme it counts as https"
+    )
+    text_column: str = identity(
+        "text", neutral="text", description="of a table: the content; null where there was no answer"
+    )
+    status_column: str | None = identity(
+        None,
+        neutral=None,
+        description=(
+            "of a table: HTTP status. 2xx: the rules of the content; 4xx: all is allowed (RFC 9309); any"
+            " other: an error. Without the column, or without a value, a content counts as 200, and its"
+            " absence as an error"
+        ),
+    )
+    date_column: str | None = identity(
+        None,
+        neutral=None,
+        description="of a table: when it was fetched, as a time or ISO 8601; in UTC where no zone is stated",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_globs(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "include" not in data and data.get("format") in DEFAULT_INCLUDE:
+            return {**data, "include": DEFAULT_INCLUDE[data["format"]]}
+        return data
+
+    @model_validator(mode="after")
+    def _columns_of_a_table(self) -> RobotsSource:
+        if self.format not in TABLES and (stated := [n for n in COLUMNS if n in self.model_fields_set]):
+            raise ValueError(f"{stated[0]} belongs to {' and '.join(TABLES)}; this is {self.format}")
+        named = [name for column in COLUMNS if (name := getattr(self, column)) is not None]
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            raise ValueError(f"two of {', '.join(COLUMNS)} are '{twice[0]}'; name each column once")
+        return self
+
+    @field_validator("url")
+    @classmethod
+    def _readable(cls, url: str) -> str:
+        resolve_url(url)
+        return url
+
+    @property
+    def files(self) -> SourceSpec:
+        """The files. A row of a table is read as a document: its text is the address."""
+        if self.format not in TABLES:
+            return SourceSpec(url=self.url, format=self.format, include=self.include)
+        others = (self.text_column, self.status_column, self.date_column)
+        return SourceSpec(
+            url=self.url,
+            format=self.format,
+            include=self.include,
+            text_column=self.url_column,
+            metadata=[name for name in others if name is not None],
+        )
+
+
+class RobotsFilter(DocumentFilter):
+    """Drops documents whose address robots.txt has since closed to one of the agents, as RFC 9309 reads it.
+
+    An agent obeys all groups that name it (without case and version), and the groups of `*` if none does;
+    `*` as an agent stands for a crawler that no group names. The longest matching rule decides, `Allow`
+    between equals. The first 500 KiB are read. A content without rules, such as a page of HTML, closes
+    nothing. Of a host with several answers, errors count only if there is nothing else.
+
+    `domains` is a list of hosts that are excluded as a whole, as swiss-ai published it: `example.org`
+    excludes `www.example.org`, while `blog.example.org` does not exclude `example.org`.
+    """
+
+    filter: Literal["robots"] = identity()
+    snapshots: list[RobotsSource] = identity(
+        default_factory=list, neutral=[], description="stored robots.txt files; or `domains`"
+    )
+    domains: str | None = execution(
+        None,
+        min_length=1,
+        description=(
+            "file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns `domain`"
+            " and `agent`, or `*.jsonl` with these keys: rows with one of `agents` count; any other"
+            " file has one domain per line, and `#` begins a comment"
+        ),
+    )
+    agents: list[Annotated[str, Field(pattern=r"^\s*(\*|[A-Za-z0-9_-]+(/.*)?)\s*$")]] = identity(
+        default_factory=lambda: list(ROBOTS_AGENTS),
+        min_length=1,
+        description="crawlers whose exclusion counts; the published ones by default",
+    )
+    scope: Literal["site", "origin"] = identity(
+        "site",
+        neutral="site",
+        description=(
+            "`origin`: an address obeys the answer of its own scheme, host and port (RFC 9309). `site`: if"
+            " that has none, an address without a port obeys the answer of the other of http and https, then"
+            " of the host with or without `www.`: hosts redirect between these, and snapshots hold one"
+        ),
+    )
+    several: Literal["latest", "any"] = identity(
+        "latest",
+        neutral="latest",
+        description=(
+            "of several answers for a host, those of the latest date, or any that excludes; without dates"
+            " all are of one date"
+        ),
+    )
+    unreached: Literal["keep", "drop"] = identity(
+        "keep", neutral="keep", description="documents of hosts without an answer"
+    )
+    errors: Literal["keep", "drop"] = identity(
+        "keep",
+        neutral="keep",
+        description="documents of hosts with nothing but errors; RFC 9309 asks crawlers to stay away: drop",
+    )
+    column: str = identity("url", neutral="url", description="holds the document's address")
+    missing: Missing = missing_value()
+
+    @field_validator("domains")
+    @classmethod
+    def _readable(cls, url: str | None) -> str | None:
+        if url is not None:
+            resolve_url(url)
+        return url
+
+    @model_validator(mode="after")
+    def _one_form(self) -> RobotsFilter:
+        if (self.domains is None) == (not self.snapshots):
+            raise ValueError(
+                "state `snapshots` (robots.txt files) or `domains` (a list of hosts), one of both"
+            )
+        of_snapshots = {"scope", "several", "unreached", "errors"} & self.model_fields_set
+        if self.domains is not None and of_snapshots:
+            raise ValueError(f"{min(of_snapshots)} belongs to snapshots; `domains` lists hosts only")
+        return self
+
+    def files(self) -> list[SourceSpec]:
+        return (
+            [source.files for source in self.snapshots] if self.domains is None else [outside(self.domains)]
+        )
+
+    def columns(self) -> list[str]:
+        return [*super().columns(), self.column]
