@@ -24,6 +24,7 @@ from apertus_model.data.documents import files_of_tasks
 from apertus_model.data.examples import Row, choose, cut, from_jsonl, to_jsonl
 from apertus_model.data.megatron import TokenFile
 from apertus_model.data.merge import Documents, Probe, Split, SplitWriter, choose_probes, probes_json
+from apertus_model.data.scored import StoredScores
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.progress import Progress
@@ -99,6 +100,10 @@ def work_of(job: Job, attempt: Attempt) -> CorpusTasks:
         facts["bos_token"],
         facts["eos_token"],
         folder,
+        tuple(
+            StoredScores(attempt.input_artifact(f"scores:{step}"), step, chosen.column)
+            for step, chosen in part.process.scored.items()
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
 from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.pipeline import Pipeline
+from specs.stages.classifier import ClassifierStage
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.training import Segment
 from specs.trajectory import phase_of, point_of
@@ -270,7 +271,7 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
 
 def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ...]:
     stage = pipeline.stages[node.stage]
-    if not isinstance(stage, EvaluateStage) or node.kind != stage.kind or not stage.gates:
+    if not isinstance(stage, (EvaluateStage, ClassifierStage)) or node.kind != stage.kind or not stage.gates:
         return ()
     stored = Artifact(store, node.path).manifest.metrics
     metrics = {name: value for name, value in stored.items() if isinstance(value, (int, float))}

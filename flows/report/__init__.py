@@ -26,6 +26,7 @@ from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.planning.plan import Plan
 from flows.report import experiments, result_charts, training_charts
 from flows.report import wording as words
+from flows.report.classifiers import COLUMNS
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
@@ -67,6 +68,7 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
             if (table := Memorised.of(evaluation.metrics)).rows
         ],
         measures=MEASURES,
+        label_columns=COLUMNS,
         corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
         kinds={stage.kind for stage in run.stages},
         prompts_shown=PROMPTS,

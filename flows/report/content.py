@@ -13,6 +13,7 @@ from flows.planning.graph import Input
 from flows.planning.mixtures import by_size, corpora
 from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.plan import Plan, Step
+from flows.report.classifiers import Classified
 from flows.report.experiments import Experiment, experiment
 from flows.report.history import Curve, curve
 from flows.report.results import (
@@ -62,6 +63,9 @@ def collect(plan: Plan) -> Run:
         curves=_curves(plan, stages, notes),
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
+        classifiers=[
+            _classified(plan, part) for part in parts.values() if part.kind == "classifier" and part.metrics
+        ],
         prompts=side_by_side(sampled),
         answers=by_part(answers),
         experiments=_experiments(plan, stages),
@@ -278,6 +282,11 @@ def _evaluation(plan: Plan, part: Part, metrics: dict[str, float], notes: list[s
         _published(plan, part.stage, metrics),
         rewards,
     )
+
+
+def _classified(plan: Plan, part: Part) -> Classified:
+    facts = Artifact(plan.store, part.path or "").manifest.facts
+    return Classified.of(part.name, part.metrics, facts, _gates(plan, part.stage, numbers(part.metrics)))
 
 
 def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:

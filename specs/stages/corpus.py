@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
+from specs.filters import FilterSpec, ScoreFilter
 from specs.stages.base import SourcePart, Stage
 from specs.units import Reference
 
@@ -71,8 +71,26 @@ class CorpusSource(Spec):
         made: set[str] = set()
         for step in self.filters:
             needed |= set(step.columns()) - made
-            made |= set(LANGUAGE_COLUMNS) if isinstance(step, LanguageFilter) else set()
+            made |= set(step.adds())
         return sorted(needed)
+
+    @property
+    def scored(self) -> dict[int, ScoreFilter]:
+        """The filters whose scores a model gives, by their step."""
+        return {
+            index: step
+            for index, step in enumerate(self.filters)
+            if isinstance(step, ScoreFilter) and step.model is not None
+        }
+
+    @model_validator(mode="after")
+    def _a_column_for_each_score(self) -> CorpusSource:
+        columns = [step.column for step in self.scored.values()]
+        if twice := sorted({column for column in columns if columns.count(column) > 1}):
+            raise ValueError(
+                f"two filters make the column '{twice[0]}'; state another column for one of them"
+            )
+        return self
 
 
 ON_TOKENS = ("holdout", "repeats", "examples")
@@ -104,8 +122,8 @@ class CorpusStage(Stage):
 
 
 class CorpusPart(SourcePart):
-    """Resolved, for one source. A further input is `filter:<step>:<file>` for the files that filters
-    read."""
+    """Resolved, for one source. Further inputs: `filter:<step>:<file>` for the files that filters read;
+    `scores:<step>` for the scores of a model."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     process: CorpusSource = identity()

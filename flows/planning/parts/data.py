@@ -6,6 +6,7 @@ from typing import cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder
+from flows.planning.parts.classifier import scores
 from specs.sources import TABLES
 from specs.stages.base import SourcePart
 from specs.stages.conversations import ConversationsPart, ConversationsStage
@@ -44,7 +45,8 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 def add_corpus(builder: Builder, name: str) -> None:
     """One part per source."""
     for source, process in cast(CorpusStage, builder.pipeline.stages[name]).sources.items():
-        _add_source(builder, name, source, CorpusPart, _filter_files(builder, name, source, process))
+        read = _filter_files(builder, name, source, process) | scores(builder, name, source)
+        _add_source(builder, name, source, CorpusPart, read)
 
 
 def _filter_files(builder: Builder, stage: str, source: str, process: CorpusSource) -> dict[str, Input]:
