@@ -58,6 +58,8 @@ HEADLINES = (
     "loss",
     "validation_loss",
     "perplexity",
+    "accuracy",
+    "calibration_error",
     "documents",
     "conversations",
     "vocab_size",

@@ -18,6 +18,7 @@ from specs.resolution import resolve
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages import CHECKPOINTS, TRAINING
 from specs.stages.base import Stage
+from specs.stages.classifier import ClassifierStage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusSource, CorpusStage, needs_text
 from specs.stages.evaluate import EvaluateStage
@@ -75,10 +76,18 @@ def _check_planted(pipeline: Pipeline, name: str, stage: CorpusStage) -> Iterato
 
 
 def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
-    if isinstance(stage, (TokenizerStage, CorpusStage, ConversationsStage, EvaluateTokenizersStage)):
-        for index, source in enumerate(stage.sources):
-            listed = isinstance(stage, (TokenizerStage, EvaluateTokenizersStage))
-            where = ("stages", name, "sources", index if listed else source)
+    if isinstance(
+        stage,
+        (TokenizerStage, ClassifierStage, CorpusStage, ConversationsStage, EvaluateTokenizersStage),
+    ):
+        listed = isinstance(stage, (TokenizerStage, EvaluateTokenizersStage))
+        read: dict[str, FieldPath] = {
+            source: ("stages", name, "sources", index if listed else source)
+            for index, source in enumerate(stage.sources)
+        }
+        if isinstance(stage, ClassifierStage) and stage.reference is not None:
+            read[stage.reference] = ("stages", name, "reference")
+        for source, where in read.items():
             if source not in pipeline.sources:
                 yield Problem(
                     where,
@@ -100,8 +109,8 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 ):
                     message = f"source '{source}' declares no tokens; the plan of a corpus needs their number"
                     yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
-                elif found.format in TOKENISED and isinstance(stage, TokenizerStage):
-                    message = f"source '{source}' is already tokenised; a tokenizer is trained on text"
+                elif found.format in TOKENISED and isinstance(stage, (TokenizerStage, ClassifierStage)):
+                    message = f"source '{source}' is already tokenised; a {stage.kind} is trained on text"
                     yield Problem(where, message, "name another source.")
                 elif (
                     found.format in TOKENISED

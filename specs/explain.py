@@ -23,6 +23,14 @@ def kind_of(value: Any) -> str | None:
     return value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
 
 
+_CHOICES = {
+    "kind": list(STAGES),
+    "filter": ["length", "alphabetic", "repeated-lines"],
+    "method": ["fasttext", "mlp"],
+}
+"""Values to name in errors, by the field that chooses between models."""
+
+
 def explain(model: type[BaseModel], document: Document, details: Any) -> Problem:
     """One of Pydantic's errors about a document that `model` reads, as a problem with its place."""
     path = _in_document(document.data, tuple(details["loc"]))
@@ -39,8 +47,9 @@ def explain(model: type[BaseModel], document: Document, details: Any) -> Problem
     if kind == "missing":
         return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))
     if kind == "union_tag_invalid" or kind == "union_tag_not_found":
-        tag = "kind" if path[:1] == ("stages",) and len(path) == 2 else "filter"
-        choices = list(STAGES) if tag == "kind" else ["length", "alphabetic", "repeated-lines"]
+        stated_by = details["ctx"]["discriminator"]  # a function for stages, else the quoted name of a field
+        tag = stated_by.strip("'") if stated_by.startswith("'") else "kind"
+        choices = _CHOICES[tag]
         stated = value.get(tag) if isinstance(value, dict) else value
         fix = (
             did_you_mean(str(stated), choices)

@@ -3,7 +3,7 @@
 Invariants:
 - `files()` names the files that a filter reads beside the documents. The planner fingerprints their content,
   so their URLs are not identity fields.
-- `columns()` names the columns of a row that a filter reads.
+- `columns()` names the columns of a row that a filter reads, `adds()` those that it makes for later filters.
 - Each filter of single documents can be limited to documents with certain values in columns (`only`): a
   language, a licence, a source. Filters of whole sources cannot.
 """
@@ -39,6 +39,10 @@ class Filter(Spec):
 
     def columns(self) -> list[str]:
         """Columns of a row that the filter needs, beside the text."""
+        return []
+
+    def adds(self) -> list[str]:
+        """Columns that the filter makes for later ones."""
         return []
 
 

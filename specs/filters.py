@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from specs.base import execution, identity, reference
 from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
 from specs.robots import RobotsFilter
+from specs.scoring import Percentile, ScoreModel
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 from specs.units import ReferenceText
 
@@ -140,28 +141,84 @@ class LanguageFilter(DocumentFilter):
     def files(self) -> list[SourceSpec]:
         return [outside(self.model)]
 
+    def adds(self) -> list[str]:
+        return list(LANGUAGE_COLUMNS)
 
-class ScoreFilter(CutoffFilter):
-    """Keeps documents whose number in a column is between `min` and `max`, both included: quality
-    cut-offs. `cutoffs` replace `min`, for instance by ones that keep the top third of each language."""
+
+class ScoreFilter(DocumentFilter):
+    """Keeps documents whose score is between `min` and `max`, both included. The score is a number in a
+    column, or a `model` gives it, and it becomes the column for later filters.
+
+    `{filter: score, model: {from: toxicity, label: toxic}, max: p95, by: language}` drops the 5% of each
+    language with the highest score: `p95` is a threshold that the `classifier` stage has stored."""
 
     filter: Literal["score"] = identity()
-    column: str = identity(min_length=1)
-    min: float | None = identity(None, neutral=None)
-    max: float | None = identity(None, neutral=None)
+    column: str = identity(
+        "score", min_length=1, description="required without `model`; the column that a model's score becomes"
+    )
+    model: ScoreModel | None = reference(
+        None, description="scores the documents; without bounds, for later filters only"
+    )
+    min: float | Percentile | None = identity(
+        None, neutral=None, description="a number, or a percentile that the model's stage has stored: p90"
+    )
+    max: float | Percentile | None = identity(None, neutral=None, description="as `min`")
+    by: str | None = identity(
+        None,
+        neutral=None,
+        description="column whose value selects a cut-off, or the language of a percentile; a language for"
+        " which none is stored passes",
+    )
+    cutoffs: dict[str, float] = identity(
+        default_factory=dict,
+        neutral={},
+        description=(
+            "another `min` for values of `by`, for instance one that keeps the top third of each language"
+        ),
+    )
+    ceilings: dict[str, float] = identity(
+        default_factory=dict, neutral={}, description="another `max` for values of `by`"
+    )
     missing: Missing = missing_value()
 
     @model_validator(mode="after")
     def _bounded(self) -> ScoreFilter:
-        if self.min is None and self.max is None and not self.cutoffs:
-            raise ValueError("a score filter without min, max or cutoffs keeps everything; state one")
-        least = max((low for low in (self.min, *self.cutoffs.values()) if low is not None), default=None)
-        if self.max is not None and least is not None and least > self.max:
-            raise ValueError(f"no number is at least {least:g} and at most {self.max:g}; raise max")
+        selected = bool(self.cutoffs or self.ceilings or self.percentiles)
+        if self.model is None:
+            if "column" not in self.model_fields_set:
+                raise ValueError("a score filter needs a column with the score, or a model; state one")
+            if self.min is None and self.max is None and not selected:
+                raise ValueError("a score filter without min, max or cutoffs keeps everything; state one")
+        if self.percentiles and (self.model is None or self.model.from_ is None):
+            raise ValueError(
+                f"{self.percentiles[0]} is a threshold that a classifier stage has stored; state model:"
+                " {from: STAGE, label: LABEL}, or a number"
+            )
+        if (self.by is None and (self.cutoffs or self.ceilings)) or (self.by is not None and not selected):
+            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
+        for bound, others in ((self.min, self.cutoffs), (self.max, self.ceilings)):
+            if others and isinstance(bound, str):
+                raise ValueError(f"{bound} has a threshold for each language; leave out other cut-offs")
+        for value in ("", *self.cutoffs, *self.ceilings):
+            low, high = self.cutoffs.get(value, self.min), self.ceilings.get(value, self.max)
+            if isinstance(low, float) and isinstance(high, float) and low > high:
+                raise ValueError(f"no number is at least {low:g} and at most {high:g}; raise max")
         return self
 
+    @property
+    def percentiles(self) -> list[str]:
+        """The stored thresholds that the filter names."""
+        return [bound for bound in (self.min, self.max) if isinstance(bound, str)]
+
     def columns(self) -> list[str]:
-        return [*super().columns(), self.column]
+        return [
+            *super().columns(),
+            *([] if self.model else [self.column]),
+            *([] if self.by is None else [self.by]),
+        ]
+
+    def adds(self) -> list[str]:
+        return [self.column] if self.model else []
 
 
 class SampleFilter(DocumentFilter):
@@ -287,7 +344,7 @@ def columns_read(filters: list[FilterSpec]) -> list[str]:
     made: set[str] = set()
     for step in filters:
         needed |= set(step.columns()) - made
-        made |= set(LANGUAGE_COLUMNS) if isinstance(step, LanguageFilter) else set()
+        made |= set(step.adds())
     return sorted(needed)
 
 

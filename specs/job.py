@@ -56,10 +56,14 @@ class Job(BaseModel):
     @property
     def gpus(self) -> int:
         """GPUs that a part needs on one node if it is one process that uses a whole model:
-        `launch.parallel.tp` for sampling and for running tasks, one for a reward model, 0 for other
-        parts. (Each process of torchrun has one GPU.)"""
+        `launch.parallel.tp` for sampling and for running tasks, one for a reward model, an encoder or
+        a classifier but fastText, 0 for other parts. (Each process of torchrun has one GPU.)"""
         if self.kind == "rewards":
             return int(self.spec["reward"]["model"] is not None)
+        if self.kind == "features":
+            return int(self.spec["encoder"] is not None)
+        if self.kind == "scores":
+            return int(self.spec["method"] != "fasttext")
         if self.kind == "completions" and self.spec.get("sampling", {}).get("engine") == "server":
             return 0
         asked = ("completions", "continuations", "harness")

@@ -37,7 +37,7 @@ from apertus_model.data.web import warc
 from apertus_model.work.units import units_of
 from infra.store.inputs import SourceError, list_source
 from specs.sources import COMPRESSED_INSIDE, ROWS, SourceSpec, resolve_url
-from specs.stages.base import SourcePart
+from specs.stages.base import DocumentsPart
 
 Found = TypeVar("Found")
 
@@ -48,7 +48,7 @@ def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
     return fs, root.rstrip("/")
 
 
-def files_of_tasks(part: SourcePart, what: str) -> dict[str, list[str]]:
+def files_of_tasks(part: DocumentsPart, what: str) -> dict[str, list[str]]:
     """The files of each task, by the key of its unit. A source with a limit is one task: only that can count
     its documents."""
     listing = part.listing or [file.path for file in list_source(part.source).files]

@@ -140,15 +140,19 @@ def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | Non
 
 
 def _score(spec: ScoreFilter, document: Document) -> Drop | None:
-    """A number from `min`, or the cut-off of the value in the column `by`, to `max`."""
+    """A number from `min`, or the cut-off of the value in the column `by`, to `max`, or its ceiling. A
+    model's score is in the column already, and percentiles are numbers (`apertus_model.data.scored`)."""
     value = _number(document, spec.column, spec.missing)
     if value is None:
         return _absent(spec.column, spec.missing)
-    least = _cutoff(spec, document, spec.min)
-    if least is not None and value < least:
+    least, most = (
+        bound if spec.by is None else others.get(str(document.metadata.get(spec.by)), bound)
+        for bound, others in ((spec.min, spec.cutoffs), (spec.max, spec.ceilings))
+    )
+    if isinstance(least, float) and value < least:
         return Drop(f"{spec.column} {value:g}", f"at least {least:g}")
-    if spec.max is not None and value > spec.max:
-        return Drop(f"{spec.column} {value:g}", f"at most {spec.max:g}")
+    if isinstance(most, float) and value > most:
+        return Drop(f"{spec.column} {value:g}", f"at most {most:g}")
     return None
 
 

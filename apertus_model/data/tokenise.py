@@ -21,6 +21,7 @@ from loguru import logger
 from tokenizers.processors import TemplateProcessing
 
 from apertus_model.data.readers import SourceReader
+from apertus_model.data.scored import ScoreColumn, StoredScores, with_thresholds
 from apertus_model.data.selection import Selection
 from apertus_model.data.tokenised import TokenReader, TokenWriter
 from apertus_model.work.units import Result
@@ -63,6 +64,7 @@ class CorpusTasks(NamedTuple):
     bos: str
     eos: str
     folder: Path  # local scratch
+    scores: tuple[StoredScores, ...] = ()  # that filters need
 
     @property
     def keys(self) -> list[str]:
@@ -80,7 +82,8 @@ class CorpusTasks(NamedTuple):
             ]
         return [
             SourceReader(with_columns(self.source, self.process.columns()), files),
-            Selection(self.process, self.folder),
+            *(ScoreColumn(scores, files) for scores in self.scores),
+            Selection(with_thresholds(self.process, self.scores), self.folder),
             DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos),
         ]
 
@@ -89,8 +92,8 @@ class CorpusTasks(NamedTuple):
         datatrove's log goes to `<folder>/logs`, and nowhere else."""
         rank = self.keys.index(key)
         steps = self.pipeline()
-        reader, selection = steps[:2]
-        assert isinstance(selection, Selection)
+        reader = steps[0]
+        [selection] = [step for step in steps if isinstance(step, Selection)]
         executor = LocalPipelineExecutor(
             steps, tasks=len(self.tasks), workers=1, logging_dir=str(self.folder), skip_completed=False
         )

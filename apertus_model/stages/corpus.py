@@ -41,6 +41,7 @@ from apertus_model.data.planted import (
     to_json,
     tokenised,
 )
+from apertus_model.data.scored import StoredScores
 from apertus_model.data.selection import CHARACTERS, DROPPED, Resolution, Selected, missing, resolve
 from apertus_model.data.tokenise import CorpusTasks
 from apertus_model.progress import Progress
@@ -120,6 +121,10 @@ def work_of(job: Job, attempt: Attempt) -> CorpusTasks:
         facts["bos_token"],
         facts["eos_token"],
         folder,
+        tuple(
+            StoredScores(attempt.input_artifact(f"scores:{step}"), step, chosen.column)
+            for step, chosen in part.process.scored.items()
+        ),
     )
 
 

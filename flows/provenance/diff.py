@@ -22,7 +22,7 @@ from specs.differences import Change, ReadInput, changes
 from specs.pipeline import DEFAULT_STORE
 from specs.published import Compared, PublishedScore
 from specs.recipe import load
-from specs.stages.gates import Gated
+from specs.stages.gates import Measuring
 from specs.trajectory import phases
 
 POINTS = 8  # steps at which losses are shown
@@ -118,7 +118,7 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
         results = _results(artifact) if plan.steps[node.name].action == "reuse" else ({}, {})
         part = Part(node.name, node.kind, node.fingerprint, full, hashed, inputs, *results)
         measured = plan.pipeline.stages[node.stage]
-        if isinstance(measured, Gated) and node.kind == measured.kind:
+        if isinstance(measured, Measuring) and node.kind == measured.kind:
             part = replace(part, published=measured.reference)
         parts[node.name] = part
     return Side(label, parts, bool(stage))

@@ -26,6 +26,7 @@ from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.planning.plan import Plan
 from flows.report import experiments, result_charts, tokenizer_charts, training_charts
 from flows.report import wording as words
+from flows.report.classifiers import COLUMNS
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
@@ -70,6 +71,7 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         over_languages=OF_LANGUAGE | OVER_LANGUAGES,
         of_vocabulary={"vocabulary": "tokens of the vocabulary"} | OF_VOCABULARY,
         by_cost=tokenizer_charts.by_cost,
+        label_columns=COLUMNS,
         corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
         kinds={stage.kind for stage in run.stages},
         prompts_shown=PROMPTS,

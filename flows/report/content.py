@@ -15,6 +15,7 @@ from flows.planning.graph import Input
 from flows.planning.mixtures import by_size, corpora
 from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.plan import Plan, Step
+from flows.report.classifiers import Classified
 from flows.report.experiments import Experiment, experiment
 from flows.report.history import Curve, curve
 from flows.report.results import (
@@ -35,7 +36,7 @@ from infra.store.documents import CheckpointMarker, Manifest
 from specs.planted import PlantedRecord, planted_in
 from specs.published import Compared
 from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
-from specs.stages.gates import Gated
+from specs.stages.gates import Measuring
 from specs.stages.mixture import MixturePart
 from specs.tokenizer_comparison import Comparison
 
@@ -71,6 +72,9 @@ def collect(plan: Plan) -> Run:
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
         tokenizers=[compared for compared in tokenizers if compared is not None],
+        classifiers=[
+            _classified(plan, part) for part in parts.values() if part.kind == "classifier" and part.metrics
+        ],
         prompts=side_by_side(sampled),
         answers=by_part(answers),
         experiments=_experiments(plan, stages),
@@ -317,6 +321,11 @@ def _tokenizers(plan: Plan, part: Part, notes: list[str]) -> ComparedTokenizers 
     return ComparedTokenizers(part.name, names, found, gates, published)
 
 
+def _classified(plan: Plan, part: Part) -> Classified:
+    facts = Artifact(plan.store, part.path or "").manifest.facts
+    return Classified.of(part.name, part.metrics, facts, _gates(plan, part.stage, numbers(part.metrics)))
+
+
 def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
     gates = []
     for gate in getattr(plan.pipeline.stages[stage], "gates", ()):
@@ -331,7 +340,7 @@ def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
 
 def _published(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Compared]:
     spec = plan.pipeline.stages[stage]
-    scores = spec.reference if isinstance(spec, Gated) else {}
+    scores = spec.reference if isinstance(spec, Measuring) else {}
     return [score.compared(metric, metrics) for metric, score in scores.items()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flows.planning.graph import Input
+from flows.report.classifiers import Classified
 from flows.report.experiments import Experiment
 from flows.report.history import Curve
 from flows.report.results import ComparedTokenizers, Evaluation, Prompt
@@ -109,6 +110,7 @@ class Run:
     mixtures: dict[str, list[Share]]
     evaluations: list[Evaluation]
     tokenizers: list[ComparedTokenizers]
+    classifiers: list[Classified]
     prompts: list[Prompt]
     answers: dict[str, list[TaskAnswers]]  # to tasks, by part
     experiments: dict[str, Experiment]

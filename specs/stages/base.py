@@ -63,17 +63,22 @@ class Part(Spec):
     PLAN_DEPENDS: ClassVar[bool] = False
 
 
-class SourcePart(Part):
-    """A part that is made of one source, in restartable tasks. Inputs: `tokenizer`, `documents`."""
+class DocumentsPart(Part):
+    """A part that reads the files of one source, in restartable tasks. Input: `documents`."""
 
-    WORKERS: ClassVar[int] = 2
     source: SourceSpec = identity()
-    process: Spec = identity()
-    seed: int = identity()
     files_per_task: int = execution()
     listing: list[str] = execution(
         default_factory=list, description="the files, relative to the url, sorted; the planner fills it in"
     )
+
+
+class SourcePart(DocumentsPart):
+    """A part that is made of one source. Further input: `tokenizer`."""
+
+    WORKERS: ClassVar[int] = 2
+    process: Spec = identity()
+    seed: int = identity()
 
 
 class FromCheckpoint(Stage):

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, get_args
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.filters import GLOBAL_FILTERS, FilterSpec, columns_read
+from specs.filters import GLOBAL_FILTERS, FilterSpec, ScoreFilter, columns_read
 from specs.planted import Buckets, Planted
 from specs.sources import SourceSpec
 from specs.stages.base import SourcePart, Stage
@@ -84,6 +84,24 @@ class CorpusSource(Spec):
         """Columns of a row, beside the text, that the filters read."""
         return columns_read(self.filters)
 
+    @property
+    def scored(self) -> dict[int, ScoreFilter]:
+        """The filters whose scores a model gives, by their step."""
+        return {
+            index: step
+            for index, step in enumerate(self.filters)
+            if isinstance(step, ScoreFilter) and step.model is not None
+        }
+
+    @model_validator(mode="after")
+    def _a_column_for_each_score(self) -> CorpusSource:
+        columns = [step.column for step in self.scored.values()]
+        if twice := sorted({column for column in columns if columns.count(column) > 1}):
+            raise ValueError(
+                f"two filters make the column '{twice[0]}'; state another column for one of them"
+            )
+        return self
+
 
 ON_TOKENS = ("holdout", "repeats", "planted", "examples")
 
@@ -115,7 +133,7 @@ class CorpusStage(Stage):
 
 class CorpusPart(SourcePart):
     """Resolved, for one source. Further inputs are `filter:<step>:<file>` for the files that filters read,
-    and `planted:<name>` for the texts that are planted."""
+    `scores:<step>` for the scores of a model, and `planted:<name>` for the texts that are planted."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     process: CorpusSource = identity()

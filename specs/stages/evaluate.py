@@ -13,7 +13,7 @@ from specs.model import ModelSpec
 from specs.planted import Canaries
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part
-from specs.stages.gates import Gated
+from specs.stages.gates import Measuring
 from specs.stages.harness import Harness
 from specs.stages.memorisation import Memorisation
 from specs.stages.preference_data import Sampling
@@ -57,7 +57,7 @@ class Generation(Spec):
     shown: int = identity(8, ge=0, description="prompts whose answers are stored for people to read")
 
 
-class EvaluateStage(FromCheckpoint, Gated):
+class EvaluateStage(FromCheckpoint, Measuring):
     """Measures a model, alone or against another."""
 
     VERSION: ClassVar[int] = 2

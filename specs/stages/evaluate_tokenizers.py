@@ -15,7 +15,7 @@ from specs.base import Spec, execution, identity, reference
 from specs.errors import did_you_mean
 from specs.sources import TABLES, SourceSpec
 from specs.stages.base import Part
-from specs.stages.gates import Gated
+from specs.stages.gates import Measuring
 from specs.units import Reference
 
 PARALLEL = ("text", *TABLES, "documents")
@@ -71,7 +71,7 @@ ComparedField = Annotated[
 ]
 
 
-class EvaluateTokenizersStage(Gated):
+class EvaluateTokenizersStage(Measuring):
     """Compares tokenizers on parallel text.
 
     Metrics are `<tokenizer>/<measure>` over all languages, `<tokenizer>/<measure>/<language>`, and

@@ -50,6 +50,11 @@ class Gated(Stage):
     """A stage whose last part has metrics."""
 
     gates: list[Gate] = execution(default_factory=list)
+
+
+class Measuring(Gated):
+    """A stage whose metrics can have published values."""
+
     reference: dict[str, PublishedScore] = execution(
         default_factory=dict,
         description="published scores by metric, which the report and `apertus diff` show beside ours",

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder
+from flows.planning.parts.classifier import scores
 from specs.errors import FieldPath, SpecError
 from specs.filters import GLOBAL_FILTERS, FilterSpec, NearDuplicatesFilter, columns_read
 from specs.sources import CONVERSATIONAL, TABLES
@@ -50,6 +51,7 @@ def add_corpus(builder: Builder, name: str) -> None:
         _check_columns(builder, name, source, process.filters)
         texts = {key: planted.documents for key, planted in process.planted.items() if planted.documents}
         inputs = _filter_files(builder, name, source, process.filters)
+        inputs |= scores(builder, name, source)
         inputs |= {f"planted:{key}": builder.documents(text) for key, text in texts.items()}
         planted = {key: sources[text] for key, text in texts.items()}
         _add_source(builder, name, source, CorpusPart, inputs, planted=planted)

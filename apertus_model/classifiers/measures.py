@@ -1,0 +1,96 @@
+"""How good a classifier is on held-out documents, and the thresholds of its scores. Pure functions of arrays,
+in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.scoring import percentile_name
+from specs.stages.classifier import CALIBRATION_BINS
+
+ALL = ""
+"""Stands for all languages in thresholds."""
+Thresholds = dict[str, dict[str, float]]
+"""By language and name of the percentile."""
+
+
+def measure(
+    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, Any]:
+    """Metrics of probabilities (documents, labels) beside the true labels: see `ClassifierStage`."""
+    values = probabilities.astype(np.float64)
+    predicted = values.argmax(1)
+    true = values[np.arange(len(labels)), labels]
+    error, bins = calibration(values.max(1), predicted == labels)
+    metrics: dict[str, Any] = {
+        "accuracy": float((predicted == labels).mean()),
+        "loss": float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean()),
+        "calibration_error": error,
+    }
+    for index, name in enumerate(names):
+        own, said = labels == index, predicted == index
+        metrics |= {
+            f"documents/{name}": int(own.sum()),
+            f"precision/{name}": float((own & said).sum() / max(1, said.sum())),
+            f"recall/{name}": float((own & said).sum() / own.sum()),
+            f"auc/{name}": auc(values[:, index], own),
+            f"average_precision/{name}": average_precision(values[:, index], own),
+        }
+    return metrics | {"reliability": bins}
+
+
+def calibration(
+    confidence: NDArray[np.float64], right: NDArray[np.bool_], bins: int = CALIBRATION_BINS
+) -> tuple[float, list[dict[str, float]]]:
+    """The expected calibration error (Guo et al. 2017): over bins (low, high] of equal width, the mean of
+    |accuracy - mean confidence|, weighted by documents; and the bins that have documents."""
+    places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    found = []
+    for place in np.unique(places):
+        inside = places == place
+        found.append(
+            {
+                "low": place / bins,
+                "high": (place + 1) / bins,
+                "documents": int(inside.sum()),
+                "confidence": float(confidence[inside].mean()),
+                "accuracy": float(right[inside].mean()),
+            }
+        )
+    gaps = sum(row["documents"] * abs(row["accuracy"] - row["confidence"]) for row in found)
+    return gaps / len(confidence), found
+
+
+def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    """The probability that a positive document has a higher score than another; a tie counts half."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    own, others = int(positive.sum()), int((~positive).sum())
+    return float((ranks[positive].sum() - own * (own + 1) / 2) / (own * others))
+
+
+def average_precision(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    """The mean of the precision at each recall, over thresholds from the highest score on, weighted by the
+    gain in recall; equal scores are one threshold."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    hits = np.cumsum(positive[order])[ends]
+    return float((np.diff(hits, prepend=0) / hits[-1] * hits / (ends + 1)).sum())
+
+
+def thresholds(
+    scores: NDArray[np.floating[Any]], languages: NDArray[np.str_], percentiles: Sequence[float]
+) -> Thresholds:
+    """Percentiles of the scores, as numpy's default interpolates them: over all documents under "", and of
+    each language that a document states."""
+    values = scores.astype(np.float64)
+    groups = {ALL: np.ones(len(values), bool)}
+    groups |= {str(name): languages == name for name in np.unique(languages) if name}
+    return {
+        name: {percentile_name(one): float(np.percentile(values[chosen], one)) for one in percentiles}
+        for name, chosen in groups.items()
+    }

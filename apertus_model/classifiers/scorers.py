@@ -1,0 +1,99 @@
+"""What gives documents the probability of a label: a trained classifier, a Hugging Face folder, or a fastText
+file.
+
+Invariant: a score depends on the text and the model. It is a float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from apertus_model.classifiers import perceptron
+from apertus_model.classifiers.fast_text import FastTextModel
+from apertus_model.classifiers.stored import MODEL, NAME, StoredClassifier
+from apertus_model.classifiers.transformer import ClassifierError, Floats, Transformer
+from apertus_model.files import copy_folder, local_file
+from infra.store import Artifact
+from infra.store.documents import check
+from specs.rewards import CLASSIFIER_FILES
+from specs.scoring import CHARACTERS_PER_TOKEN, FASTTEXT_CHARACTERS
+from specs.stages.classifier import Encoder
+from specs.stages.scores import ScoresPart
+
+
+class Scorer(NamedTuple):
+    """Scores texts that are cut to `characters`."""
+
+    characters: int
+    scores: Callable[[Sequence[str]], Floats]
+
+
+def open_encoder(spec: Encoder, scratch: Path) -> Transformer:
+    """Copies the folder of an encoder to `scratch` and loads it. ClassifierError when it cannot be opened."""
+    folder = copy_folder(spec.encoder, scratch / "encoder", CLASSIFIER_FILES)
+    return Transformer(folder, f"encoder {spec.encoder}", "AutoModel", spec.max_tokens, spec.precision)
+
+
+def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) -> Scorer:
+    """The scorer of a part; `classifier`: of a stage. ClassifierError for a model that cannot be opened or
+    does not have the label."""
+    if classifier is not None:
+        return _trained(part, classifier, scratch)
+    assert part.url is not None, "the plan states it"
+    if part.method == "fasttext":
+        path = local_file(part.url, scratch / "model.bin")
+        return _fast_text(part, FastTextModel(path, part.url), FASTTEXT_CHARACTERS)
+    folder = copy_folder(part.url, scratch / "classifier", CLASSIFIER_FILES)
+    model = Transformer(
+        folder, f"classifier {part.url}", "AutoModelForSequenceClassification", part.max_tokens
+    )
+    config = model.config
+    index = _index(part, {str(name): int(place) for place, name in config.id2label.items()}, part.url)
+
+    def scores(texts: Sequence[str]) -> Floats:
+        logits = model.logits(texts)
+        if config.problem_type == "regression":
+            return logits[:, index]
+        if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+            return (1 / (1 + np.exp(-logits[:, index].astype(np.float64)))).astype(np.float32)
+        return softmax(logits)[:, index]
+
+    return Scorer(CHARACTERS_PER_TOKEN * part.max_tokens, scores)
+
+
+def softmax(logits: Floats) -> Floats:
+    """By row, computed in float64."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
+    stored = check(StoredClassifier, artifact.json(NAME), f"{NAME} of {artifact.path}")
+    index = _index(part, {label: place for place, label in enumerate(stored.labels)}, artifact.path)
+    path = artifact.local(MODEL[stored.method])
+    if stored.max_tokens is None or stored.precision is None:
+        return _fast_text(part, FastTextModel(path, artifact.path), stored.max_characters)
+    assert part.url is not None, "the plan states the encoder"
+    spec = Encoder(encoder=part.url, max_tokens=stored.max_tokens, precision=stored.precision)
+    encoder = open_encoder(spec, scratch)
+    model = perceptron.load(path)
+    return Scorer(
+        stored.max_characters,
+        lambda texts: perceptron.probabilities(model, encoder.embeddings(texts))[:, index],
+    )
+
+
+def _fast_text(part: ScoresPart, model: FastTextModel, characters: int) -> Scorer:
+    _index(part, {label: place for place, label in enumerate(model.labels)}, part.url or "the classifier")
+    return Scorer(characters, lambda texts: model.probabilities(texts, [part.label])[:, 0])
+
+
+def _index(part: ScoresPart, labels: dict[str, int], name: str) -> int:
+    if part.label not in labels:
+        shown = ", ".join(list(labels)[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
+        raise ClassifierError(f"{name} has no label '{part.label}'. Fix: use one of {shown}")
+    return labels[part.label]

@@ -1,0 +1,130 @@
+"""Frozen Hugging Face models from a folder: embeddings of texts, and logits of sequence classifiers.
+
+Invariants:
+- Only safetensors are opened; nothing is fetched from a hub, and no code of the folder is run.
+- A forward pass has one of a few shapes (rows, tokens). The shape of a text follows from its own length, and
+  rows that no text fills are copies, so a result does not depend on which texts are read together, as far as
+  a kernel computes each row of a matrix alike wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specs.errors import StageError
+
+STEP = 64  # lengths of forward passes are multiples, or the largest length
+TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
+Floats = NDArray[np.float32]
+
+
+class ClassifierError(StageError):
+    """A model or data from which no score can be computed. The message names it."""
+
+
+class Transformer:
+    """A model and its tokenizer."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        model: Literal["AutoModel", "AutoModelForSequenceClassification"],
+        max_tokens: int,
+        precision: str = "auto",
+    ) -> None:
+        """`name` is for messages. ClassifierError for a folder that transformers cannot open, that has no
+        padding token, or whose model reads fewer tokens."""
+        import transformers
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **safe)
+            self._model: Any = getattr(transformers, model).from_pretrained(
+                folder, dtype=precision, use_safetensors=True, **safe
+            )
+        # transformers raises errors of many kinds for a folder that it cannot open
+        except Exception as error:
+            raise ClassifierError(f"{name} cannot be opened: {type(error).__name__}: {error}") from error
+        pad = self._tokenizer.pad_token_id
+        if pad is None:
+            raise ClassifierError(
+                f"the tokenizer of {name} has no padding token, so texts cannot be read together. Fix: state"
+                " pad_token in its tokenizer_config.json"
+            )
+        self.config: Any = self._model.config
+        self.config.pad_token_id = pad
+        if max_tokens > (most := self._most_tokens()):
+            raise ClassifierError(
+                f"{name} reads {most} tokens at most, and max_tokens is {max_tokens}. Fix: state {most} or"
+                " less"
+            )
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model.to(self._device).eval()
+        self._max_tokens, self._pad = max_tokens, int(pad)
+
+    def embeddings(self, texts: Sequence[str]) -> Floats:
+        """Last hidden states, averaged over the tokens of each text in float32: (texts, width)."""
+
+        def mean(output: Any, mask: torch.Tensor) -> torch.Tensor:
+            weights = mask.unsqueeze(-1).float()
+            return (output.last_hidden_state.float() * weights).sum(1) / weights.sum(1)
+
+        return self._compute(texts, mean)
+
+    def logits(self, texts: Sequence[str]) -> Floats:
+        """(texts, labels)."""
+        return self._compute(texts, lambda output, mask: output.logits.float())
+
+    @torch.inference_mode()
+    def _compute(self, texts: Sequence[str], reduce: Callable[[Any, torch.Tensor], torch.Tensor]) -> Floats:
+        rows = [row or [self._pad] for row in self._tokens(texts)]
+        by_length: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            by_length.setdefault(min(-(-len(row) // STEP) * STEP, self._max_tokens), []).append(index)
+        found: list[tuple[list[int], Floats]] = []
+        for length in sorted(by_length):
+            size = max(1, TOKENS_PER_PASS[self._device.type] // length)
+            for start in range(0, len(by_length[length]), size):
+                chosen = by_length[length][start : start + size]
+                ids = np.full((size, length), self._pad, np.int64)
+                mask = np.zeros((size, length), np.int64)
+                for place in range(size):
+                    row = rows[chosen[min(place, len(chosen) - 1)]]
+                    ids[place, : len(row)], mask[place, : len(row)] = row, 1
+                attention = torch.from_numpy(mask).to(self._device)
+                output = self._model(
+                    input_ids=torch.from_numpy(ids).to(self._device), attention_mask=attention
+                )
+                found.append((chosen, reduce(output, attention)[: len(chosen)].cpu().numpy()))
+        result = np.empty((len(rows), found[0][1].shape[1]), np.float32)
+        for chosen, values in found:
+            result[chosen] = values
+        return result
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        rows: list[list[int]] = self._tokenizer(
+            list(texts), truncation=True, max_length=self._max_tokens, return_attention_mask=False
+        )["input_ids"]
+        return rows
+
+    def _most_tokens(self) -> int:
+        """What the model and its tokenizer say; both may say nothing."""
+        found = [int(min(self._tokenizer.model_max_length, 2**31))]
+        if (positions := getattr(self.config, "max_position_embeddings", None)) is not None:
+            # RoBERTa counts positions from the one after its padding
+            embeddings = getattr(
+                getattr(self._model.base_model, "embeddings", None), "position_embeddings", None
+            )
+            behind = getattr(embeddings, "padding_idx", None)
+            found.append(int(positions) - (behind + 1 if behind is not None else 0))
+        return min(found)

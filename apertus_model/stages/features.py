@@ -1,0 +1,117 @@
+"""The `features` part of a `classifier` stage: what the classifier reads of the documents of one source.
+
+Artifact: `features-00000.parquet`, ..., a row per document, in the order of the source:
+
+    hash       uint64, of the whole text (`text_hash`)
+    label      of its column, as text; null without a column
+    language   of its column; "" where there is none
+    text       cut to `max_characters`; or, with an encoder,
+    embedding  float32, the mean of the encoder's last hidden states
+
+Invariant: work is restartable by task (`files_per_task` files), and the split changes no row.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow.parquet import ParquetWriter
+
+from apertus_model.classifiers.reading import ReadDocument, read_source, windows
+from apertus_model.classifiers.scorers import open_encoder
+from apertus_model.classifiers.transformer import Transformer
+from apertus_model.data.documents import files_of_tasks
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from infra.store import Attempt
+from infra.store.inputs import SourceError
+from specs.job import Job
+from specs.stages.classifier import FeaturesPart
+
+COLUMNS = [("hash", pa.uint64()), ("label", pa.string()), ("language", pa.string())]
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. SourceError for a source without documents or labels."""
+    part = FeaturesPart.model_validate(job.spec)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    shards = []
+    for number, unit in enumerate(units):
+        shards.append(f"features-{number:05d}.parquet")
+        attempt.put(unit.files["features.parquet"], shards[-1])
+    documents = sum(unit.data for unit in units)
+    if not documents:
+        raise SourceError(f"there is no document in {part.source.url}. Fix: the url, the globs or the format")
+    progress.log(f"{documents} documents")
+    attempt.commit(metrics={"documents": documents}, facts={"shards": shards})
+
+
+class Features:
+    """Tasks of files, whose texts one encoder embeds."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._job, self._attempt = job, attempt
+        self._part = FeaturesPart.model_validate(job.spec)
+        self._tasks = files_of_tasks(self._part, "features")
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._tasks)
+
+    def run(self, key: str) -> Result:
+        path = self._attempt.workdir / f"{key}.parquet"
+        encoder = self._encoder
+        content = pa.string() if encoder is None else pa.list_(pa.float32(), encoder.config.hidden_size)
+        schema = pa.schema([*COLUMNS, ("text" if encoder is None else "embedding", content)])
+        documents = 0
+        with ParquetWriter(path, schema) as writer:
+            read = read_source(self._part.source, self._tasks[key], self._part.max_characters)
+            for window in windows(read):
+                texts = [document.text for document in window]
+                columns: list[Any] = [
+                    pa.array([document.hash for document in window], pa.uint64()),
+                    pa.array([self._label(document) for document in window], pa.string()),
+                    pa.array([self._language(document) for document in window], pa.string()),
+                    (
+                        pa.array(texts, pa.string())
+                        if encoder is None
+                        else pa.FixedSizeListArray.from_arrays(
+                            np.ravel(encoder.embeddings(texts)), type=content
+                        )
+                    ),
+                ]
+                writer.write_table(pa.table(columns, schema=schema))
+                documents += len(window)
+        return Result({"features.parquet": path}, documents)
+
+    def _label(self, document: ReadDocument) -> str | None:
+        column = self._part.label_column
+        if column is None:
+            return None
+        value = document.columns.get(column)
+        label = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        if not label or any(character.isspace() or character in "/," for character in label):
+            raise SourceError(
+                f"'{document.file}' of {self._part.source.url}: a document has {repr(value)[:80]} in column"
+                f" '{column}', which is no label. Fix: labels without white space, / and ,"
+            )
+        return label
+
+    def _language(self, document: ReadDocument) -> str:
+        value = document.columns.get(self._part.language_column or "")
+        return "" if value is None else str(value)
+
+    @cached_property
+    def _encoder(self) -> Transformer | None:
+        if self._part.encoder is None:
+            return None
+        prepare_process(self._job.launch.threads or 2)
+        return open_encoder(self._part.encoder, self._attempt.workdir)
+
+
+work_of = Features

@@ -1,0 +1,116 @@
+"""The `scores` part of a corpus: the scores of all documents of one source by one model.
+
+Artifact: `scores-00000.parquet`, ..., a row per document, in the order of the source: `file` (int32, its
+place in the sorted listing), `hash` (uint64, of the whole text), `score` (float32). The facts name the files
+of the source that each shard is about, and the thresholds of the classifier for this label.
+
+Invariants: the model is opened, and asked for its label, before any document is read. Work is restartable by
+task (`files_per_task` files).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from pyarrow.parquet import ParquetWriter
+
+from apertus_model.classifiers.reading import read_source, windows
+from apertus_model.classifiers.scorers import Scorer, open_scorer
+from apertus_model.classifiers.transformer import ClassifierError
+from apertus_model.data.documents import files_of_tasks
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from infra.store import Artifact, Attempt
+from infra.store.inputs import SourceError
+from specs.job import Job
+from specs.stages.scores import ScoresPart
+
+SCHEMA = pa.schema([("file", pa.int32()), ("hash", pa.uint64()), ("score", pa.float32())])
+BINS = 20
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. ClassifierError for a model that cannot score, SourceError for a source without
+    documents."""
+    part = ScoresPart.model_validate(job.spec)
+    work = work_of(job, attempt)
+    units = run_units(work, attempt, stop, progress, processes=part.WORKERS)
+    shards = []
+    for number, (unit, span) in enumerate(zip(units, work.spans, strict=True)):
+        shards.append({"name": f"scores-{number:05d}.parquet", "files": span})
+        attempt.put(unit.files["scores.parquet"], f"scores-{number:05d}.parquet")
+    histogram = np.sum([unit.data for unit in units], axis=0)
+    documents = int(histogram.sum())
+    if not documents:
+        raise SourceError(f"there is no document in {part.source.url}. Fix: the url, the globs or the format")
+    progress.log(f"{documents} documents")
+    stored = work.classifier
+    thresholds = stored.manifest.facts["thresholds"][part.label] if stored is not None else {}
+    attempt.commit(
+        metrics={"documents": documents, "histogram": histogram.tolist()},
+        facts={"shards": shards, "thresholds": thresholds},
+    )
+
+
+class Scores:
+    """Tasks of files, whose documents one model scores."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._job, self._attempt = job, attempt
+        self._part = ScoresPart.model_validate(job.spec)
+        self._tasks = files_of_tasks(self._part, "scores")
+        self._places = {path: place for place, path in enumerate(self._part.listing)}
+        if not self._places:
+            files = (path for task in self._tasks.values() for path in task)
+            self._places = {path: place for place, path in enumerate(files)}
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._tasks)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first file of each task and the one after its last, as places in the listing."""
+        return [(self._places[task[0]], self._places[task[-1]] + 1) for task in self._tasks.values()]
+
+    @property
+    def classifier(self) -> Artifact | None:
+        """The trained classifier of a stage."""
+        return self._attempt.input_artifact("classifier") if "classifier" in self._job.inputs else None
+
+    def run(self, key: str) -> Result:
+        """The data of a unit are the numbers of documents in `BINS` bins of the score from 0 to 1; smaller
+        and larger scores, of a regression, count in the outer ones."""
+        scorer, path = self._scorer, self._attempt.workdir / f"{key}.parquet"
+        histogram = np.zeros(BINS, np.int64)
+        with ParquetWriter(path, SCHEMA) as writer:
+            for window in windows(read_source(self._part.source, self._tasks[key], scorer.characters)):
+                texts = list(dict.fromkeys(document.text for document in window))
+                known = dict(zip(texts, scorer.scores(texts), strict=True))
+                values = np.array([known[document.text] for document in window], np.float32)
+                if not np.isfinite(values).all():
+                    raise ClassifierError(
+                        f"a score of '{window[0].file}' or a file behind it is not a finite number. Fix: a"
+                        " model that computes in float32"
+                    )
+                histogram += np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]
+                columns = [
+                    pa.array([self._places[document.file] for document in window], pa.int32()),
+                    pa.array([document.hash for document in window], pa.uint64()),
+                    pa.array(values),
+                ]
+                writer.write_table(pa.table(columns, schema=SCHEMA))
+        return Result({"scores.parquet": path}, histogram.tolist())
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        if self._part.method != "fasttext":
+            prepare_process(self._job.launch.threads or 2)
+        return open_scorer(self._part, self.classifier, self._attempt.workdir)
+
+
+work_of = Scores

@@ -1,0 +1,210 @@
+"""Parts of a `classifier` stage, and of the filters whose scores a model gives: sources -> features ->
+classifier -> scores.
+
+A folder or file of a model is an input by its content. Its small files are read before anything starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import fsspec
+
+from flows.planning.graph import Input
+from flows.planning.parts.builder import Builder, reads
+from infra.store.inputs import Listing
+from specs.errors import FieldPath, did_you_mean
+from specs.filters import ScoreFilter
+from specs.foreign import MAX_BYTES, ForeignError, check_length, parse_json
+from specs.rewards import CLASSIFIER_FILES
+from specs.scoring import CHARACTERS_PER_TOKEN, TOKENS, ScoreModel, percentile_name
+from specs.sources import TABLES, SourceSpec
+from specs.stages.classifier import ClassifierPart, ClassifierStage, Encoder, FeaturesPart, Perceptron
+from specs.stages.corpus import CorpusStage
+from specs.stages.scores import ScoresPart
+
+WEIGHTS, TOKENIZER = (".safetensors",), ("tokenizer.json", "vocab.txt", "vocab.json", ".model")
+FOLDER = "name a folder with config.json, safetensors and a tokenizer."
+
+
+def add_classifier(builder: Builder, name: str) -> None:
+    """A part for each source, and one for the classifier."""
+    stage = cast(ClassifierStage, builder.pipeline.stages[name])
+    found = [
+        (_features(builder, name, source, labelled.label_column), labelled.label)
+        for source, labelled in stage.sources.items()
+    ]
+    found.sort(key=lambda pair: (pair[0].fingerprint, pair[1] or ""))
+    inputs = {f"source:{index}": read for index, (read, _) in enumerate(found)}
+    if stage.reference is not None:
+        inputs["reference"] = _features(builder, name, stage.reference, None)
+    part = ClassifierPart(
+        training=stage.training,
+        labels=[label for _, label in found],
+        validation=stage.validation,
+        balance=stage.balance,
+        percentiles=stage.percentiles,
+        seed=stage.seed,
+    )
+    builder.node(name, name, part, inputs)
+    metrics = stage.metrics()
+    for index, gate in enumerate(stage.gates):
+        if metrics is not None and gate.metric not in metrics:
+            message = f"'{name}' will not have a metric '{gate.metric}'"
+            path: FieldPath = ("stages", name, "gates", index, "metric")
+            builder.problem(path, message, did_you_mean(gate.metric, metrics))
+
+
+def _features(builder: Builder, name: str, source: str, label_column: str | None) -> Input:
+    """The texts or embeddings of a source, as a part of the stage."""
+    stage = cast(ClassifierStage, builder.pipeline.stages[name])
+    spec, training = builder.pipeline.sources[source], stage.training
+    columns = [column for column in (label_column, stage.language_column) if column is not None]
+    if columns and spec.format not in TABLES:
+        path: FieldPath = (
+            ("stages", name, "sources", source, "label_column")
+            if label_column
+            else ("stages", name, "language_column")
+        )
+        message = f"it reads column '{columns[0]}', which documents of format {spec.format} do not have"
+        builder.problem(path, message, f"name a source in rows: {', '.join(TABLES)}.")
+        columns = []
+    inputs = {"documents": builder.documents(source)}
+    encoder = None
+    if isinstance(training, Perceptron):
+        encoder = Encoder(**{field: getattr(training, field) for field in Encoder.model_fields})
+        inputs["encoder"] = encoder_folder(builder, name, training)
+    part = FeaturesPart(
+        **_read(builder, source, columns, stage.files_per_task),
+        encoder=encoder,
+        max_characters=(
+            CHARACTERS_PER_TOKEN * training.max_tokens
+            if isinstance(training, Perceptron)
+            else training.max_characters
+        ),
+        label_column=label_column,
+        language_column=stage.language_column,
+    )
+    return reads(builder.node(f"{name}/{source}", name, part, inputs, kind="features"))
+
+
+def encoder_folder(builder: Builder, stage: str, training: Perceptron) -> Input:
+    """The encoder of a stage."""
+    path: FieldPath = ("stages", stage, "training", "encoder")
+    return _folder(builder, f"{stage}.encoder", training.encoder, path)
+
+
+def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
+    """The scores that the filters of a source need, each a part of the corpus; by their roles."""
+    stage = cast(CorpusStage, builder.pipeline.stages[name])
+    found: dict[str, Input] = {}
+    for step, chosen in stage.sources[source].scored.items():
+        at: FieldPath = ("stages", name, "sources", source, "filters", step)
+        if chosen.column in builder.pipeline.sources[source].metadata:
+            message = f"source '{source}' has the column '{chosen.column}', and the filter makes it"
+            builder.problem((*at, "column"), message, "state another column.")
+        part, inputs = _scores_part(builder, stage, name, source, chosen, at)
+        label = f"{name}/{source}/scores-{step + 1}"
+        found[f"scores:{step}"] = reads(builder.node(label, name, part, inputs, kind="scores"))
+    return found
+
+
+def _scores_part(
+    builder: Builder, stage: CorpusStage, name: str, source: str, chosen: ScoreFilter, at: FieldPath
+) -> tuple[ScoresPart, dict[str, Input]]:
+    model = chosen.model
+    assert model is not None, "the caller has seen it"
+    inputs = {"documents": builder.documents(source)}
+    read = _read(builder, source, [], stage.files_per_task)
+    if model.from_ is not None:
+        classifier = cast(ClassifierStage, builder.pipeline.stages[model.from_.stage])
+        _check_stage(builder, chosen, model, classifier, at)
+        inputs["classifier"] = builder.part(model.from_)
+        training = classifier.training
+        if isinstance(training, Perceptron):
+            inputs["encoder"] = encoder_folder(builder, model.from_.stage, training)
+        url = training.encoder if isinstance(training, Perceptron) else None
+        return ScoresPart(**read, method=training.method, label=model.label, url=url), inputs
+    assert model.url is not None, "one of the two is stated"
+    path, key = (*at, "model", "url"), f"{name}/{source}.scores.{at[-1]}"
+    if model.fasttext:
+        inputs["model"] = builder.outside(
+            key, SourceSpec(url=model.url, format="text"), path, "correct the url."
+        )
+        return ScoresPart(**read, method="fasttext", label=model.label, url=model.url), inputs
+    inputs["model"] = _folder(builder, key, model.url, path)
+    if (listing := builder.graph.listings.get(key)) is not None:
+        _check_label(builder, listing, model, (*at, "model", "label"))
+    part = ScoresPart(
+        **read,
+        method="sequence-classifier",
+        label=model.label,
+        max_tokens=model.max_tokens or TOKENS,
+        url=model.url,
+    )
+    return part, inputs
+
+
+def _read(builder: Builder, source: str, columns: list[str], files_per_task: int) -> dict[str, Any]:
+    """How a part reads the documents of a source: with these columns only, so that another column that a
+    filter reads changes no fingerprint."""
+    listing = builder.graph.listings.get(source)
+    spec = builder.pipeline.sources[source]
+    return {
+        "source": spec.model_copy(update={"metadata": sorted(set(columns)), "id_column": None}),
+        "files_per_task": files_per_task,
+        "listing": [file.path for file in listing.files] if listing else [],
+    }
+
+
+def _check_stage(
+    builder: Builder, chosen: ScoreFilter, model: ScoreModel, classifier: ClassifierStage, at: FieldPath
+) -> None:
+    """The label, percentiles and languages that a filter names are those of the stage."""
+    stage = str(model.from_)
+    if classifier.labels is not None and model.label not in classifier.labels:
+        message = f"'{stage}' has no label '{model.label}'"
+        builder.problem((*at, "model", "label"), message, did_you_mean(model.label, classifier.labels))
+    stored = [percentile_name(value) for value in classifier.percentiles]
+    for field in ("min", "max"):
+        bound = getattr(chosen, field)
+        if isinstance(bound, str) and bound not in stored:
+            message = f"'{stage}' stores {', '.join(stored) or 'no percentiles'}, not {bound}"
+            builder.problem(
+                (*at, field), message, f"add {bound.removeprefix('p')} to the percentiles of '{stage}'."
+            )
+    if chosen.percentiles and chosen.by is not None and classifier.language_column is None:
+        message = f"'{stage}' states no language_column, so its percentiles are not by language"
+        builder.problem((*at, "by"), message, "state language_column there, or leave out by.")
+
+
+def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
+    """A folder of Hugging Face that can be opened: with safetensors and a tokenizer."""
+    found = builder.folder(key, url, CLASSIFIER_FILES, path, FOLDER)
+    if (listing := builder.graph.listings.get(key)) is not None:
+        names = [file.path for file in listing.files]
+        for what, ends in (
+            ("safetensors", WEIGHTS),
+            ("tokenizer", TOKENIZER),
+            ("config.json", ("config.json",)),
+        ):
+            if not any(one.endswith(ends) for one in names):
+                message = f"{url} has no {what}; it has {', '.join(names[:6])}"
+                builder.problem(path, message, f"{FOLDER} Weights in other files (.bin) are never opened.")
+    return found
+
+
+def _check_label(builder: Builder, listing: Listing, model: ScoreModel, path: FieldPath) -> None:
+    """The label is one of `id2label` of config.json."""
+    try:
+        fs, root = fsspec.core.url_to_fs(listing.url)
+        place = f"{root.rstrip('/')}/config.json"
+        check_length(fs.size(place), MAX_BYTES)
+        config = parse_json(fs.cat_file(place))
+    except (OSError, ForeignError) as error:
+        builder.problem((*path[:-1], "url"), f"config.json of {model.url} cannot be read: {error}", FOLDER)
+        return
+    names = config.get("id2label") if isinstance(config, dict) else None
+    labels = [str(name) for name in names.values()] if isinstance(names, dict) else ["LABEL_0", "LABEL_1"]
+    if model.label not in labels:
+        builder.problem(path, f"{model.url} has no label '{model.label}'", did_you_mean(model.label, labels))

@@ -1,0 +1,72 @@
+"""Models that score documents for filters: a trained `classifier` stage, or a file that exists.
+
+Invariant: a score is the probability of one label, and depends on the document's text and on the model alone.
+Thresholds are no part of a `ScoreModel`, so changing one scores nothing again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import StringConstraints, model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.sources import resolve_url
+from specs.units import Reference
+
+FASTTEXT_SUFFIXES = (".bin", ".ftz")
+FASTTEXT_CHARACTERS = 1_000_000
+"""Characters of a document that a fastText model reads, unless its stage says another number."""
+TOKENS = 512
+"""Tokens of a document that a transformer reads, unless the recipe says another number."""
+CHARACTERS_PER_TOKEN = 32
+"""A document is cut to as many characters for each token that a transformer reads, before it is tokenised."""
+Label = Annotated[str, StringConstraints(pattern=r"^[^/,\s]+$")]
+Percentile = Annotated[str, StringConstraints(pattern=r"^p\d{1,2}(\.\d+)?$")]
+"""A threshold that a `classifier` stage has stored: `p95`."""
+
+
+class ScoreModel(Spec):
+    """What scores documents: either `from` or `url`. All documents of the source are scored, whichever
+    filters stand before, in a part of its own: another threshold scores nothing again."""
+
+    from_: Reference | None = reference(
+        None, alias="from", to="classifier", description="a `classifier` stage, whose model scores"
+    )
+    url: str | None = execution(
+        None,
+        min_length=1,
+        description=(
+            "on any fsspec URL: folder with a Hugging Face sequence classifier (config.json, safetensors and"
+            " tokenizer), or a fastText model (.bin or .ftz)"
+        ),
+    )
+    label: Label = identity(description="whose probability is the score; of a regression, whose value")
+    max_tokens: int | None = identity(
+        None,
+        neutral=None,
+        ge=1,
+        description=(
+            f"of a document that a folder's model reads, {TOKENS} by default; a stage's model has its own"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> ScoreModel:
+        if (self.from_ is None) == (self.url is None):
+            raise ValueError("a model is a classifier stage or a file; state from or url")
+        if self.url is not None:
+            resolve_url(self.url)
+        if self.max_tokens is not None and (self.url is None or self.fasttext):
+            raise ValueError("max_tokens belongs to a folder with a Hugging Face classifier; leave it out")
+        return self
+
+    @property
+    def fasttext(self) -> bool:
+        """Whether `url` is a fastText model."""
+        return self.url is not None and self.url.endswith(FASTTEXT_SUFFIXES)
+
+
+def percentile_name(percentile: float) -> str:
+    """95.0 -> p95."""
+    return f"p{percentile:g}"

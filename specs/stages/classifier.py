@@ -1,0 +1,210 @@
+"""The `classifier` stage: a classifier of documents, trained on labelled sources.
+
+Each source is read once, into an artifact of its texts or embeddings: another hidden size, percentile or
+split embeds nothing again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
+from specs.sources import resolve_url
+from specs.stages.base import DocumentsPart, Part
+from specs.stages.gates import Gated
+
+CALIBRATION_BINS = 15
+"""Bins of equal width of the expected calibration error."""
+PER_LABEL = ("documents", "precision", "recall", "auc", "average_precision")
+"""Metrics of each label, named `<metric>/<label>`."""
+METRICS = ("accuracy", "loss", "calibration_error", "training_documents", "held_out_documents")
+
+
+class LabelledSource(Spec):
+    """Either `label` or `label_column`."""
+
+    label: Label | None = identity(None, description="of every document of the source")
+    label_column: str | None = identity(
+        None,
+        min_length=1,
+        description="column with the label of each document; true and false are labels too",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> LabelledSource:
+        if (self.label is None) == (self.label_column is None):
+            raise ValueError("a source has one label, or a column of labels; state label or label_column")
+        return self
+
+
+class FastText(Spec):
+    """A supervised fastText model (Joulin et al. 2016) with softmax, trained by one thread, so the same
+    documents give the same bits on the same kind of CPU. Its file has 4 `dim` (`buckets` + words) bytes."""
+
+    method: Literal["fasttext"] = identity()
+    dim: int = identity(100, ge=1, le=10_000)
+    epochs: int = identity(5, ge=1)
+    lr: float = identity(0.1, gt=0)
+    word_ngrams: int = identity(2, ge=1, description="words of the longest n-gram; 2 for FineWeb2-HQ")
+    shortest_ngram: int = identity(
+        0, ge=0, description="characters of the shortest n-gram inside words; 0: none"
+    )
+    longest_ngram: int = identity(0, ge=0, description="characters of the longest; 0: none")
+    buckets: int = identity(2_000_000, ge=1, le=2**31 - 1, description="hashed n-grams")
+    min_count: int = identity(1, ge=1, description="occurrences of a word that is in the vocabulary")
+    max_characters: int = identity(
+        FASTTEXT_CHARACTERS, ge=1, description="of a document that are read; the rest is cut off"
+    )
+
+    @model_validator(mode="after")
+    def _a_range(self) -> FastText:
+        if self.shortest_ngram > self.longest_ngram or (self.longest_ngram and not self.shortest_ngram):
+            raise ValueError(
+                f"no n-gram has {self.shortest_ngram} to {self.longest_ngram} characters; state both, the"
+                " shortest first"
+            )
+        return self
+
+
+class Encoder(Spec):
+    """A frozen Hugging Face encoder, whose last hidden states are averaged over the tokens of a document."""
+
+    encoder: str = execution(
+        min_length=1,
+        description=(
+            "folder (any fsspec URL) with config.json, safetensors and tokenizer, such as XLM-R base; no code"
+            " of it is run"
+        ),
+    )
+    max_tokens: int = identity(
+        TOKENS, ge=1, description="of a document that are read, with special tokens; the rest is cut off"
+    )
+    precision: Literal["float32", "bfloat16"] = identity(
+        "bfloat16", description="of the encoder; its states are averaged in float32"
+    )
+
+    @field_validator("encoder")
+    @classmethod
+    def _readable(cls, url: str) -> str:
+        resolve_url(url)
+        return url
+
+
+class Perceptron(Encoder):
+    """A layer of `hidden` units with ReLU and dropout, and a softmax layer, on the embeddings of an encoder;
+    trained by AdamW on cross-entropy, on the CPU in float32. The defaults are those of FineWeb2-HQ
+    (epfml/fineweb2-hq); the toxicity filters of the report have hidden 768, batch_size 64, schedule linear
+    and warmup_steps 200 (swiss-ai/pretrain-data, examples/toxicity_filter)."""
+
+    method: Literal["mlp"] = identity()
+    hidden: int = identity(256, ge=1)
+    dropout: float = identity(0.2, ge=0, lt=1)
+    epochs: int = identity(6, ge=1)
+    lr: float = identity(3e-4, gt=0)
+    weight_decay: float = identity(0.01, ge=0)
+    batch_size: int = identity(256, ge=1)
+    schedule: Literal["constant", "linear"] = identity(
+        "constant", description="linear: to zero over all steps, after the warm-up"
+    )
+    warmup_steps: int = identity(0, ge=0)
+
+
+Method = Annotated[FastText | Perceptron, Field(discriminator="method")]
+
+
+class ClassifierStage(Gated):
+    """A classifier of documents, for the filter `score`.
+
+    Metrics, all on held-out documents: `accuracy`; `loss` (cross-entropy); `calibration_error` (expected
+    calibration error over 15 bins of equal width); `precision/<label>`, `recall/<label>`, `auc/<label>`,
+    `average_precision/<label>` (a label against the others), `documents/<label>`; `reliability` (documents,
+    mean confidence and accuracy by bin)."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["classifier"] = identity()
+    sources: dict[str, LabelledSource] = reference(
+        min_length=1, description="names of the pipeline's `sources:`, and where their labels are"
+    )
+    training: Method = reference()
+    validation: float = identity(
+        0.1, gt=0, lt=1, description="share of the documents held out, by a hash of the text"
+    )
+    balance: bool = identity(
+        True,
+        description="whether documents of larger classes are left out, by a hash of the text, until all have"
+        " as many; before the split, as published",
+    )
+    percentiles: list[Annotated[float, Field(gt=0, lt=100)]] = identity(
+        default_factory=lambda: [90.0, 95.0],
+        description="thresholds to store for each label, over all documents and by language: the score above"
+        " which the rest lies; filters name them p90, p95",
+    )
+    language_column: str | None = identity(
+        None, min_length=1, description="column with the language, of all sources and of `reference`"
+    )
+    reference: str | None = reference(
+        None,
+        description="a source without labels whose scores give the percentiles, in place of held-out"
+        " documents",
+    )
+    seed: int = identity(28)
+    files_per_task: int = execution(200, ge=1, description="input files per restartable task")
+
+    @field_validator("percentiles")
+    @classmethod
+    def _each_once(cls, percentiles: list[float]) -> list[float]:
+        if len(set(percentiles)) < len(percentiles):
+            raise ValueError(f"percentiles {percentiles} has one twice; state each once")
+        return sorted(percentiles)
+
+    @model_validator(mode="after")
+    def _two_classes(self) -> ClassifierStage:
+        if self.labels is not None and len(self.labels) < 2:
+            raise ValueError(
+                f"all sources have the label {self.labels[0]}; a classifier needs a second one, or a"
+                " label_column"
+            )
+        if self.reference is not None and self.reference in self.sources:
+            raise ValueError(
+                f"reference '{self.reference}' is trained on, so its scores say nothing of other documents;"
+                " name a source without labels, or leave it out"
+            )
+        return self
+
+    @property
+    def labels(self) -> list[str] | None:
+        """All labels, sorted; None where a column has them."""
+        found = [source.label for source in self.sources.values()]
+        return None if None in found else sorted({label for label in found if label is not None})
+
+    def metrics(self) -> list[str] | None:
+        """Names of the metrics that are numbers; None where a column has the labels."""
+        if self.labels is None:
+            return None
+        return [*METRICS, *(f"{name}/{label}" for label in self.labels for name in PER_LABEL)]
+
+
+class FeaturesPart(DocumentsPart):
+    """Resolved: what a classifier reads of one source. Inputs: `documents`; `encoder` (documents outside)
+    for embeddings."""
+
+    VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
+    encoder: Encoder | None = identity(None, description="None: the texts themselves")
+    max_characters: int = identity()
+    label_column: str | None = identity(None)
+    language_column: str | None = identity(None)
+
+
+class ClassifierPart(Part):
+    """Resolved. Inputs: `source:<i>` and `reference` (features)."""
+
+    training: Method = identity()
+    labels: list[str | None] = identity(description="of each source; None: in its column")
+    validation: float = identity()
+    balance: bool = identity()
+    percentiles: list[float] = identity()
+    seed: int = identity()

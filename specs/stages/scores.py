@@ -1,0 +1,23 @@
+"""The `scores` part of a corpus: the scores of one source's documents by one model, for a filter."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specs.base import execution, identity
+from specs.scoring import TOKENS, Label
+from specs.stages.base import DocumentsPart
+
+
+class ScoresPart(DocumentsPart):
+    """Resolved. Inputs: `documents`; for a classifier stage `classifier` and, with embeddings, `encoder`
+    (documents outside); else `model` (documents outside)."""
+
+    VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
+    method: Literal["fasttext", "mlp", "sequence-classifier"] = identity()
+    label: Label = identity()
+    max_tokens: int = identity(TOKENS, neutral=TOKENS, description="of a Hugging Face sequence classifier")
+    url: str | None = execution(
+        None, description="of the encoder or the model; None: the stage's fastText file"
+    )
