@@ -22,10 +22,10 @@ class ConversationSource(Spec):
 
 
 class ConversationsStage(Stage):
-    """Conversations for the training of `sft`, the prompts of `preference_data` and the questions of
-    `evaluate`."""
+    """Conversations for the training of `sft`, the prompts of `preference_data`, the pairs of `reward_model`
+    and the questions of `evaluate`."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     kind: Literal["conversations"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(

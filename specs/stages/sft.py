@@ -72,15 +72,20 @@ class SftStage(FromParent, Training):
     lora: Lora | None = identity(None)
 
 
-class SftSegment(Segment):
+class AdaptedSegment(Segment):
+    """A segment that can train adapters. `data_seed` is that of its new weights, too."""
+
+    data_seed: int = identity(28, neutral=28)
+    lora: Lora | None = identity(None, neutral=None)
+
+
+class SftSegment(AdaptedSegment):
     """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a packed sequence of
     conversations."""
 
     repeats: list[int] = identity(description="in the order of the inputs")
-    data_seed: int = identity(28, neutral=28)
     prompt_weight: float = identity(0.0, neutral=0.0)
     longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
-    lora: Lora | None = identity(None, neutral=None)
 
     @property
     def objective(self) -> str:
