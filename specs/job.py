@@ -59,7 +59,7 @@ class Job(BaseModel):
         `launch.parallel.tp` for sampling and for running tasks, one for a reward model, 0 for other
         parts. (Each process of torchrun has one GPU.)"""
         if self.kind == "rewards":
-            return int(self.spec["reward"]["function"] is None)
+            return int(self.spec["reward"].get("function") is None)
         if self.kind == "completions" and self.spec.get("sampling", {}).get("engine") == "server":
             return 0
         asked = ("completions", "continuations", "harness")

@@ -135,7 +135,7 @@ def test_the_first_step_has_the_loss_and_the_gradient_of_the_published_formula(
             "losses",
             f"{what} of the first training step, {name}, relative",
             source=SOURCES[name],
-            against="the formula over all outputs in float64",
+            against="the formula over all logits in float64",
             difference=abs(found / expected - 1),
             allowed=1e-5,
         )
