@@ -25,6 +25,7 @@ TITLES = {
     "sft": "supervised fine-tuning",
     "qrpo": "preference alignment (QRPO)",
     "dpo": "preference alignment (DPO)",
+    "reward_model": "reward model (Bradley-Terry)",
     "import_model": "weights of another model",
 }
 
@@ -53,20 +54,25 @@ def model_card(
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
     tokens = sum(ancestor.tokens for ancestor in trained)
     chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
+    reward = model.head == "reward"
     begun = [
         f"{_cell(name)} (licence: {_cell(licence or 'not stated')})"
         for name, licence in map(_origin, trained)
         if name
     ]
     sections = [
-        _front_matter(sources),
+        _front_matter(sources, model),
         f"# {title}: {checkpoint.name}\n",
-        f"A decoder-only language model of the Apertus architecture with {model.parameters:,} parameters,"
+        f"A {'reward' if reward else 'decoder-only language'} model of the Apertus architecture with"
+        f" {model.parameters:,} parameters,"
         f" trained on {tokens:,} tokens"
         + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
         + f"context of {sequence_length:,} tokens"
         + (
-            ", with a chat template (`tokenizer.apply_chat_template`)."
+            ". transformers opens it with `AutoModelForTokenClassification`; the reward of a conversation,"
+            " rendered by `tokenizer.apply_chat_template`, is the output at its last token."
+            if reward
+            else ", with a chat template (`tokenizer.apply_chat_template`)."
             if chat
             else ". It continues text and follows no instructions."
         )
@@ -114,7 +120,7 @@ def model_card(
     return "\n".join(sections)
 
 
-def _front_matter(sources: Iterable[Ancestor]) -> str:
+def _front_matter(sources: Iterable[Ancestor], model: ModelSpec) -> str:
     languages = sorted(
         {
             code.strip()
@@ -125,7 +131,8 @@ def _front_matter(sources: Iterable[Ancestor]) -> str:
     )
     codes = [code for code in languages if code.isascii() and code.isalpha() and len(code) in (2, 3)]
     listed = f"language: [{', '.join(codes)}]\n" if codes else ""
-    return f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{listed}---\n"
+    use = "text-classification" if model.head == "reward" else "text-generation"
+    return f"---\nlibrary_name: transformers\npipeline_tag: {use}\n{listed}---\n"
 
 
 def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specs.dependencies import order, uses
+from specs.dependencies import MODELS, order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
 from specs.layout import Misfit, misfits
@@ -16,7 +16,7 @@ from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
-from specs.stages import CHECKPOINTS, TRAINING
+from specs.stages import TRAINING
 from specs.stages.base import Stage
 from specs.stages.classifier import ClassifierStage
 from specs.stages.conversations import ConversationsStage
@@ -27,8 +27,9 @@ from specs.stages.memorisation import Memorisation
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceDataStage
-from specs.stages.preference_training import PreferenceTraining
+from specs.stages.preference_training import PairTraining, PreferenceTraining
 from specs.stages.probe import ProbeStage
+from specs.stages.reward_model import RewardModelStage
 from specs.stages.select import SelectStage
 from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
@@ -159,7 +160,7 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
             yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
             continue
-        if ref.selector and kinds != CHECKPOINTS:
+        if ref.selector and target.result() not in MODELS:
             message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
             yield Problem(path, message, f"write '{ref.target}'.")
             continue
@@ -313,7 +314,7 @@ def _check_layout(
             optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-            objective = stage.kind if isinstance(stage, PreferenceTraining) else "cross-entropy"
+            objective = stage.kind if isinstance(stage, PairTraining) else "cross-entropy"
             objective = stage.objective if isinstance(stage, SftStage) else objective
             if optimizer and (reason := refused_objective(optimizer, objective)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
@@ -354,7 +355,7 @@ def _check_float8(
         cluster, obstacle = pipeline.cluster, ""
         if isinstance(stage, PreferenceTraining):
             obstacle = "a log-ratio would not begin at zero, since scales depend on the rows of a batch"
-        elif isinstance(stage, SftStage) and stage.lora is not None:
+        elif isinstance(stage, (SftStage, RewardModelStage)) and stage.lora is not None:
             obstacle = "adapters are added to layers of the parameters' precision"
         elif odd:
             obstacle = f"float8 multiplies sizes in multiples of 16, not {', '.join(odd)}"
@@ -371,7 +372,7 @@ def _check_float8(
 
 def _needs_logits(stage: Stage) -> str:
     """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
-    if isinstance(stage, PreferenceTraining):
+    if isinstance(stage, PairTraining):
         return "its loss needs the whole sequences of a batch at once"
     if isinstance(stage, SftStage) and stage.objective != "cross-entropy":
         return f"the weights of its tokens ({stage.objective}) do not reach the last process"

@@ -14,7 +14,8 @@ from specs.stages.mixture import MixtureStage
 from specs.stages.training import TrainingStage
 from specs.units import REST, Reference
 
-CHECKPOINT = "checkpoint"  # the result of all kinds that make a model
+CHECKPOINT = "checkpoint"  # the result of all kinds that make a language model
+MODELS = (CHECKPOINT, "reward_model")  # results that have steps
 
 
 class Use(NamedTuple):

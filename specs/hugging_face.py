@@ -56,6 +56,12 @@ SCALING = {
     "original_max_position_embeddings": "original_max_position",
 }
 THEIRS |= {ours: theirs for theirs, ours in SCALING.items()}
+REWARD_FIELDS: dict[str, Any] = {
+    "num_labels": 1,
+    "token_classification_bias": False,
+    "classifier_dropout": 0.0,
+}
+"""Fields of the `config.json` of a reward model."""
 RELEASED_ROPE: dict[str, str | float] = {
     "rope_type": "llama3",
     "rope_theta": 12e6,
@@ -207,6 +213,12 @@ def not_representable(spec: ModelSpec) -> str | None:
     )
 
 
+def architecture(spec: ModelSpec) -> str:
+    """The class of transformers that computes a model. It has none for sequence classification by Apertus; a
+    token classifier of one output has the same weights, and the reward is its output at the last token."""
+    return "ApertusForTokenClassification" if spec.head == "reward" else "ApertusForCausalLM"
+
+
 def hugging_face_config(
     spec: ModelSpec,
     *,
@@ -251,6 +263,7 @@ def hugging_face_config(
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
         "dtype": dtype,
+        **(REWARD_FIELDS if spec.head == "reward" else {}),
     }
 
 

@@ -59,7 +59,7 @@ class Job(BaseModel):
         `launch.parallel.tp` for sampling and for running tasks, one for a reward model, an encoder or
         a classifier but fastText, 0 for other parts. (Each process of torchrun has one GPU.)"""
         if self.kind == "rewards":
-            return int(self.spec["reward"]["model"] is not None)
+            return int(self.spec["reward"].get("function") is None)
         if self.kind == "features":
             return int(self.spec["encoder"] is not None)
         if self.kind == "scores":

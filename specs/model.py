@@ -126,6 +126,12 @@ class ModelSpec(Spec):
         "model can be neither exported nor sampled from, since ApertusForCausalLM has no gate. Its three "
         "matrices have as many parameters as xielu's two with 2/3 of the ffn_dim",
     )
+    head: Literal["vocabulary", "reward"] = identity(
+        "vocabulary",
+        neutral="vocabulary",
+        description="vocabulary: logits of the next token; reward: one number at every token, which only a"
+        " reward_model stage makes",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944,
@@ -177,13 +183,18 @@ class ModelSpec(Spec):
         return self.dim * (attention + self.ffn_matrices * self.ffn_dim)
 
     @property
+    def outputs(self) -> int:
+        """Numbers that the output layer gives for a token: a logit of every word, or a reward."""
+        return 1 if self.head == "reward" else self.vocab_size
+
+    @property
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
         layer = self.layer_matrices + self.layer_vectors
-        return self.n_layers * layer + 2 * self.vocab_size * self.dim + self.dim
+        return self.n_layers * layer + (self.vocab_size + self.outputs) * self.dim + self.dim
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
         scores = 2 * self.query_dim * sequence_length
-        return 3 * 2 * (self.n_layers * (self.layer_matrices + scores) + self.vocab_size * self.dim)
+        return 3 * 2 * (self.n_layers * (self.layer_matrices + scores) + self.outputs * self.dim)

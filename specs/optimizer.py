@@ -160,8 +160,8 @@ class OptimizerSpec(Spec):
     0.95) updates the rest. `schedule-free-adamw` stores and validates the averaged weights, and needs no
     decay of the learning rate; the weights that it trains are part of its state. `soap` and `prodigy` need
     unsharded weights: one process, or `dp_replicate`. `sophia` (Sophia-G) makes a second pass over the batch
-    of every tenth step (`hessian_interval`), with labels that the model draws; it is refused for `qrpo` and
-    `dpo`."""
+    of every tenth step (`hessian_interval`), with labels that the model draws; it is refused for `qrpo`,
+    `dpo` and `reward_model`."""
 
     name: Name | None = identity(None, neutral=None)
     lr: float | None = identity(

@@ -236,6 +236,8 @@ def _trajectory(
         model, length = parent.model, stage.sequence_length or parent.sequence_length
         if phase.rope_theta is not None:
             model = model.model_copy(update={"rope_theta": phase.rope_theta})
+        if phase.head is not None:
+            model = model.model_copy(update={"head": phase.head})
         if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
             goldfish = parent.goldfish
         packing = packing or parent.packing

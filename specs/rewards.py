@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, reference
 from specs.sources import FUNCTION, resolve_url
+from specs.units import Reference
 
 CLASSIFIER_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 """Files of the folder of a sequence classifier."""
@@ -20,7 +21,7 @@ REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
 
 class RewardSpec(Spec):
-    """Either `function` or `model`."""
+    """One of `function`, `model` and `from`."""
 
     function: str | None = identity(
         None,
@@ -31,6 +32,9 @@ class RewardSpec(Spec):
     model: str | None = execution(
         None,
         description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
+    )
+    from_: Reference | None = reference(
+        None, alias="from", to="reward_model", description="a `reward_model` stage of this recipe"
     )
     max_tokens: int = identity(
         4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error"
@@ -50,14 +54,14 @@ class RewardSpec(Spec):
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> RewardSpec:
-        if (self.function is None) == (self.model is None):
-            raise ValueError("a reward is either a function or a model; state one of them")
+        if [self.function, self.model, self.from_].count(None) != 2:
+            raise ValueError("a reward is a function, a model or a stage; state one of function, model, from")
+        if self.parameters is not None and self.model is None:
+            raise ValueError("parameters are those of a model's folder; leave them out, or state model")
         if self.model is not None:
             resolve_url(self.model)
+        if self.function is None:
             return self
-        if self.parameters is not None:
-            raise ValueError("a function has no parameters; leave them out, or state model")
-        assert self.function is not None
         if self.function in REWARDS:
             if self.version != REWARDS[self.function]:
                 raise ValueError(

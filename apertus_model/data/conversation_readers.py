@@ -161,6 +161,7 @@ def conversation_of(row: Row) -> Conversation:
         completions=completions,
         group=_name(row.get("group")),
         metadata={column: value for column, value in row.items() if column not in read and _is_json(value)},
+        preference=columns == ("chosen", "rejected"),
     )
     beginning = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
     return replace(

@@ -42,6 +42,8 @@ class Conversation:
     completions: list[str] = field(default_factory=list)
     group: str = ""  # conversations of one group are in the same split
     metadata: dict[str, Any] = field(default_factory=dict)  # further columns of the source, JSON values
+    # Whether the two completions are labelled: the first is preferred to the second.
+    preference: bool = False
 
     @property
     def prompt(self) -> list[Message]:
@@ -49,8 +51,11 @@ class Conversation:
         return self.messages[:-1]
 
     def to_json(self) -> str:
-        """One line without its end."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        """One line without its end; without `preference` where it is false."""
+        values = asdict(self)
+        if not self.preference:
+            del values["preference"]
+        return json.dumps(values, ensure_ascii=False)
 
     def content(self) -> str:
         """The content by which conversations are compared: all but id, group and metadata."""

@@ -1,5 +1,5 @@
-"""Losses on the log-ratios of completions to a reference model: QRPO (arXiv 2507.08068) and DPO (arXiv
-2305.18290).
+"""Losses on the log-ratios of completions to a reference model, QRPO (arXiv 2507.08068) and DPO (arXiv
+2305.18290); and on the rewards of completions, Bradley-Terry.
 
 r = ln pi(y|x) - ln pi_ref(y|x) is the log-ratio of a completion, |y| its tokens with the end-of-turn token.
 The length-normalised beta_i = beta / |y| replaces beta everywhere, also in the partition function (Apertus
@@ -77,3 +77,12 @@ def dpo(margin: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
     """-(1 - e) ln sigmoid(m) - e ln sigmoid(-m), of the margins m = beta_c r_c - beta_r r_r of chosen over
     rejected completions; e is the assumed share of pairs whose preference is wrong (conservative DPO)."""
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+
+
+def bradley_terry(
+    chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor, centring: float
+) -> torch.Tensor:
+    """-ln sigmoid(r_c - r_r - m) + c (r_c + r_r)^2, of the rewards of chosen and rejected completions. The
+    margin m asks for a larger difference (arXiv 2307.09288); the second term, with its factor c, keeps the
+    mean of the rewards near 0, which the first leaves open (arXiv 2312.09244)."""
+    return -F.logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected).square()

@@ -1,4 +1,5 @@
-"""The names of a model's weights in transformers' `ApertusForCausalLM`.
+"""The names of a model's weights in transformers' `ApertusForCausalLM`, and of a reward model's in its
+`ApertusForTokenClassification`.
 
 Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing
 else. The config is mapped by `specs.hugging_face`, files are read and written by
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from apertus_model.model.feed_forward import BETA, EPS
+from apertus_model.model.output import REWARD_HEAD
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 
 __all__ = ["from_hugging_face", "hugging_face_config", "hugging_face_name", "our_name", "to_hugging_face"]
@@ -21,6 +23,7 @@ _TOP_NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "lm_head.weight": "lm_head.weight",
+    REWARD_HEAD: "score.weight",
 }
 _LAYER_NAMES = {
     "attention_norm.weight": "attention_layernorm.weight",

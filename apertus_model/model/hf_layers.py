@@ -18,6 +18,7 @@ from torch import nn
 from apertus_model.model.attention import document_mask
 from apertus_model.model.hf import to_hugging_face
 from apertus_model.model.model import model_config, rope_config
+from specs.hugging_face import architecture
 from specs.model import ModelSpec
 
 
@@ -33,7 +34,7 @@ class SideBySide:
             tokens: (batch, seq_len) int64; or hidden states (batch, seq_len, dim) float32, to begin at a
                 layer.
         """
-        from transformers import ApertusForCausalLM
+        import transformers
 
         self.ours = self.theirs = tokens
         length = tokens.shape[1]
@@ -42,7 +43,8 @@ class SideBySide:
         self._rope = rope_config(spec, length).build()
         with torch.device("meta"):
             self._model = model_config(spec, sequence_length=length, attention="sdpa").build()
-            self._other = ApertusForCausalLM(their_config).float().eval()
+            self._other = getattr(transformers, architecture(spec))(their_config).float().eval()
+        self._their_head = "score" if spec.head == "reward" else "lm_head"
         rotary = type(self._other.model.rotary_emb)(their_config)
         self._angles = rotary(torch.empty(0), position_ids=self._positions[:1])
 
@@ -55,7 +57,8 @@ class SideBySide:
             weights: its float32 weights, by our names; both sides read the same memory.
         """
         layer = name.startswith("layers.")
-        path = name if name == "lm_head" else f"model.{name.replace('tok_embeddings', 'embed_tokens')}"
+        path = f"model.{name.replace('tok_embeddings', 'embed_tokens')}"
+        path = self._their_head if name == "lm_head" else path
         ours, theirs = self._model.get_submodule(name), self._other.get_submodule(path)
         _assign(ours, name, weights)
         _assign(theirs, path, to_hugging_face(weights))

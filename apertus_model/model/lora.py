@@ -27,6 +27,7 @@ from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.init import local_part, owned_region
+from apertus_model.model.output import REWARD_HEAD
 from specs.stages.sft import Lora
 
 ADAPTER_PARTS = ("lora_a.weight", "lora_b.weight", "lora_scale")
@@ -83,13 +84,14 @@ def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | Non
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Adds an adapter to the layers that `lora.targets` names, in place, and freezes all other parameters."""
+    """Adds an adapter to the layers that `lora.targets` names, in place, and freezes all other parameters
+    but the head of a reward model, which is new."""
     for block in model.layers.values():
         for target in lora.targets:
             parent = block.get_submodule(_PARENTS[target])
             setattr(parent, target, _adapted(getattr(parent, target), lora))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_adapter(name))
+        parameter.requires_grad_(is_adapter(name) or name == REWARD_HEAD)
 
 
 def _adapted(linear: Any, lora: Lora) -> LoraLinear:

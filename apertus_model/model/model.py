@@ -38,7 +38,7 @@ from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFee
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
-from apertus_model.model.output import LossFunction, OutputLayer
+from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
 from apertus_model.model.rotation import rotate
 from apertus_model.model.sharding import set_sharding
 from specs.model import ModelSpec
@@ -230,7 +230,7 @@ def model_config(
         sequence_length: longest sequence, in tokens.
         attention: an attention backend that can run here (`attention_choice.resolve_backend`).
         seed: seed of the initial weights.
-        lora: adapters; with them, nothing else is trained.
+        lora: adapters; with them, nothing else is trained but the head of a reward model.
         linear_config: makes the configs of the layers' linear modules (`float8.linear_config`).
     """
     no_init = {"weight": skip_param_init}
@@ -270,6 +270,11 @@ def model_config(
         ffn_norm=norm(spec.dim),
         feed_forward=feed_forward,  # torchtitan accepts any Module here
     )
+    head: Module.Config  # torchtitan accepts any Module here, too
+    if spec.head == "reward":
+        head = RewardHead.Config(in_features=spec.dim, param_init={"score": skip_param_init})
+    else:
+        head = OutputLayer.Config(in_features=spec.dim, out_features=spec.vocab_size, param_init=no_init)
     return ApertusModel.Config(
         dim=spec.dim,
         vocab_size=spec.vocab_size,
@@ -281,7 +286,7 @@ def model_config(
         ),
         layers=[_copy(layer) for _ in range(spec.n_layers)],
         norm=norm(spec.dim),
-        lm_head=OutputLayer.Config(in_features=spec.dim, out_features=spec.vocab_size, param_init=no_init),
+        lm_head=head,
     )
 
 

@@ -25,11 +25,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common import Linear
+from torchtitan.protocols.module import Module
 
 from apertus_model.losses.cross_entropy import FULL_VOCAB, VocabShard
 
+REWARD_HEAD = "lm_head.score"
+"""Name of the weight of a reward model's head in a checkpoint."""
 LossFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VocabShard], Any]
 """loss_fn(hidden, weight, labels, vocab), called with local tensors:
 
@@ -62,3 +67,28 @@ class OutputLayer(Linear):
         words_per_rank = -(-self.weight.shape[0] // mesh.size())
         vocab = VocabShard(begin=words_per_rank * mesh.get_local_rank(), group=mesh.get_group())
         return loss_fn(input.to_local(grad_placements=[Partial()]), self.weight.to_local(), labels, vocab)
+
+
+class RewardHead(Module):
+    """`lm_head` of a reward model: (batch, seq_len, dim) -> rewards (batch, seq_len, 1), or what `loss_fn`
+    returns for its weight, which is that of one word. Ranks that share the vocabulary of other models have
+    the whole weight each."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        in_features: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        # not `weight`, so that no checkpoint's output weight is taken for it
+        self.score = nn.Parameter(torch.empty(1, config.in_features))
+
+    def forward(
+        self, input: torch.Tensor, labels: torch.Tensor | None = None, loss_fn: LossFunction | None = None
+    ) -> Any:
+        """As `OutputLayer.forward`."""
+        weight = self.score
+        if isinstance(weight, DTensor):
+            assert isinstance(input, DTensor)
+            weight, input = weight.to_local(), input.to_local()
+        return F.linear(input, weight) if loss_fn is None else loss_fn(input, weight, labels, FULL_VOCAB)

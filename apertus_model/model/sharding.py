@@ -27,12 +27,16 @@ from torchtitan.models.common.decoder_sharding import (
 )
 from torchtitan.protocols.sharding import ShardingConfig
 
+from apertus_model.model.output import RewardHead
+
 
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
     """Fills `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
     head = replace(config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
-    config.lm_head.sharding_config = head  # `OutputLayer` splits and sums what it returns
+    if isinstance(config.lm_head, RewardHead.Config):
+        head = replace(head, state_shardings={"score": dense_param_placement(tp=spmd.R)})
+    config.lm_head.sharding_config = head  # the layer splits and sums what it returns
     block_input = (
         dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from apertus_model.data.stream import IGNORE_INDEX
 from apertus_model.rehearsal.records import PAIRS
 from specs.stages.training import Segment
 
@@ -23,18 +24,23 @@ class Rows:
         sequences = 2 * PAIRS
         part = -(-length // sequences)
         one = np.ones(sequences, dtype=np.float32)
-        preference = segment.objective in ("qrpo", "dpo")
+        preference = segment.objective in ("qrpo", "dpo", "bradley-terry")
         normalised = segment.objective in ("normalised-cross-entropy", "inverse-rl")
+        labels = np.zeros(length, dtype=np.int64)
+        if segment.objective == "bradley-terry":  # a label at the end of each sequence
+            labels[(np.arange(length) + 1) % part != 0] = IGNORE_INDEX
+            labels[-1] = 0
         self._row = SimpleNamespace(
             input=np.zeros(length, dtype=np.int64),
-            labels=np.zeros(length, dtype=np.int64),
+            labels=labels,
             positions=np.arange(length) % part if preference else np.arange(length),
             weights=np.ones((length, 1) if normalised else length, dtype=np.float32),
             counts=np.ones(1),
             segments=np.arange(length) // part,
             rewards=one / 2,
             reference=-one,
-            present=one > 0,
+            margins=np.zeros(PAIRS, dtype=np.float32),
+            present=one[::2] > 0 if segment.objective == "bradley-terry" else one > 0,
         )
 
     def __getitem__(self, index: int) -> Any:

@@ -24,7 +24,12 @@ class SequenceClassifier:
 
     def __init__(self, folder: Path, name: str) -> None:
         """`name` is for messages. RewardError for a folder that transformers cannot open."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import (
+            AutoConfig,
+            AutoModelForSequenceClassification,
+            AutoModelForTokenClassification,
+            AutoTokenizer,
+        )
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.set_verbosity_error()
@@ -33,7 +38,11 @@ class SequenceClassifier:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            self._model: Any = AutoModelForSequenceClassification.from_pretrained(
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            # transformers has no sequence classification for Apertus: see specs.hugging_face.architecture
+            self._by_token = config.architectures == ["ApertusForTokenClassification"]
+            opened = AutoModelForTokenClassification if self._by_token else AutoModelForSequenceClassification
+            self._model: Any = opened.from_pretrained(
                 folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
             )
         # transformers raises errors of many kinds for a folder that it cannot open
@@ -53,10 +62,16 @@ class SequenceClassifier:
         found = []
         for begin in range(0, len(rows), self._batch):
             batch = self._tokenizer.pad(
-                {"input_ids": rows[begin : begin + self._batch]}, return_tensors="pt"
+                {"input_ids": rows[begin : begin + self._batch]},
+                padding_side="right" if self._by_token else None,
+                return_tensors="pt",
             ).to(self._device)
             output = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-            found.append(output.logits.float().cpu())
+            logits = output.logits
+            if self._by_token:
+                last = batch["attention_mask"].sum(dim=1) - 1
+                logits = logits[torch.arange(len(last), device=self._device), last]
+            found.append(logits.float().cpu())
         return torch.cat(found)
 
 

@@ -47,18 +47,21 @@ class Imported:
         return list(self.score_all(list(items)))
 
 
-def open_reward(spec: RewardSpec, scratch: Path) -> Reward:
+def open_reward(spec: RewardSpec, scratch: Path, exported: Path | None = None) -> Reward:
     """The reward of a spec. RewardError when its function or model cannot be opened.
 
     Args:
-        spec: function or model.
+        spec: function, model or stage.
         scratch: local folder that the files of a model are copied to.
+        exported: local folder of the reward model of a stage.
     """
-    if spec.model is not None:
+    if spec.function is None:
         from apertus_model.rewards.classifier import Classifier
 
-        return Classifier.open(spec.model, scratch, spec.max_tokens)
-    assert spec.function is not None
+        if spec.model is not None:
+            return Classifier.open(spec.model, scratch, spec.max_tokens)
+        assert exported is not None, "the plan adds the folder"
+        return Classifier(exported, str(spec.from_), spec.max_tokens)
     return PerCompletion(FUNCTIONS[spec.function]) if spec.function in FUNCTIONS else Imported(spec.function)
 
 

@@ -5,8 +5,9 @@ Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an
 several), tokenizer files with the chat template, and `README.md`, the model card.
 
 Invariants:
-- A folder is committed only if transformers opens it as `ApertusForCausalLM` with the logits of the trained
-  model. The metric `verified` says how that was checked.
+- A folder is committed only if transformers opens it with the logits of the trained model: as
+  `ApertusForCausalLM`, or, a reward model, as `ApertusForTokenClassification` of one output, since it has no
+  sequence classification for Apertus. The metric `verified` says how that was checked.
 - Memory is that of one shard, for any size of the model.
 """
 
@@ -27,8 +28,9 @@ from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
-from specs.hugging_face import hugging_face_config
+from specs.hugging_face import architecture, hugging_face_config
 from specs.job import Job
+from specs.model import ModelSpec
 from specs.stages.export import ExportPart
 
 
@@ -77,7 +79,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
     """Writes weights, configs and tokenizer files, as transformers does, with one shard of the weights in
     memory at a time."""
-    from transformers import ApertusConfig, ApertusForCausalLM, GenerationConfig
+    import transformers
+    from transformers import ApertusConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -89,13 +92,13 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
     if part.chat:
         tokens["eos_token_id"] = end_of_turn(facts)
     config = ApertusConfig(
-        architectures=["ApertusForCausalLM"],
+        architectures=[architecture(part.model)],
         **hugging_face_config(
             part.model, max_position_embeddings=part.sequence_length, dtype=part.dtype, **tokens
         ),
     )
     with torch.device("meta"):
-        theirs = ApertusForCausalLM(config)
+        theirs = getattr(transformers, architecture(part.model))(config)
     write_shards(
         theirs,
         folder,
@@ -104,10 +107,17 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         read=lambda tensors: load_tensors(tensors, checkpoint),
     )
     config.save_pretrained(folder)
-    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
-    GenerationConfig(**tokens, **sampling).save_pretrained(folder)
+    if part.model.head == "vocabulary":
+        _write_generation_config(folder, tokens, part)
     for name in tokenizer.manifest.files:
         (folder / name).write_bytes(tokenizer.bytes(name))
+
+
+def _write_generation_config(folder: Path, tokens: dict[str, Any], part: ExportPart) -> None:
+    from transformers import GenerationConfig
+
+    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
+    GenerationConfig(**tokens, **sampling).save_pretrained(folder)
 
 
 def end_of_turn(facts: dict[str, Any]) -> int:
@@ -158,14 +168,16 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     opens it.
 
     Raises:
-        ExportError: transformers opens another class than `ApertusForCausalLM`.
+        ExportError: transformers opens another class than that of the config.
     """
-    from transformers import AutoModelForCausalLM
-
-    theirs: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
-    ).eval()
-    _refuse_another_class(theirs)
+    theirs: Any = (
+        auto_class(part.model)
+        .from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+        .eval()
+    )
+    _refuse_another_class(theirs, part.model)
     tokens = _probe(part, rows=2, longest=512)
     with torch.no_grad():
         return (model(tokens) - theirs(tokens).logits).abs().max().item()
@@ -178,11 +190,12 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
     Raises:
         ExportError: a stored weight is not the trained one, or transformers would open another class.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        _refuse_another_class(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        opened = auto_class(part.model).from_config(config, trust_remote_code=False)
+        _refuse_another_class(opened, part.model)
     stored = FolderWeights(str(folder), part.model, folder)
     sides = SideBySide(part.model, config, _probe(part, rows=1, longest=128))
     difference = 0.0
@@ -200,10 +213,17 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
     return difference
 
 
-def _refuse_another_class(model: Any) -> None:
-    if type(model).__name__ != "ApertusForCausalLM":
+def auto_class(model: ModelSpec) -> Any:
+    """The class of transformers that opens the folder of a model."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification if model.head == "reward" else AutoModelForCausalLM
+
+
+def _refuse_another_class(opened: Any, model: ModelSpec) -> None:
+    if type(opened).__name__ != architecture(model):
         raise ExportError(
-            f"the exported folder is opened as {type(model).__name__}, not as ApertusForCausalLM"
+            f"the exported folder is opened as {type(opened).__name__}, not as {architecture(model)}"
         )
 
 

@@ -17,7 +17,6 @@ without units.)
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 
 from apertus_model.data.choice import Candidate, NoPair, Pair, choose, choose_further, quantiles
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
+from apertus_model.data.sequence_writer import SequenceWriter
 from apertus_model.progress import Progress
 from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal
@@ -122,30 +122,26 @@ class PairWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lengths: list[int] = []
-        self._prompt_lengths: list[int] = []
+        self._sequences = SequenceWriter(folder)
         self._quantiles: list[float] = []
         self._origins: list[str] = []
 
     def __enter__(self) -> PairWriter:
         self._people = open(self._folder / "pairs.jsonl", "w", encoding="utf-8")  # closed by __exit__
-        self._tokens = open(self._folder / "tokens.bin", "wb")
+        self._sequences.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._people.close()
-        self._tokens.close()
+        self._sequences.__exit__()
 
     @property
     def pairs(self) -> int:
-        return len(self._lengths) // 2
+        return len(self._quantiles) // 2
 
     def add(self, prompt: Row, pair: Pair) -> None:
         for one in pair:
-            tokens = np.array([*prompt["tokens"], *one.tokens], "<i4")
-            self._tokens.write(tokens.tobytes())
-            self._lengths.append(tokens.size)
-            self._prompt_lengths.append(len(prompt["tokens"]))
+            self._sequences.add(prompt["tokens"], one.tokens)
             self._quantiles.append(one.quantile)
             self._origins.append(one.origin)
         row: dict[str, Any] = {"id": prompt["id"], "prompt": prompt["text"]}
@@ -160,20 +156,8 @@ class PairWriter:
 
     def finish(self) -> list[str]:
         """Writes the arrays; names of all files."""
-        with (
-            open(self._folder / "tokens.npy", "wb") as target,
-            open(self._folder / "tokens.bin", "rb") as source,
-        ):
-            header = {"descr": "<i4", "fortran_order": False, "shape": (sum(self._lengths),)}
-            np.lib.format.write_array_header_1_0(target, header)
-            shutil.copyfileobj(source, target)
-        (self._folder / "tokens.bin").unlink()
-        np.save(self._folder / "lengths.npy", np.array(self._lengths, np.int64), allow_pickle=False)
-        np.save(
-            self._folder / "prompt_lengths.npy", np.array(self._prompt_lengths, np.int64), allow_pickle=False
-        )
         np.save(self._folder / "rewards.npy", np.array(self._quantiles, np.float32), allow_pickle=False)
-        return ["pairs.jsonl", "tokens.npy", "lengths.npy", "prompt_lengths.npy", "rewards.npy"]
+        return ["pairs.jsonl", *self._sequences.finish(), "rewards.npy"]
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -181,5 +165,5 @@ class PairWriter:
             "mean_quantile_rejected": float(np.mean(self._quantiles[1::2])),
             "offline_chosen": self._origins[::2].count("offline") / self.pairs,
             "offline_rejected": self._origins[1::2].count("offline") / self.pairs,
-            "tokens": sum(self._lengths),
+            "tokens": sum(self._sequences.lengths),
         }

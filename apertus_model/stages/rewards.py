@@ -15,6 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from apertus_model.data.rows import Row, Rows, read_units, same_rows, write_rows, write_unit
+from apertus_model.generation import local_folder
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, Scored, open_reward
 from apertus_model.rewards.registry import score_prompt
@@ -61,7 +62,11 @@ class Rewards:
     @cached_property
     def _reward(self) -> Reward:
         prepare_process(self._job.launch.threads or 2)
-        return open_reward(self._spec, self._attempt.workdir)
+        exported = None
+        if self._spec.from_ is not None:
+            folder = self._attempt.workdir / "reward-model"
+            exported = local_folder(self._attempt.input_artifact("reward_model"), folder)
+        return open_reward(self._spec, self._attempt.workdir, exported)
 
 
 work_of = Rewards

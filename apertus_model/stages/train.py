@@ -40,6 +40,7 @@ from infra.store.writing.retention import prune
 from specs.job import Job
 from specs.stages.dpo import DpoSegment
 from specs.stages.qrpo import QrpoSegment
+from specs.stages.reward_model import RewardSegment
 from specs.stages.sft import SftSegment
 from specs.stages.training import Segment
 
@@ -49,7 +50,12 @@ Facts = dict[str, Any]
 """The facts in the marker of a checkpoint; `SegmentCheckpoints.prepare_commit` lists them."""
 
 # The other kinds train on a mixture.
-SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}
+SEGMENTS: dict[str, type[Segment]] = {
+    "sft": SftSegment,
+    "qrpo": QrpoSegment,
+    "dpo": DpoSegment,
+    "reward_model": RewardSegment,
+}
 # prefix of the units that store the event at which an attempt stopped, since no checkpoint follows it
 STOP = "stop-"
 # columns of a row that are not copied into the facts of a checkpoint

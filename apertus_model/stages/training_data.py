@@ -1,5 +1,5 @@
 """The training data of a segment, opened from its inputs: windows of a mixture, packed conversations, or
-packed pairs of completions.
+packed pairs of completions, with a reference or with labels.
 
 Invariants: every kind of data implements `TrainingData`; the kind of the segment decides which. `identity`
 states all that sample i depends on, by content: two segments with equal identities see the same samples in
@@ -23,6 +23,7 @@ from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
 from specs.stages.preference_training import PreferenceSegment
+from specs.stages.reward_model import RewardSegment
 from specs.stages.sft import SftLoss, SftSegment
 from specs.stages.training import Segment
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from apertus_model.trainer.loader import SampleLike
 
 Inputs = Mapping[str, InputRef]
+
+
+class BudgetError(StageError):
+    """A budget of more passes over the data than the stage allows."""
 
 
 class OtherDataError(StageError):
@@ -62,6 +67,8 @@ def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | Non
         return ConversationData(store, inputs, segment)
     if isinstance(segment, PreferenceSegment):
         return PreferenceData(store, inputs, segment)
+    if isinstance(segment, RewardSegment):
+        return RewardData(store, inputs, segment)
     return MixtureData(store, inputs, segment, scratch)
 
 
@@ -221,6 +228,46 @@ class PreferenceData:
             },
         }
         self.heldout: dict[str, Sequence[SampleLike]] = {}
+
+
+class RewardData:
+    """Packed labelled pairs. The held-out ones are those of the conversations' held-out split, by source.
+
+    Raises BudgetError when the segment ends after more passes than the stage allows."""
+
+    def __init__(self, store: Store, inputs: Inputs, segment: RewardSegment) -> None:
+        from apertus_model.data.reward_samples import RewardSamples
+
+        pairs = inputs["pairs"]
+        artifact = Artifact.of_input(store, pairs)
+        self.fingerprints = [pairs.fingerprint]
+        self.names = ["pairs"]
+        samples = RewardSamples.open(
+            artifact, "train", sequence_length=segment.sequence_length, seed=segment.data_seed
+        )
+        self.samples: CountedSamples = samples
+        (passes,) = samples.epochs(segment.sample_at(segment.end_step))
+        whole = int(samples.rows * segment.max_repetition)
+        if passes > segment.max_repetition:
+            raise BudgetError(
+                f"the budget is {passes:.2f} passes over {samples.rows:,} sequences of pairs, and"
+                f" max_repetition is {segment.max_repetition:g}. Fix: state budget: {whole} samples"
+                f" ({whole // segment.global_batch_size} steps) or less, or a larger max_repetition"
+            )
+        self.identity: dict[str, Any] = {
+            "sequence_length": segment.sequence_length,
+            "seed": segment.data_seed,
+            "sources": {pairs.fingerprint: {"content": _content(artifact)}},
+        }
+        self.heldout: dict[str, Sequence[SampleLike]] = {}
+        if segment.validation.interval:
+            heldout = RewardSamples.open(artifact, "validation", sequence_length=segment.sequence_length)
+            for number, name in enumerate(segment.source_names):
+                own = heldout.of_source(number)
+                if own.rows:
+                    self.heldout[name] = [
+                        own.row(row) for row in range(min(own.rows, segment.validation.samples))
+                    ]
 
 
 def _scored(samples: Sequence[SampleLike]) -> bool:

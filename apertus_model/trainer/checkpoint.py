@@ -35,6 +35,7 @@ from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
 
 from apertus_model.model.lora import ADAPTER_PARTS, is_adapter, merge_adapter
+from apertus_model.model.output import REWARD_HEAD
 from apertus_model.trainer.anomalies import AnomalyState
 from apertus_model.trainer.checkpoint_reader import CheckpointError, read_errors, reader
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter, Records, StagedPlan, Staging
@@ -58,8 +59,8 @@ class Source:
     checkpoint: Checkpoint | str  # a committed checkpoint, or the local folder of an uncommitted one
     step: int  # the step that the checkpoint must be of
     optimizer: bool  # whether to load the optimizer's state too
-    # True: the stored adapters become part of the weights, and the model's own adapters, if any, keep their
-    # initial values. False: the model continues with the stored adapters.
+    # True: the stored adapters become part of the weights, and the model's own adapters and the head of a
+    # reward model, if any, keep their initial values. False: the model continues with the stored ones.
     new_adapters: bool = False
 
 
@@ -166,7 +167,9 @@ class StoreCheckpoints(BaseCheckpointManager):
         begin = time.monotonic()
         state = self._state(step=-1, optimizer=source.optimizer)
         if source.new_adapters:
-            state = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
+            state = {
+                name: tensor for name, tensor in state.items() if not is_adapter(name) and name != REWARD_HEAD
+            }
         with self._config.storage.timed():
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:

@@ -33,7 +33,7 @@ from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
-from specs.stages.sft import SftSegment
+from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
@@ -79,7 +79,7 @@ def trainer_config(
     collective_timeout = int(
         2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS)
     )
-    lora = segment.lora if isinstance(segment, SftSegment) else None
+    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     model = model_config(
         segment.model,
         sequence_length=segment.sequence_length,
@@ -162,11 +162,11 @@ def attention_of(segment: Segment) -> Choice:
 
 
 def initial_seed(segment: Segment) -> int:
-    """Seed of the weights that come from no checkpoint: those of a new model, or new adapters, which use the
-    seed of the data."""
+    """Seed of the weights that come from no checkpoint: those of a new model, or new adapters and the head of
+    a reward model, which use the seed of the data."""
     if segment.seed is not None:
         return segment.seed
-    return segment.data_seed if isinstance(segment, SftSegment) else 0
+    return segment.data_seed if isinstance(segment, AdaptedSegment) else 0
 
 
 def recomputation_config(segment: Segment) -> ActivationCheckpointing.Config | None:

@@ -19,8 +19,10 @@ from torchtitan.distributed.context_parallel import cp_shard
 
 from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
+from apertus_model.losses.rewards import token_rewards
 from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.model.on_host import OnHost, copy_to
+from apertus_model.model.output import LossFunction
 from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.loader import SampleLike, collate
 
@@ -32,8 +34,8 @@ PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], t
 class HeldOutLoss:
     """Mean loss on the held-out sequences of a source."""
 
-    nats: float  # per token
-    tokens: int  # number of labels in the mean
+    nats: float  # per token; of a reward model, per pair
+    tokens: int  # number of labels, or pairs, in the mean
 
 
 @dataclass(frozen=True)
@@ -151,15 +153,23 @@ class Evaluator:
             rows: samples with `segments`, the same on every rank.
             sequences: maximum number of sequences in a row.
         """
+        return self._by_sequence(rows, sequences, log_probabilities)
+
+    @torch.no_grad()
+    def sequence_rewards(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
+        """Rewards of every sequence by a reward model. Arguments and result as for
+        `sequence_log_probabilities`. Collective."""
+        return self._by_sequence(rows, sequences, token_rewards)
+
+    def _by_sequence(self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction) -> torch.Tensor:
+        """The sums over each sequence of what `loss_fn` gives for its labels."""
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
         for own in self._batches_of_rank(rows):
             inputs, labels = collate(own, ("segments",))
-            log_probabilities, labels, _ = self._log_probabilities(
-                inputs["input"], inputs["positions"], labels
-            )
+            values, labels, _ = self._of_labels(inputs["input"], inputs["positions"], labels, loss_fn)
             (segments,) = self._split(inputs["segments"].to(self.device))
-            sums, _ = sequence_log_probabilities(log_probabilities, labels, segments, sequences, group)
+            sums, _ = sequence_log_probabilities(values, labels, segments, sequences, group)
             turns.append(self._gather_rows(sums))
         return torch.cat(turns)[: len(rows)].cpu()
 
@@ -209,8 +219,14 @@ class Evaluator:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ln p(label), labels and positions of this rank's part of the rows. The logits of all positions are
         never in memory together."""
+        return self._of_labels(tokens, positions, labels, log_probabilities)
+
+    def _of_labels(
+        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, loss_fn: LossFunction
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `loss_fn` gives at every place of this rank's part of the rows; its labels and positions."""
         tokens, own_labels, arguments = self._arguments(tokens, positions, labels)
-        found = self.model(tokens, **arguments, labels=own_labels, loss_fn=log_probabilities)
+        found = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
         return found, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
 
     def _arguments(

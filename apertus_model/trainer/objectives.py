@@ -1,4 +1,5 @@
-"""What a step minimises: cross-entropy, weighted or normalised; inverse reinforcement learning; QRPO; DPO.
+"""What a step minimises: cross-entropy, weighted or normalised; inverse reinforcement learning; QRPO; DPO;
+Bradley-Terry.
 
 The loss of a micro-batch is a sum divided by a denominator of the whole step (or several sums, each by its
 own): the sum of `Objective.count` over all micro-batches and data-parallel ranks. So the loss of the step is
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,12 +29,21 @@ from apertus_model.losses.cross_entropy import (
     log_probabilities,
     total_weight,
 )
-from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
-from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.losses.preference import (
+    beta_log_partition,
+    bradley_terry,
+    dpo,
+    qrpo_residual,
+    sequence_beta,
+)
+from apertus_model.losses.rewards import token_rewards
+from apertus_model.losses.sequences import sequence_log_probabilities, sequence_sums, shared_sum
 from apertus_model.model.on_host import copy_to
 from apertus_model.optimizers.extra_pass import WithExtraPass
+from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
+from specs.stages.reward_model import RewardLoss
 from specs.stages.sft import InverseRl as InverseRlSpec
 
 Extras = Mapping[str, Tensor]
@@ -82,6 +93,11 @@ class Objective(ABC):
             vocab: the words that these rows stand for.
             batch: the other inputs of the loss.
         """
+
+    def heldout_loss(self, evaluator: Evaluator, samples: Sequence[Any]) -> HeldOutLoss:
+        """The loss on held-out samples, which are the same on every rank: cross-entropy per label unless an
+        objective has another. Collective."""
+        return evaluator.loss(samples)
 
 
 class CrossEntropy(Objective):
@@ -245,6 +261,44 @@ class Dpo(PreferenceObjective):
         return losses, beta, {"margin": _sum(margin.detach(), pairs)}
 
 
+@dataclass(frozen=True)
+class BradleyTerry(Objective):
+    """Mean, over all pairs, of -ln sigmoid(r_c - r_r - m) + c (r_c + r_r)^2; see
+    `apertus_model.data.reward_samples` for the fields."""
+
+    settings: RewardLoss
+    fields = ("segments", "margins", "present")
+    per_token = ("segments",)
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        return extras["present"].double().sum()
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        pairs, margins = batch.extras["present"], batch.extras["margins"]
+        values = token_rewards(hidden, weight, labels, vocab)
+        sums = sequence_sums(values, batch.extras["segments"], 2 * pairs.shape[1])
+        rewards = (sums if batch.group is None else shared_sum(sums, batch.group)).to(values.dtype)
+        chosen, rejected = rewards[:, 0::2], rewards[:, 1::2]
+        losses = torch.where(pairs, bradley_terry(chosen, rejected, margins, self.settings.centring), 0.0)
+        copies = dist.get_world_size(batch.group) if batch.group is not None else 1
+        with torch.no_grad():
+            columns = {
+                "reward_chosen": _sum(chosen, pairs),
+                "reward_rejected": _sum(rejected, pairs),
+                "accuracy": _sum(chosen > rejected, pairs),
+            }
+        return MicroBatchLoss(losses.sum() / batch.denominator.to(losses.dtype), copies, columns)
+
+    def heldout_loss(self, evaluator: Evaluator, samples: Sequence[Any]) -> HeldOutLoss:
+        present = torch.from_numpy(np.stack([sample.present for sample in samples]))
+        margins = torch.from_numpy(np.stack([sample.margins for sample in samples])).double()
+        rewards = evaluator.sequence_rewards(samples, 2 * present.shape[1]).double()
+        losses = bradley_terry(rewards[:, 0::2], rewards[:, 1::2], margins, self.settings.centring)[present]
+        return HeldOutLoss(losses.mean().item(), losses.numel())
+
+
 class ExtraPass(CrossEntropy):
     """The loss of the extra pass over a step's batch that an optimizer asks for (`optimizers.extra_pass`).
     Its denominator is that of the step's own objective."""
@@ -298,6 +352,7 @@ _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
     "inverse-rl": lambda segment: InverseRl(segment.inverse_rl),
     "qrpo": lambda segment: Qrpo(segment.loss),
     "dpo": lambda segment: Dpo(segment.loss),
+    "bradley-terry": lambda segment: BradleyTerry(segment.loss),
 }
 
 

@@ -232,7 +232,8 @@ class ApertusTrainer(Trainer):
             torch.compiler.set_stance("force_eager" if dims.tp_enabled else "default"),
             self.optimizers.averaged(),  # Optimizers
         ):
-            return {name: evaluator.loss(samples) for name, samples in self.config.data.heldout.items()}
+            objective, heldout = self.config.objective, self.config.data.heldout
+            return {name: objective.heldout_loss(evaluator, samples) for name, samples in heldout.items()}
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         """Computes the gradients of one global batch, and takes an optimizer step unless they are anomalous.

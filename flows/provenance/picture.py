@@ -22,7 +22,7 @@ COLOURS = {  # fill, border
     "training": ("#eaf1fb", "#3a6db5"),
     "result": ("#f5eefb", "#7a4fb0"),
 }
-MODELS = (*CHECKPOINTS, "import_model", "model_folder")
+MODELS = (*CHECKPOINTS, "reward_model", "import_model", "model_folder")
 RESULTS = ("evaluate", "evaluate_tokenizers", "probe", "export", "harness")
 
 

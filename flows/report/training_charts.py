@@ -12,10 +12,10 @@ from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, labe
 from flows.report.history import Curve, Series
 from flows.report.run_data import Share
 from specs.stages import STAGES, TRAINING
-from specs.stages.preference_training import PreferenceTraining
+from specs.stages.preference_training import PairTraining
 
 # not nats per token
-OWN_LOSS = tuple(kind for kind in TRAINING if issubclass(STAGES[kind], PreferenceTraining))
+OWN_LOSS = tuple(kind for kind in TRAINING if issubclass(STAGES[kind], PairTraining))
 COLUMNS = {
     "loss": "training loss",
     "lr": "learning rate",

@@ -82,8 +82,8 @@ class ConversationSource(Spec):
 
 
 class ConversationsStage(Stage):
-    """Conversations for the training of `sft`, the prompts of `preference_data` and the questions of
-    `evaluate`."""
+    """Conversations for the training of `sft`, the prompts of `preference_data`, the pairs of `reward_model`
+    and the questions of `evaluate`."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["conversations"] = identity()

@@ -14,10 +14,15 @@ from specs.units import Reference
 
 class ExportStage(FromCheckpoint):
     """Writes `ApertusForCausalLM` as safetensors, with config, generation config, tokenizer, chat
-    template, and a model card made from the lineage."""
+    template, and a model card made from the lineage.
+
+    transformers has no sequence classification for Apertus. A reward model is written as its
+    `ApertusForTokenClassification` of one output without bias, which has the same weights: the reward is the
+    output at the last token of the conversation."""
 
     VERSION: ClassVar[int] = 4
     kind: Literal["export"] = identity()
+    from_: Reference = reference(alias="from", to=("checkpoint", "reward_model"))
     max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), gt=0, validate_default=True)
     dtype: Literal["float32", "bfloat16"] = identity(
         "float32",

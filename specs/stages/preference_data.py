@@ -163,8 +163,8 @@ class CompletionsPart(Part):
 
 
 class RewardsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside)
-    where a model scores."""
+    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside, or an
+    export) where a model scores."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1

@@ -1,4 +1,5 @@
-"""What `qrpo` and `dpo` share: training on pairs of completions against a reference model.
+"""Training on pairs of completions: what all such kinds share, and what `qrpo` and `dpo` share, which train
+against a reference model.
 
 A sample is a packed sequence of pairs; both completions of a pair lie in the same one. The batch counts
 packed sequences.
@@ -12,15 +13,20 @@ from specs.stages.training import CarryField, FromParent, Segment, Training, car
 from specs.units import OrRest, Reference
 
 
-class PreferenceTraining(FromParent, Training):
+class PairTraining(FromParent, Training):
+    """The loss of a pair needs whole sequences."""
+
+    CHAT = True
+    data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
+    schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
+
+
+class PreferenceTraining(PairTraining):
     """`from` is the model that the preference data were made with; `preferences` names the stage that made
     them, which also decides the sequence length."""
 
-    CHAT = True
     carry: CarryField = carries("weights")
     preferences: Reference = reference(to="preference_data")
-    data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
-    schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
 
 
 class PreferenceSegment(Segment):

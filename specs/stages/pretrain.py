@@ -22,6 +22,11 @@ class PretrainStage(TrainingStage, MixtureTraining):
 
     @model_validator(mode="after")
     def _complete(self) -> PretrainStage:
+        if self.model.head != "vocabulary":
+            raise ValueError(
+                "pretraining needs the logits of a vocabulary; leave out model.head, which a reward_model"
+                " stage sets"
+            )
         for name in ("global_batch_size", "sequence_length", "mixture", "schedule", "budget"):
             if getattr(self, name) is None:
                 raise ValueError(f"a pretrain stage has no parent to take {name} from; state it")

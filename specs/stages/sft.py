@@ -141,12 +141,17 @@ class SftStage(SftLoss, FromParent, Training):
     lora: Lora | None = identity(None)
 
 
-class SftSegment(SftLoss, Segment):
+class AdaptedSegment(Segment):
+    """A segment that can train adapters. `data_seed` is that of its new weights, too."""
+
+    data_seed: int = identity(28, neutral=28)
+    lora: Lora | None = identity(None, neutral=None)
+
+
+class SftSegment(SftLoss, AdaptedSegment):
     """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
     conversations."""
 
     repeats: list[Repeat] = identity(description="in the order of the inputs")
-    data_seed: int = identity(28, neutral=28)
     packing: AnyPacking = identity("best-fit", neutral="best-fit")
     longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
-    lora: Lora | None = identity(None, neutral=None)

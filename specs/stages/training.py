@@ -180,7 +180,7 @@ class MixtureTraining(Training):
 @dataclass(frozen=True)
 class Phase:
     """A piece of a stage with its own settings and parent. Most stages have one; `long_context` has one per
-    step. Settings that are left out, rope_theta among them, are the parent's."""
+    step. Settings that are left out, rope_theta and head among them, are the parent's."""
 
     name: str  # the stage, or `stage/1`
     stage: str
@@ -191,6 +191,7 @@ class Phase:
     model: ModelSpec | None = None
     seed: int | None = None
     rope_theta: float | None = None
+    head: Literal["vocabulary", "reward"] | None = None
     chat: bool = False
 
 

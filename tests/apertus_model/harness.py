@@ -33,6 +33,7 @@ from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
 from specs.stages.dpo import DpoLoss, DpoSegment
 from specs.stages.qrpo import QrpoLoss, QrpoSegment
+from specs.stages.reward_model import RewardLoss, RewardSegment
 from specs.stages.sft import SftSegment
 from specs.stages.training import Precision, Segment
 
@@ -147,7 +148,35 @@ class PreferenceRows(ListedSamples):
         )
 
 
-SEGMENTS: dict[str, type[Segment]] = {"sft": SftSegment, "qrpo": QrpoSegment, "dpo": DpoSegment}
+class RewardRow(NamedTuple):
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    margins: np.ndarray
+    present: np.ndarray
+
+
+class RewardRows(PreferenceRows):
+    """The same rows, each sequence with a reward at its last place, and a margin for each pair."""
+
+    def row(self, index: int) -> Any:
+        row = super().row(index)
+        places = [np.flatnonzero(row.segments == number) for number in range(2 * (1 + index % 2))]
+        ends = np.array([place[-1] for place in places])
+        labels, segments = np.full(self.length, -100), np.full(self.length, -1)
+        labels[ends], segments[ends] = row.input[ends], np.arange(ends.size)
+        present = row.present[::2]
+        margins = (np.random.default_rng(index).random(2) * present).astype(np.float32)
+        return RewardRow(row.input, labels, row.positions, segments, margins, present)
+
+
+SEGMENTS: dict[str, type[Segment]] = {
+    "sft": SftSegment,
+    "qrpo": QrpoSegment,
+    "dpo": DpoSegment,
+    "reward_model": RewardSegment,
+}
 
 
 def segment(kind: str = "pretrain", **changes: Any) -> Any:
@@ -169,6 +198,7 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
         "sft": {"repeats": [1]},
         "qrpo": {"loss": QrpoLoss()},
         "dpo": {"loss": DpoLoss()},
+        "reward_model": {"loss": RewardLoss(), "model": MODEL.model_copy(update={"head": "reward"})},
     }.get(kind, {})
     return SEGMENTS.get(kind, Segment)(**{**fields, **further, **changes})
 

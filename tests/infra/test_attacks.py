@@ -427,7 +427,7 @@ def test_a_chat_template_of_a_model_reaches_no_python(hugging_face: Path, plante
 
 def test_an_array_of_objects_is_refused(tmp_path: Path, planted: Path) -> None:
     from apertus_model.data.packed import _table
-    from apertus_model.data.preference_samples import load_array
+    from apertus_model.data.packed_pairs import load_array
 
     np.save(tmp_path / "evil.npy", np.array([Calls(os.system, f"touch {planted}")], dtype=object))
     for load in (_table, load_array):

@@ -25,12 +25,12 @@ def test_a_reward_of_a_package_is_known_by_its_stated_version() -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({}, "either a function or a model"),
-        ({"function": "grounded-answer", "model": "/folder"}, "either a function or a model"),
+        ({}, "state one of function, model, from"),
+        ({"function": "grounded-answer", "model": "/folder"}, "state one of function, model, from"),
         ({"function": "grounded-answer", "version": 9}, "has version 1 here, not 9; leave version out"),
         ("best-answer", "there is no reward 'best-answer'; use one of grounded-answer, reference-overlap"),
         ("package:name", "states no version; add version: 1"),
-        ({"function": "grounded-answer", "parameters": 7}, "a function has no parameters"),
+        ({"function": "grounded-answer", "parameters": 7}, "parameters are those of a model's folder"),
         ({"model": "https://user:secret@host/x"}, "credentials"),
     ],
 )

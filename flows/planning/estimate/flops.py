@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from flows.planning.estimate.memory import OF_SCORES, adapters, layers_of_rank
 from specs.cluster import Gpu
 from specs.model import ModelSpec
-from specs.stages.sft import SftSegment
+from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 
@@ -43,7 +43,7 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
     return Forward(
         model.n_layers * 2 * model.layer_matrices,
         model.n_layers * 4 * model.query_dim * sequence_length,
-        2 * model.vocab_size * model.dim,
+        2 * model.outputs * model.dim,
     )
 
 
@@ -71,7 +71,7 @@ def training(segment: Segment) -> int:
     """Per token, without recomputation. With LoRA the frozen matrices have no weight gradient, and nothing
     below the first adapter of the first layer has gradients."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
-    lora = segment.lora if isinstance(segment, SftSegment) else None
+    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is None:
         return 3 * (once.projections + once.scores + once.output)
     adapted = 2 * model.n_layers * adapters(model, lora.rank, lora.targets)

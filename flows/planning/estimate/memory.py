@@ -30,7 +30,7 @@ from typing import Any, Literal
 from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.stages.sft import SftSegment
+from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 Device = Literal["cuda", "cpu"]
@@ -101,7 +101,8 @@ def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
     """The parameters of a tensor-parallel rank: its part of matrices and tables, and all of the norms."""
     matrices = model.layer_matrices / tp
     table = model.vocab_size * model.dim / tp
-    return Parameters(matrices + model.layer_vectors, matrices, table, table + model.dim)
+    head = table if model.head == "vocabulary" else float(model.dim)  # which is not divided
+    return Parameters(matrices + model.layer_vectors, matrices, table, head + model.dim)
 
 
 def state_bytes(
@@ -238,7 +239,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     masked = device == "cpu" or segment.attention == "sdpa"
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
-    lora = segment.lora if isinstance(segment, SftSegment) else None
+    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     work = _Work(
         model,
         tokens,
@@ -289,7 +290,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
     last_layer = 0.0 if piped else prefetched or copies * b * count.layer
     reduced = 4.0 * trained_layer
-    table = 4.0 * model.vocab_size * model.dim / tp
+    words = model.vocab_size / tp if model.head == "vocabulary" else 0.0  # of logits; a reward has none
+    table = 4.0 * words * model.dim
     states_gradient = tokens * model.dim * b * last
     # The float32 sum of the output weight's gradient. Cross-entropy makes it forward, and the graph of a
     # micro-batch holds it as long as it lives; losses of log-probabilities make it backward, and drop it.
@@ -299,8 +301,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     every = 4.0 * trained if piped else shard
     before = every if micro_batches > 1 else 0.0
     chunk = min(CHUNK_TOKENS, tokens)
-    logits = chunk * model.vocab_size / tp * (4 + (b if b == 2 else 0)) * last + (
-        4 * chunk * model.dim * last if device == "cpu" else 0
+    logits = chunk * words * (4 + (b if b == 2 else 0)) * last + (
+        4 * chunk * model.dim * last if device == "cpu" and words else 0
     )
     largest = max(head, count.matrices / 2) / shards
     base = Memory(4.0 * own / shards + positions, 0.0, states, 0.0, 0.0, 0.0, 0.0, 0.0, "")

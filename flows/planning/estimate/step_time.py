@@ -32,7 +32,7 @@ from flows.planning.estimate.memory import (
     parameters,
 )
 from specs.launch import Parallel
-from specs.stages.sft import SftSegment
+from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 
@@ -116,11 +116,11 @@ class _Work:
         self.again = segment.activation_checkpointing
         self.float8 = segment.precision.linear != "param"
         self.count: Parameters = parameters(self.model, parallel.tp)
-        self.trains = not (isinstance(segment, SftSegment) and segment.lora is not None)
+        self.trains = not (isinstance(segment, AdaptedSegment) and segment.lora is not None)
         each = processes // parallel.pp // parallel.tp // parallel.cp
         self.shards = each // parallel.dp_replicate * parallel.cp
         # tokens that attend to each other: a rehearsal's rows are one document, or so many completions
-        pairs = 2 * PAIRS if segment.objective in ("qrpo", "dpo") else 1
+        pairs = 2 * PAIRS if segment.objective in ("qrpo", "dpo", "bradley-terry") else 1
         self.length = -(-segment.sequence_length // pairs)
 
     # Exchanges. Ranks are numbered with tp innermost, then cp, dp_shard, dp_replicate and pp.
@@ -281,6 +281,8 @@ class _Work:
     def output(self) -> tuple[float, float]:
         """Computation and waiting of output layer and loss, of a micro-batch."""
         model, tp = self.model, self.parallel.tp
+        if model.head == "reward":  # a few products with one vector, beside a layer's
+            return self.moved(6 * self.b * self.tokens * model.dim), 0.0
         words, chunks = model.vocab_size / tp, -(-self.tokens // CHUNK_TOKENS)
         chunk = self.tokens / chunks
         products = 2 * self.product(chunk, model.dim, words)

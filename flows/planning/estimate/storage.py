@@ -22,7 +22,7 @@ from flows.planning.estimate.memory import adapters, parameters, state_bytes
 from infra.store.files.sinks import parts_of
 from specs.cluster import Cluster
 from specs.intervals import expected_time, longest_interval, young_daly
-from specs.stages.sft import SftSegment
+from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.units import Duration
 
@@ -41,7 +41,7 @@ class Checkpoints(NamedTuple):
 
 def trained_parameters(segment: Segment) -> int:
     """Parameters that have gradients: all, or those of the adapters."""
-    lora = segment.lora if isinstance(segment, SftSegment) else None
+    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is None:
         return segment.model.parameters
     return segment.model.n_layers * adapters(segment.model, lora.rank, lora.targets)

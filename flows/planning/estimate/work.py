@@ -236,7 +236,7 @@ class Counter:
     def _rewards(self, node: Node) -> Work | None:
         """A reward model reads every completion after its prompt: two operations per parameter and token."""
         reward, prompts = cast(RewardsPart, node.part).reward, self._input(node, "prompts")
-        if reward.model is None:
+        if reward.function is not None:
             return None
         parameters, width = self._reward_model(node)
         sequences, tokens = self._answers(self._input(node, "completions"))
@@ -258,6 +258,9 @@ class Counter:
     def _reward_model(self, node: Node) -> tuple[float, int]:
         """Parameters of a reward model, and bytes of each: by the size of its files, or as declared."""
         reward = cast(RewardsPart, node.part).reward
+        if reward.from_ is not None:
+            export = cast(ExportPart, self._input(node, "reward_model").part)
+            return export.model.parameters, WIDTH[export.dtype]
         listing = self.graph.listings.get(f"{node.stage}.reward")
         width = stored_width(listing.url) if listing is not None else None
         if listing is not None and width is not None:

@@ -15,7 +15,7 @@ from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store import Artifact, Store
 from infra.store.hugging_face import FOLDER_FILES, TOKENIZER_FILES, HubModel
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
-from specs.dependencies import CHECKPOINT, uses
+from specs.dependencies import MODELS, uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
 from specs.pipeline import Pipeline
@@ -79,7 +79,7 @@ class Builder:
             use
             for name, stage in self.pipeline.stages.items()
             for use in uses(name, stage)
-            if CHECKPOINT in use.results
+            if set(use.results) & set(MODELS)
         ]
         return [
             (point_of(use.reference, trajectories, use.path, self.graph.best), use.reference)

@@ -135,7 +135,9 @@ def add_prompts(
     return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
 
 
-def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajectory) -> Node:
+def add_model(
+    builder: Builder, name: str, checkpoint: Input, trajectory: Trajectory, part_name: str = "model"
+) -> Node:
     """The checkpoint as a Hugging Face folder; the same artifact as that of an `export` stage with default
     settings."""
     builder.exportable(("stages", name, "from"), trajectory)
@@ -147,10 +149,10 @@ def add_model(builder: Builder, name: str, checkpoint: Input, trajectory: Trajec
         tolerance=defaults["tolerance"].default,
         chat=trajectory.chat,
     )
-    if (existing := builder.graph.nodes.get(f"{name}/model")) is not None:
+    if (existing := builder.graph.nodes.get(f"{name}/{part_name}")) is not None:
         return existing
     inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
-    return builder.node(f"{name}/model", name, part, inputs, kind="export")
+    return builder.node(f"{name}/{part_name}", name, part, inputs, kind="export")
 
 
 def add_completions(
@@ -189,6 +191,9 @@ def add_rewards(
         inputs["reward_model"] = builder.folder(
             f"{name}.reward", reward.model, CLASSIFIER_FILES, (*path, "model"), fix
         )
+    if reward.from_ is not None:
+        checkpoint, trajectory = builder.checkpoint(reward.from_, (*path, "from"))
+        inputs["reward_model"] = reads(add_model(builder, name, checkpoint, trajectory, "reward_model"))
     part = RewardsPart(reward=reward, prompts_per_unit=_per_unit(prompts))
     return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
 

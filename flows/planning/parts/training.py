@@ -28,6 +28,7 @@ from specs.stages.packing import PackingPart
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.qrpo import QrpoSegment, QrpoStage
+from specs.stages.reward_model import LabelledPairsPart, RewardModelStage, RewardSegment
 from specs.stages.select import SelectPart
 from specs.stages.sft import SftLoss, SftSegment, SftStage
 from specs.stages.tokenizer import TokenizerPart
@@ -37,6 +38,12 @@ from specs.units import Reference
 
 # input of a segment -> the field of the stage that names it
 FIELDS = {"mixture": "mixture", "pairs": "preferences"}
+SEGMENTS: tuple[tuple[type[TrainingStage], type[Segment]], ...] = (
+    (SftStage, SftSegment),
+    (QrpoStage, QrpoSegment),
+    (DpoStage, DpoSegment),
+    (RewardModelStage, RewardSegment),
+)
 
 
 def add_training(builder: Builder, name: str) -> None:
@@ -64,7 +71,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
     if isinstance(stage, PreferenceTraining) and parent is not None:
         _check_preferences(builder, stage, phase, parent)
     for index, planned in enumerate(trajectory.segments):
-        data, extra = _data(builder, stage, planned)
+        data, extra = _data(builder, stage, phase, planned)
         packing = trajectory.packing if isinstance(settings, MixtureTraining) else "concatenate"
         key = counter(data, trajectory.sequence_length, packing)
         inputs = dict(data)
@@ -123,7 +130,8 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             phase=phase.name,
         )
         if parent is not None:
-            field = FIELDS.get(next(iter(data)), "conversations")
+            own = isinstance(stage, RewardModelStage)
+            field = "pairs" if own else FIELDS.get(next(iter(data)), "conversations")
             what = next(iter(data.values())).name
             models = (
                 parent
@@ -143,14 +151,14 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
 
 
 def _segment_class(stage: TrainingStage) -> type[Segment]:
-    for kind, segment in ((SftStage, SftSegment), (QrpoStage, QrpoSegment), (DpoStage, DpoSegment)):
+    for kind, segment in SEGMENTS:
         if isinstance(stage, kind):
             return segment
     return Segment
 
 
 def _data(
-    builder: Builder, stage: TrainingStage, planned: SegmentPlan
+    builder: Builder, stage: TrainingStage, phase: Phase, planned: SegmentPlan
 ) -> tuple[dict[str, Input], dict[str, Any]]:
     """The inputs of a segment, and the fields of its kind."""
     if isinstance(stage, SftStage):
@@ -175,10 +183,44 @@ def _data(
             "source_names": [stage.preferences.stage],
             "data_seed": stage.data_seed,
         }
+    if isinstance(stage, RewardModelStage):
+        length = builder.graph.trajectories[phase.name].sequence_length
+        pairs, names = add_labelled_pairs(
+            builder, phase.stage, stage.pairs, (*phase.path, "pairs"), length, stage.margin
+        )
+        return {"pairs": pairs}, {
+            "loss": stage.loss,
+            "source_names": names,
+            "data_seed": stage.data_seed,
+            "lora": stage.lora,
+            "max_repetition": stage.max_repetition,
+        }
     mixture = builder.part(Reference.parse(planned.mixture))
     return {"mixture": mixture}, {
         "source_names": [read.name for read in corpora(builder.graph, mixture.name)]
     }
+
+
+def add_labelled_pairs(
+    builder: Builder,
+    name: str,
+    sources: list[Reference],
+    path: FieldPath,
+    max_tokens: int,
+    margin: str | None = None,
+) -> tuple[Input, list[str]]:
+    """The pairs of conversations as tokens, and the names of the conversations in the order of the part; once
+    per stage."""
+    read = sorted((builder.part(source) for source in sources), key=lambda one: one.fingerprint)
+    names = [one.name for one in read]
+    if (existing := builder.graph.nodes.get(f"{name}/pairs")) is not None:
+        return reads(existing), names
+    tokenizer = builder.tokenizer_of(read[0])
+    for one in read[1:]:
+        builder.same_tokenizer(path, one.name, builder.tokenizer_of(one), tokenizer)
+    inputs = {f"conversations:{index}": one for index, one in enumerate(read)} | {"tokenizer": tokenizer}
+    part = LabelledPairsPart(max_tokens=max_tokens, margin=margin)
+    return reads(builder.node(f"{name}/pairs", name, part, inputs, kind="labelled_pairs")), names
 
 
 def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apertus_model.data.preference_samples import PreferenceDataError, PreferenceSamples
+from apertus_model.data.packed_pairs import PreferenceDataError
+from apertus_model.data.preference_samples import PreferenceSamples
 from infra.store import StoreError
 
 PAD = 10

@@ -3,15 +3,20 @@
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import apertus_model.stages.train
 from apertus_model.stages import export, import_model
+from apertus_model.stages.training_data import BudgetError, RewardData
 from infra.store import Artifact
 from specs.hugging_face import model_of
 from specs.launch import Validation
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
+from specs.stages.sft import Lora
+from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 
 EXPORT = ExportPart(model=SPEC.model, sequence_length=16, max_shard_size=20_000, tolerance=1e-4)
@@ -119,3 +124,78 @@ def test_a_changed_weight_shows_in_the_comparison_of_logits(
     with torch.no_grad():
         model.layers["1"].attention.k_norm.weight += 0.5
     assert export.largest_difference(model, tmp_path, EXPORT) > 1e-4
+
+
+def put_pairs(stages: Stages) -> None:
+    """Eight training pairs and two held-out ones: prompts of two tokens, completions of one to five."""
+    attempt, random = stages.attempt("labelled_pairs", "pairs"), np.random.default_rng(0)
+    for split, pairs in (("train", 8), ("validation", 2)):
+        lengths = 2 + random.integers(1, 6, 2 * pairs)
+        arrays = {
+            "tokens": random.integers(4, 128, lengths.sum()).astype(np.int32),
+            "lengths": lengths,
+            "prompt_lengths": np.full(2 * pairs, 2),
+            "margins": np.zeros(pairs, np.float32),
+            "sources": np.zeros(pairs, np.int32),
+        }
+        for name, array in arrays.items():
+            np.save(attempt.workdir / f"{split}-{name}.npy", array)
+            attempt.put(attempt.workdir / f"{split}-{name}.npy", f"{split}-{name}.npy")
+    attempt.commit(metrics={}, facts={"pad_id": 3})
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_with_its_rewards(
+    stages: Stages, trained: Artifact, lora: Lora | None
+) -> None:
+    from transformers import AutoModelForTokenClassification
+    from transformers.modeling_layers import GenericForSequenceClassification
+    from transformers.models.apertus.modeling_apertus import ApertusPreTrainedModel
+
+    if not Artifact(stages.store, "labelled_pairs/pairs").complete:
+        put_pairs(stages)
+    name = "adapted" if lora else "whole"
+    spec = segment(
+        "reward_model", seed=None, end_step=2, global_batch_size=2, source_names=["prefs"], lora=lora,
+        validation={"interval": 2, "samples": 4},
+    )  # fmt: skip
+    parent = stages.ref("pretrain/trained", 6)
+    inputs = {"pairs": stages.ref("labelled_pairs/pairs"), "parent": parent}
+    job = stages.job("reward_model", name, spec.model_dump(mode="json"), inputs=inputs)
+    stages.run(apertus_model.stages.train, job)
+    artifact = Artifact(stages.store, f"reward_model/{name}", 2)
+    assert artifact.checkpoint(2).facts["validation"].keys() == {"prefs"}
+    begun, ended = weights_of(trained, 6), weights_of(artifact, 2)
+    assert "lm_head.weight" not in ended and len(ended["lm_head.score"]) == spec.model.dim
+    same = begun["layers.0.attention.wo.weight"] == ended["layers.0.attention.wo.weight"]
+    assert same == (lora is not None)
+
+    part = EXPORT.model_copy(update={"model": spec.model, "sequence_length": 32})
+    read = {
+        "checkpoint": stages.ref(f"reward_model/{name}", 2),
+        "tokenizer": stages.ref("tokenizer/tokenizer"),
+    }
+    stages.run(export, stages.job("export", name, part.model_dump(mode="json"), inputs=read))
+    exported = Artifact(stages.store, f"export/{name}")
+    assert exported.manifest.metrics["logit_difference"] < 1e-5
+    folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
+    theirs = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    assert type(theirs).__name__ == "ApertusForTokenClassification"
+    # the class that TRL's users write, which transformers does not have
+    kind = type("Classifier", (GenericForSequenceClassification, ApertusPreTrainedModel), {})
+    classifier = kind.from_pretrained(folder).eval()
+    tokens = torch.tensor([[5, 9, 77, 30, 8]])
+    own = export.load_model(part, artifact.checkpoint(2))
+    with torch.no_grad():
+        expected = own(tokens)[0, -1, 0].item()
+        assert theirs(tokens).logits[0, -1, 0].item() == pytest.approx(expected, abs=1e-5)
+        padded = torch.cat([tokens, torch.full((1, 3), 3)], dim=1)
+        assert classifier(padded).logits[0, 0].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_budget_of_more_than_one_pass_is_refused_with_the_steps_of_one(stages: Stages) -> None:
+    if not Artifact(stages.store, "labelled_pairs/pairs").complete:
+        put_pairs(stages)
+    spec = segment("reward_model", end_step=9, global_batch_size=2)
+    with pytest.raises(BudgetError, match=r"passes over . sequences .* state budget: . samples \(. steps\)"):
+        RewardData(stages.store, {"pairs": stages.ref("labelled_pairs/pairs")}, spec)

@@ -12,11 +12,14 @@ import torch
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source
 from specs.launch import Parallel
+from specs.model import ModelSpec
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
+from specs.stages.reward_model import RewardLoss
 from tests.apertus_model.harness import (
     MODEL,
     PreferenceRows,
+    RewardRows,
     SyntheticSamples,
     WeightedSamples,
     difference,
@@ -32,6 +35,7 @@ KINDS: dict[str, tuple[dict[str, Any], Any]] = {
     "weighted-cross-entropy": ({"kind": "sft", "prompt_weight": 0.25}, WeightedSamples),
     "qrpo": ({"kind": "qrpo", "loss": QrpoLoss(beta=2.0, beta_max=0.5)}, PreferenceRows),
     "dpo": ({"kind": "dpo", "loss": DpoLoss(beta=2.0, label_smoothing=0.1)}, PreferenceRows),
+    "reward_model": ({"kind": "reward_model", "loss": RewardLoss(centring=0.05)}, RewardRows),
 }
 
 
@@ -39,9 +43,10 @@ def spec_of(name: str, **changes: Any) -> Any:
     return segment(**KINDS[name][0], **changes)
 
 
-def forward(samples: list[Any]) -> tuple[Any, torch.Tensor]:
-    """The new model, and its logits, float64 of shape (batch, length, vocabulary)."""
-    model = model_config(MODEL, sequence_length=16, attention="sdpa", seed=7).build()
+def forward(samples: list[Any], spec: ModelSpec = MODEL) -> tuple[Any, torch.Tensor]:
+    """The new model, and its outputs in float64: logits, (batch, length, vocabulary), or the rewards of a reward
+    model, (batch, length, 1)."""
+    model = model_config(spec, sequence_length=16, attention="sdpa", seed=7).build()
     model.init_weights()
     tokens, positions = (
         torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
@@ -90,22 +95,36 @@ def dpo(samples: list[Any], log_p: torch.Tensor) -> torch.Tensor:
     return torch.stack(terms).mean()
 
 
+def reward_model(samples: list[Any], rewards: torch.Tensor) -> torch.Tensor:
+    terms = []
+    for row, sample in zip(rewards[..., 0], samples, strict=True):
+        for pair in np.flatnonzero(sample.present):
+            chosen, rejected = (
+                row[np.flatnonzero(sample.segments == number)].sum() for number in (2 * pair, 2 * pair + 1)
+            )
+            difference = chosen - rejected - float(sample.margins[pair])
+            terms.append(-torch.log(1 / (1 + torch.exp(-difference))) + 0.05 * (chosen + rejected) ** 2)
+    return torch.stack(terms).mean()
+
+
 SOURCES = {
     "weighted-cross-entropy": "-sum w ln p / sum w",
     "qrpo": "arXiv 2507.08068",
     "dpo": "arXiv 2305.18290",
+    "reward_model": "arXiv 2307.09288, 2312.09244",
 }
-FORMULAS = {"weighted-cross-entropy": weighted, "qrpo": qrpo, "dpo": dpo}
+FORMULAS = {"weighted-cross-entropy": weighted, "qrpo": qrpo, "dpo": dpo, "reward_model": reward_model}
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_first_step_has_the_loss_and_the_gradient_of_the_published_formula(
     tmp_path: Path, name: str, numerics: Numerics
 ) -> None:
-    row = train(tmp_path, spec_of(name, end_step=1), data=KINDS[name][1])[0].rows[0]
+    spec = spec_of(name, end_step=1)
+    row = train(tmp_path, spec, data=KINDS[name][1])[0].rows[0]
     samples = [KINDS[name][1]()[index] for index in range(4)]
-    model, logits = forward(samples)
-    loss = FORMULAS[name](samples, logits.log_softmax(-1))
+    model, outputs = forward(samples, spec.model)
+    loss = FORMULAS[name](samples, outputs if spec.model.head == "reward" else outputs.log_softmax(-1))
     loss.backward()
     norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in model.parameters()))
     for what, found, expected in (
@@ -213,22 +232,21 @@ def test_the_metrics_of_a_preference_step_are_means_over_the_whole_batch(tmp_pat
         )
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("name", "processes"), [("qrpo", 1), ("qrpo", 2), ("reward_model", 2)])
 def test_preference_training_goes_on_from_a_checkpoint_with_the_same_bits(
-    tmp_path: Path, processes: int
+    tmp_path: Path, name: str, processes: int
 ) -> None:
-    spec = spec_of("qrpo", end_step=4, micro_batch_size=1)
-    whole = train(tmp_path / "whole", spec, processes=processes, data=PreferenceRows)[0]
+    spec, data = spec_of(name, end_step=4, micro_batch_size=1), KINDS[name][1]
+    whole = train(tmp_path / "whole", spec, processes=processes, data=data)[0]
     source = Source(str(tmp_path / "whole/step-3"), 3, optimizer=True)
-    rest = train(
-        tmp_path / "rest", spec, processes=processes, source=source, begin_step=3, data=PreferenceRows
-    )[0]
+    rest = train(tmp_path / "rest", spec, processes=processes, source=source, begin_step=3, data=data)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     assert rest.rows[0]["loss"] == whole.rows[3]["loss"]
 
 
-def test_training_on_preferences_raises_the_chosen_over_the_rejected(tmp_path: Path) -> None:
-    rows = train(tmp_path, spec_of("dpo", end_step=12), data=lambda: PreferenceRows(rows=4))[0].rows
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_training_on_preferences_raises_the_chosen_over_the_rejected(tmp_path: Path, name: str) -> None:
+    rows = train(tmp_path, spec_of(name, end_step=12), data=lambda: KINDS[name][1](rows=4))[0].rows
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["accuracy"] > 0.9

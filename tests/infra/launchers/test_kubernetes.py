@@ -71,7 +71,7 @@ def test_a_pod_per_node_finds_the_first_one(tmp_path: Path) -> None:
         ("completions", {"sampling": {"engine": "server"}}, None),
         ("harness", {}, "4"),
         ("rewards", {"reward": {"model": "s3://bucket/judge"}}, "1"),
-        ("rewards", {"reward": {"model": None}}, None),
+        ("rewards", {"reward": {"function": "grounded-answer"}}, None),
         ("corpus", {}, None),
     ],
 )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from flows.planning.graph import Node
 from flows.planning.mixtures import corpora
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.errors import SpecError
+from specs.recipe import load
 from tests.flows.comparing import changed, segment
 from tests.flows.conftest import finish, job_of
 from tests.flows.planning.mixing import segments_of
 from tests.infra.sealed import sealed
+from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -203,3 +206,33 @@ def test_z_loss_is_inherited_until_it_is_stated(mixed: Planned) -> None:
 def _parts(plan: Plan) -> list[tuple[str, str]]:
     by_main = [read.name.removeprefix("corpus/") for read in corpora(plan.graph, "main")]
     return [*(("pretrain", part) for part in [*by_main, "sums"]), *(("cooldown", part) for part in by_main)]
+
+
+JUDGE = (
+    CHAT
+    + """\
+  judge: {{kind: reward_model, from: sft, pairs: [{pairs}], global_batch_size: 4, budget: 4 steps,
+    optimizer: {{lr: 1e-4}}}}
+  letters: {{kind: tokenizer, sources: [notes], vocab_size: 512, bytes_per_source: 20_000}}
+  foreign: {{kind: conversations, tokenizer: letters, sources: {{questions: {{holdout: 0.2}}}}}}
+"""
+)
+
+
+def test_a_reward_model_has_its_pairs_in_a_part_and_scores_as_an_exported_folder(
+    tmp_path: Path, store: Store
+) -> None:
+    recipe = write_recipe(tmp_path, JUDGE.replace("{pairs}", "chat"))
+    graph = make(load(recipe, ["stages.preferences.reward={from: judge}"]), store).graph
+    assert graph.nodes["judge"].inputs["pairs"].name == "judge/pairs"
+    assert graph.nodes["judge/pairs"].inputs["conversations:0"].name == "chat/questions"
+    scores = graph.nodes["preferences/rewards"].inputs["reward_model"]
+    exported = graph.nodes[scores.name]
+    assert (scores.name, exported.kind) == ("preferences/reward_model", "export")
+    assert exported.inputs["checkpoint"].name == "judge"
+
+
+def test_a_reward_model_for_another_tokenizer_is_refused(tmp_path: Path, store: Store) -> None:
+    recipe = write_recipe(tmp_path, JUDGE.replace("{pairs}", "foreign"))
+    with pytest.raises(SpecError, match=r"stages\.judge\.pairs: 'judge/pairs' is tokenised by 'letters'"):
+        make(load(recipe), store)

@@ -1,0 +1,151 @@
+"""The `labelled_pairs` part: conversations with a preferred and a rejected completion as tokens, for a reward
+model.
+
+Artifact, with the prefix `train-` or `validation-`:
+
+    tokens.npy          int32: prompt and completion of every sequence, one after the other
+    lengths.npy         int64, (sequences,): tokens of each
+    prompt_lengths.npy  int64, (sequences,): how many of them are the prompt's
+    margins.npy         float32, (pairs,)
+    sources.npy         int32, (pairs,): index of the conversations that the pair is from
+
+Sequences 2k and 2k + 1 are the chosen and the rejected one of pair k. A completion ends with the end of the
+turn.
+
+Invariant: every conversation is a pair, or is counted under the reason for being none. A completion is never
+cut: that could remove what makes the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from apertus_model.chat import ChatEncoder
+from apertus_model.data.conversations import Conversation, ConversationShards
+from apertus_model.data.rows import Row, read_units, write_unit
+from apertus_model.data.sequence_writer import SequenceWriter
+from apertus_model.data.stream import Split
+from apertus_model.progress import Progress
+from apertus_model.stages.prompts import COPIED_FACTS
+from apertus_model.stop import StopSignal
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import Span, units_of
+from infra.store import Attempt
+from specs.errors import StageError
+from specs.job import Job
+from specs.stages.reward_model import LabelledPairsPart
+
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+
+class LabelledPairsError(StageError):
+    """No pair is left to train on. The message counts the reasons."""
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. LabelledPairsError when there is no pair in the training split."""
+    part = LabelledPairsPart.model_validate(job.spec)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    metrics: dict[str, Any] = {}
+    for split in SPLITS:
+        chosen = [unit for unit in units if unit.data == split]
+        counts, names = write_pairs(read_units(chosen), attempt.workdir, split)
+        metrics[split] = dict(counts)
+        for name in names:
+            attempt.put(attempt.workdir / name, name)
+    story = "; ".join(
+        f"{split}: " + ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+        for split, counts in metrics.items()
+    )
+    if not metrics["train"].get("pairs"):
+        raise LabelledPairsError(
+            f"no pair is left to train on: {story}. Fix: a larger sequence_length than {part.max_tokens}, or"
+            " conversations whose rows have chosen and rejected"
+        )
+    progress.log(story)
+    facts = attempt.input_artifact("conversations:0").manifest.facts
+    copied = {name: facts[name] for name in COPIED_FACTS}
+    if copied["pad_id"] is None:  # padding has no rewards
+        copied["pad_id"] = copied["eos_id"]
+    attempt.commit(metrics=metrics, facts=copied)
+
+
+def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counter[str], list[str]]:
+    """Writes the pairs of a split; its counts, and the names of its files."""
+    counts: Counter[str] = Counter()
+    margins: list[float] = []
+    sources: list[int] = []
+    with SequenceWriter(folder, f"{split}-") as writer:
+        for row in rows:
+            if "dropped" in row:
+                counts[row["dropped"]] += 1
+                continue
+            for side in ("chosen", "rejected"):
+                writer.add(row["prompt"], row[side])
+            counts["pairs"] += 1
+            counts["without_margin"] += row["margin"] is None
+            margins.append(row["margin"] or 0.0)
+            sources.append(row["source"])
+        names = writer.finish()
+    for name, values in (("margins", np.array(margins, "<f4")), ("sources", np.array(sources, "<i4"))):
+        names.append(f"{split}-{name}.npy")
+        np.save(folder / names[-1], values, allow_pickle=False)
+    return counts, names
+
+
+class PairReader:
+    """Conversations as pairs, each independent of the others; or `{"dropped": reason}`. The data of a unit
+    are its split."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._part = LabelledPairsPart.model_validate(job.spec)
+        self._folder = attempt.workdir
+        self._encoder = ChatEncoder(
+            Tokenizer.from_file(str(attempt.input_artifact("tokenizer").local("tokenizer.json")))
+        )
+        self._units: dict[str, tuple[Split, int, ConversationShards, Span]] = {}
+        for split in SPLITS:
+            for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
+                shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), split)
+                spans = units_of(f"{split}-{number}", len(shards), self._part.pairs_per_unit)
+                self._units |= {key: (split, number, shards, span) for key, span in spans.items()}
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._units)
+
+    def run(self, key: str) -> Result:
+        split, number, shards, span = self._units[key]
+        rows = (self._row(shards.conversation(index), number) for index in range(*span))
+        return write_unit(span, rows, self._folder / f"{key}.jsonl")._replace(data=split)
+
+    def _row(self, conversation: Conversation, source: int) -> Row:
+        part = self._part
+        if not conversation.preference:
+            return {"dropped": "without_label"}
+        if len(set(conversation.completions)) < 2:
+            return {"dropped": "equal_completions"}
+        margin = conversation.metadata.get(part.margin) if part.margin is not None else None
+        if margin is not None and not is_margin(margin):
+            return {"dropped": "bad_margin"}
+        prompt = self._encoder.prompt(conversation.prompt, conversation.tools).tolist()
+        chosen, rejected = (self._encoder.completion(text).tolist() for text in conversation.completions)
+        if 2 * len(prompt) + len(chosen) + len(rejected) > part.max_tokens:
+            return {"dropped": "too_long"}
+        return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin, "source": source}
+
+
+work_of = PairReader
+
+
+def is_margin(value: Any) -> bool:
+    """Whether a value is a finite number of 0 or more."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0

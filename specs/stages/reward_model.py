@@ -1,0 +1,101 @@
+"""The `reward_model` stage: a model that gives a completion a number, trained on labelled pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import field_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.stages.base import Part
+from specs.stages.preference_training import PairTraining
+from specs.stages.sft import AdaptedSegment, Lora
+from specs.stages.training import CarryField, Phase, carries
+from specs.units import Reference
+
+
+class RewardLoss(Spec):
+    """-ln sigmoid(r_c - r_r - m) + c (r_c + r_r)^2 per pair, r the rewards of the chosen and of the rejected
+    completion, m the margin of the pair (Bradley-Terry; arXiv 2307.09288, 2312.09244)."""
+
+    centring: float = identity(0.01, ge=0, description="c, which keeps the mean of the rewards near 0")
+
+
+class RewardModelStage(PairTraining):
+    """Begins with the weights of `from` and a new head, which gives one number at the end of a completion.
+    Its result is a reward model: `export` and `reward: {from: ...}` read it, and no training starts from
+    it. Published rates for all weights are small: 3e-6 with linear decay for Tulu 3 8B (arXiv 2411.15124)."""
+
+    VERSION: ClassVar[int] = 1
+    RESULT: ClassVar[str] = "reward_model"
+    kind: Literal["reward_model"] = identity()
+    carry: CarryField = carries("weights")
+    pairs: list[Reference] = reference(
+        min_length=1,
+        to="conversations",
+        description=(
+            "parts of `conversations` stages whose rows have `chosen` and `rejected`. A pair is dropped, and"
+            " counted, if both of its completions with their prompts do not fit into a sequence together, or"
+            " if they are equal"
+        ),
+    )
+    margin: str | None = identity(
+        None,
+        neutral=None,
+        description=(
+            "column of the rows with the margin of a pair, such as a difference of ratings: 0 or more; 0 for"
+            " a row without it"
+        ),
+    )
+    loss: RewardLoss = identity(default_factory=RewardLoss)
+    data_seed: int = identity(
+        28, neutral=28, description="of the order of the sequences, of the head and of new adapters"
+    )
+    max_repetition: float = execution(
+        1.0,
+        gt=0,
+        description=(
+            "allowed passes over the pairs. One is usual: later ones fit the labels' noise. The error for a"
+            " larger budget names the steps of one pass"
+        ),
+    )
+    lora: Lora | None = identity(None, neutral=None, description="adapters; the head is trained in any case")
+
+    @field_validator("pairs")
+    @classmethod
+    def _different(cls, pairs: list[Reference]) -> list[Reference]:
+        if len(set(map(str, pairs))) < len(pairs):
+            raise ValueError("a part is repeated; name it once")
+        return pairs
+
+    @field_validator("carry")
+    @classmethod
+    def _weights_alone(cls, carry: list[str]) -> list[str]:
+        if carry != ["weights"]:
+            raise ValueError("the head is new, and so are the optimizer's states; state carry: [weights]")
+        return carry
+
+    def phases(self, name: str) -> list[Phase]:
+        return [replace(phase, head="reward") for phase in super().phases(name)]
+
+
+class RewardSegment(AdaptedSegment):
+    """Resolved. Inputs: `pairs`, `tokenizer`, `parent`. A sample is a packed sequence of pairs."""
+
+    loss: RewardLoss = identity()
+    max_repetition: float = execution(1.0)
+
+    @property
+    def objective(self) -> str:
+        return "bradley-terry"
+
+
+class LabelledPairsPart(Part):
+    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. The pairs of both splits as tokens."""
+
+    VERSION: ClassVar[int] = 1
+    WORKERS: ClassVar[int] = 1
+    max_tokens: int = identity(description="of both completions of a pair, each with the prompt")
+    margin: str | None = identity(None, neutral=None)
+    pairs_per_unit: int = execution(1024)
