@@ -44,8 +44,8 @@ def spec_of(name: str, **changes: Any) -> Any:
 
 
 def forward(samples: list[Any], spec: ModelSpec = MODEL) -> tuple[Any, torch.Tensor]:
-    """The new model, and its outputs in float64: logits, (batch, length, vocabulary), or the rewards of a reward
-    model, (batch, length, 1)."""
+    """The new model, and its outputs in float64: logits, (batch, length, vocabulary), or rewards, (batch,
+    length, 1), of a reward model."""
     model = model_config(spec, sequence_length=16, attention="sdpa", seed=7).build()
     model.init_weights()
     tokens, positions = (
