@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from math import inf
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
@@ -63,7 +63,7 @@ class MergeStage(MergeRule, Stage):
     base: Reference | None = reference(
         None, to="checkpoint", description="what task-arithmetic and ties measure differences from"
     )
-    weights: list[float] | None = reference(
+    weights: list[Annotated[float, Field(allow_inf_nan=False)]] | None = reference(
         None,
         description=(
             "one per checkpoint; 1 by default. Only the ratios matter, but for task-arithmetic, where a"

@@ -29,6 +29,7 @@ sources:
     metadata: [score, language, toxic_score]
     limit: 5
     declared: {{tokens: 5k tokens, documents: 5}}
+  lines: {{url: "{documents}", format: jsonl, include: ["*.jsonl"], id_column: id, metadata: [language]}}
   own: {{url: "{documents}", format: documents, reader: "package.module:name", version: 1}}
 """
 OPTIMIZERS = """\
@@ -43,6 +44,7 @@ OPTIMIZERS = """\
     optimizer: {{lr: 1e-3, eps: 1e-8, weight_decay: 0.1, grad_clip: 1.0}}
     micro_batch_size: 1
     goldfish: {{k: 50, h: 50}}
+    z_loss: 1e-4
     checkpoint: {{interval: 5, keep: 2, keep_every: 8, milestones: [3, 5]}}
     launch: {{processes: 1, threads: 1, workers: {{count: 1, cpus: 2}}, mfu: 0.3, parallel: {{dp_shard: 1,
       tp: 1, pp_schedule: interleaved-1f1b, virtual_stages: 2}}}}
@@ -66,17 +68,57 @@ FILTERS = """\
           codes: {{buckets: [0, 2], seed: 1,
             canaries: {{template: "{{secret}}", length: 4, count: 2, seed: 1}}}}
         filters:
-          - {{filter: length, min_characters: 2, max_characters: 1000}}
-          - {{filter: alphabetic}}
+          - {{filter: length, min_characters: 2, max_characters: 1000, by: language, cutoffs: {{de: 3}}}}
+          - {{filter: alphabetic, by: language, cutoffs: {{de: 0.5}}}}
           - {{filter: repeated-lines}}
           - {{filter: toxicity, classifier: c, thresholds: {{de: 0.9}}}}
-          - {{filter: language, model: "{documents}", languages: [de]}}
-          - {{filter: score, column: score, min: 0, max: 1, by: language, cutoffs: {{de: 0.5}}}}
+          - {{filter: language, model: "{documents}", languages: [de], min_scores: {{de: 0.5}}}}
+          - {{filter: score, column: score, min: 0, max: 1, by: language, cutoffs: {{de: 0.5}},
+              ceilings: {{de: 0.9}}}}
+          - {{filter: score, column: other, max: 1,
+              model: {{url: nowhere/classifier, label: a, max_tokens: 8}}}}
           - {{filter: sample, rate: 0.5, by: language, rates: {{de: 0.5}}}}
           - {{filter: near-duplicates}}
           - {{filter: decontaminate, against: [{{url: "{documents}", format: text}}]}}
 """
 OTHERS = """\
+  words:
+    kind: classifier
+    sources: {{rows: {{label: a}}, own: {{label: b}}}}
+    training: {{method: fasttext, dim: 10, epochs: 2, lr: 0.1, word_ngrams: 2, shortest_ngram: 2,
+      longest_ngram: 3, buckets: 100, min_count: 1, max_characters: 1000}}
+    validation: 0.2
+    percentiles: [90]
+    seed: 1
+    files_per_task: 2
+  embedded:
+    kind: classifier
+    sources: {{rows: {{label: a}}, own: {{label: b}}}}
+    training: {{method: mlp, encoder: nowhere/encoder, max_tokens: 16, hidden: 4, dropout: 0.1,
+      epochs: 1, lr: 1e-3, weight_decay: 0.1, batch_size: 2, warmup_steps: 1}}
+  compared: {{kind: evaluate_tokenizers, tokenizers: {{ours: tokenizer}}, sources: [lines], lines: 5, seed: 1,
+    parity_to: en}}
+  curated:
+    kind: conversations
+    tokenizer: tokenizer
+    sources: {{questions: {{share: 0.5, holdout: 0.2}}}}
+  counted: {{kind: conversations, tokenizer: tokenizer, sources: {{questions: {{count: 5, holdout: 0.2}}}}}}
+  scored:
+    kind: reward_model
+    from: pretrain
+    pairs: [chat]
+    budget: 2 steps
+    global_batch_size: 1
+    optimizer: {{lr: 1e-4}}
+    loss: {{centring: 0.1}}
+    max_repetition: 2
+  imitated:
+    kind: sft
+    from: pretrain
+    conversations: {{chat: 1}}
+    budget: 4 steps
+    optimizer: {{lr: 1e-3}}
+    inverse_rl: {{weight: 0.5, discount: 0.9}}
   weighted:
     kind: mixture
     weights: {{corpus/notes: {{weight: 1, max_repetition: 2}}, filtered/rows: {{weight: 2}}}}
@@ -105,7 +147,8 @@ OTHERS = """\
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
     reference: {{perplexity: {{value: 9.5, unit: metric, stderr: 0.5, source: a report}}}}
   sharpness: {{kind: probe, from: pretrain, sources: [corpus/notes], sequence_length: 16}}
-  averaged: {{kind: merge, checkpoints: [qrpo, dpo], weights: [1, 2]}}
+  averaged: {{kind: merge, checkpoints: [qrpo, dpo], weights: [1, 2], method: ties, base: sft, scale: 0.5,
+    density: 0.5}}
   adapted:
     kind: sft
     from: pretrain
@@ -144,9 +187,21 @@ cluster:
   storage_price: 20
   storage_bandwidth: 5
   host_bandwidth: 5
-assumed_inputs: {{models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
+assumed_inputs: {{files: [nowhere], models: {{"hf:a/b": {{model: {{flavour: mini}}}}}}}}
 """
-MAY_BE_NEGATIVE = {"seed", "data_seed", "min", "max", "thresholds", "cutoffs", "dp_shard", "value"}
+MAY_BE_NEGATIVE = {
+    "seed",
+    "data_seed",
+    "min",
+    "max",
+    "thresholds",
+    "cutoffs",
+    "dp_shard",
+    "value",
+    "ceilings",
+    "weights",
+    "scale",
+}
 
 
 def numbers(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, float, tuple[str, str]]]:
