@@ -22,7 +22,10 @@ STAGE = """\
         ("stages.judge.carry=[weights, optimizer]", "state carry: [weights]"),
         ("stages.judge.loss.centring=-1", "greater than or equal to 0"),
         ("stages.judge.launch={processes: 2, parallel: {pp: 2}}", "'judge' cannot run in a pipeline (pp 2)"),
-        ("stages.judge.optimizer={name: sophia, lr: 1e-4}", "the loss of reward_model is not a likelihood"),
+        (
+            "stages.judge.optimizer={name: sophia, lr: 1e-4}",
+            "needs cross-entropy over the tokens of a step, and not reward_model",
+        ),
         ("stages.cooldown.from=judge", "stage 'judge' is a reward_model"),
         ("stages.merged.checkpoints=[qrpo, judge]", "stage 'judge' is a reward_model"),
         ("stages.preferences.reward={from: sft}", "stage 'sft' is a sft; reward_model is needed here"),
