@@ -1,10 +1,8 @@
-"""Similar documents: signatures of single documents, and groups of documents by their signatures.
+"""Similar documents: hashes and signatures of single documents.
 
 Invariants:
-- A signature depends on the text and the spec. Groups are connected components, so they depend only on the
-  set of documents; the first document in the given order represents its group.
-- Memory is bounded: making a signature takes 64 KiB times buckets and hashes for any document, and
-  `first_alike` holds one bucket of all documents at a time.
+- A signature depends on the text and the spec.
+- Making one takes 64 KiB times buckets and hashes, for any document.
 
 Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they
 choose the document to keep by the number and position of its file, and require a constant number of tasks.
@@ -13,7 +11,6 @@ choose the document to keep by the number and position of its file, and require 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 import numpy as np
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
@@ -65,39 +62,3 @@ class MinHash:
 
 def _fold(row: NDArray[np.uint64]) -> int:
     return int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little")
-
-
-def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """(count,): for each document the smallest index in its group.
-
-    Two documents are alike when they have the same value in one of the `buckets`, each of shape (count,).
-    Memory: 8 bytes per document for the result and 32 for a bucket (its values, their order, and the pairs of
-    equal neighbours in it).
-    """
-    parent = np.arange(count, dtype=np.int64)
-    for values in buckets:
-        order = np.argsort(values, kind="stable")
-        same = values[order[1:]] == values[order[:-1]]
-        _join(parent, order[:-1][same], order[1:][same])
-    return _roots(parent, np.arange(count, dtype=np.int64))
-
-
-def _join(parent: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
-    """Connects pairs. A root is hooked to smaller ones only, so there are no cycles and the root of a tree
-    is its smallest member."""
-    while left.size:
-        left, right = _roots(parent, left), _roots(parent, right)
-        apart = left != right
-        left, right = left[apart], right[apart]
-        np.minimum.at(parent, np.maximum(left, right), np.minimum(left, right))
-
-
-def _roots(parent: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The roots of some members; shortens the paths that it walks."""
-    roots = parent[members]
-    while True:
-        above = parent[roots]
-        if np.array_equal(above, roots):
-            parent[members] = roots
-            return roots
-        roots = above

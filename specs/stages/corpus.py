@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from specs.base import Spec, execution, identity, reference
 from specs.filters import LANGUAGE_COLUMNS, FilterSpec, LanguageFilter
 from specs.stages.base import SourcePart, Stage
-from specs.units import Reference
+from specs.units import ByteSize, Reference
 
 
 class Repeats(Spec):
@@ -89,10 +89,22 @@ def needs_text(process: CorpusSource) -> list[str]:
     return [name for name in changed if name not in (*ON_TOKENS, "pii")] + (["pii"] if process.pii else [])
 
 
+MEMORY = execution(
+    ByteSize(4 * 2**30),
+    description=(
+        "what a worker holds of its documents, beside the 0.5 GiB of its program, whatever the corpus; with"
+        " less, reads and writes are shorter"
+    ),
+)
+SHARD_TOKENS = identity(
+    2**31, neutral=2**31, ge=1, description="of a file of tokens, on average; the order depends on it"
+)
+
+
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, CorpusSource] = reference(
@@ -101,6 +113,8 @@ class CorpusStage(Stage):
     )
     seed: int = identity(28)
     files_per_task: int = execution(200, ge=1, description="input files per restartable task")
+    memory: ByteSize = MEMORY
+    shard_tokens: int = SHARD_TOKENS
 
 
 class CorpusPart(SourcePart):
@@ -109,3 +123,5 @@ class CorpusPart(SourcePart):
 
     PLAN_DEPENDS: ClassVar[bool] = True
     process: CorpusSource = identity()
+    memory: ByteSize = MEMORY
+    shard_tokens: int = SHARD_TOKENS

@@ -77,12 +77,18 @@ def _add_source(
     stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     inputs = {"tokenizer": builder.part(stage.tokenizer), "documents": builder.documents(source)}
     listing = builder.graph.listings.get(source)
+    own = (
+        {}
+        if isinstance(stage, ConversationsStage)
+        else {"memory": stage.memory, "shard_tokens": stage.shard_tokens}
+    )
     part = kind(
         source=builder.pipeline.sources[source],
         process=stage.sources[source],
         seed=stage.seed,
         files_per_task=stage.files_per_task,
         listing=[file.path for file in listing.files] if listing else [],
+        **own,
     )
     builder.node(f"{name}/{source}", name, part, inputs | filter_files)
 

@@ -4,10 +4,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from apertus_model.data.duplicates import SHINGLES, MinHash, first_alike, text_hash
+from apertus_model.data.duplicates import SHINGLES, MinHash, text_hash
 from specs.filters import NearDuplicatesFilter
 
 
@@ -88,39 +86,3 @@ def test_short_documents_are_alike_only_when_they_are_the_same() -> None:
 def test_the_hash_of_a_text_is_that_of_its_bytes() -> None:
     """BLAKE2b with 8 bytes of the empty text, as `b2sum -l 64 /dev/null` prints it."""
     assert text_hash("").to_bytes(8, "little").hex() == "e4a6a0577479b2b4"
-
-
-def _components(count: int, buckets: list[list[int]]) -> list[int]:
-    """First member of each connected component, by walking the graph."""
-    first = [-1] * count
-    for start in range(count):
-        if first[start] != -1:
-            continue
-        waiting = [start]
-        while waiting:
-            here = waiting.pop()
-            if first[here] == -1:
-                first[here] = start
-                waiting += [
-                    other for bucket in buckets for other in range(count) if bucket[other] == bucket[here]
-                ]
-    return first
-
-
-@given(
-    st.integers(1, 40).flatmap(
-        lambda n: st.lists(st.lists(st.integers(0, 60), min_size=n, max_size=n), min_size=1, max_size=4)
-    )
-)
-def test_groups_are_connected_components(buckets: list[list[int]]) -> None:
-    count = len(buckets[0])
-    found = first_alike(count, [np.array(bucket, np.uint64) for bucket in buckets])
-    assert found.tolist() == _components(count, buckets)
-
-
-def test_a_long_chain_is_one_group() -> None:
-    """Documents 2i and 2i+1 share the first bucket, 2i+1 and 2i+2 the second; in a random order."""
-    order = np.random.default_rng(0).permutation(5001)
-    buckets = [(order // 2).astype(np.uint64), ((order + 1) // 2).astype(np.uint64)]
-    assert not first_alike(5001, buckets).any()
-    assert first_alike(0, [np.empty(0, np.uint64)]).size == 0
