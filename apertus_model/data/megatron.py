@@ -311,6 +311,7 @@ class TokenFileWriter:
         else:
             self._file.close()
             self._index.close()
+            Path(self._index.name).unlink()
 
 
 def id_outside(tokens: NDArray[np.integer], vocab_size: int) -> int | None:
