@@ -166,6 +166,30 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 
 
 @dataclass(frozen=True)
+class ByteSize(_FromText):
+    """An amount of memory: `4GiB`, `512MiB`, `64KiB`."""
+
+    bytes: int
+
+    _pattern = r"^\s*[1-9]\d{0,8}\s*[KMGT]iB\s*$"
+
+    @classmethod
+    def parse(cls, value: Any) -> ByteSize:
+        if isinstance(value, ByteSize):
+            return value
+        if not isinstance(value, str) or not re.match(cls._pattern, value):
+            raise ValueError(
+                f"{shown(value)} is not an amount of memory; write for example '4GiB' or '512MiB'"
+            )
+        number, unit = value.strip()[:-3], value.strip()[-3]
+        return cls(int(number) << {"K": 10, "M": 20, "G": 30, "T": 40}[unit])
+
+    def __str__(self) -> str:
+        shift = next(shift for shift in (40, 30, 20, 10) if self.bytes % (1 << shift) == 0)
+        return f"{self.bytes >> shift}{ {10: 'K', 20: 'M', 30: 'G', 40: 'T'}[shift] }iB"
+
+
+@dataclass(frozen=True)
 class Reference(_FromText):
     """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`,
     `pretrain@tokens=7.0T`, `pretrain@last` (the same as `pretrain`), `sft@best:val_loss` or

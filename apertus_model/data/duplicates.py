@@ -1,10 +1,8 @@
-"""Similar documents: signatures of single documents, and groups of documents by their signatures.
+"""Similar documents: hashes and signatures of single documents.
 
 Invariants:
-- A signature depends on the text and the spec. Groups are connected components, so they depend only on the
-  set of documents; the first document in the given order represents its group.
-- Memory is bounded: making a signature takes 64 KiB times buckets and hashes for any document, and
-  `first_alike` holds one bucket of all documents at a time.
+- A signature depends on the text and the spec.
+- Making one takes 64 KiB times buckets and hashes, for any document.
 
 Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they
 choose the document to keep by the number and position of its file, and require a constant number of tasks.

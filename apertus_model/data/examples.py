@@ -68,22 +68,35 @@ class Examples:
         ]
 
 
-def choose(tasks: Iterable[list[Row]], reasons: list[str], gone: Callable[[str, Key], bool]) -> list[Row]:
-    """The examples of all tasks together: for each of the `reasons`, in their order, at most `SHOWN`
-    candidates. `gone(reason, key)` says whether a candidate is left out."""
-    joined = Examples()
-    for rows in tasks:
-        for row in rows:
-            content = {
-                name: value for name, value in row.items() if name not in ("reason", "hash", "columns")
-            }
-            joined.offer(row["reason"], _key(row), content.copy)
-    candidates = joined.rows()
+def joined(rows: Iterable[Row]) -> list[Row]:
+    """The `CANDIDATES` smallest of each reason. Of equal ones the first stays; it is `alive`, a document of
+    the corpus as far as duplicates go, if one of them is."""
+    found: dict[str, dict[Key, Row]] = {}
+    for row in rows:
+        some = found.setdefault(row["reason"], {})
+        before = some.setdefault(_key(row), row)
+        before["alive"] = before["alive"] or row["alive"]
+        if len(some) > CANDIDATES:
+            del some[max(some, key=_place)]
+    return [some[key] for _, some in sorted(found.items()) for key in sorted(some, key=_place)]
+
+
+def choose(rows: Iterable[Row], reasons: list[str]) -> list[Row]:
+    """The examples of all rows: for each of the `reasons`, in their order, at most `SHOWN` candidates that
+    are alive."""
+    candidates = joined(rows)
     chosen: list[Row] = []
     for reason in reasons:
-        rows = [row for row in candidates if row["reason"] == reason and not gone(reason, _key(row))]
-        chosen += [{name: value for name, value in row.items() if name != "columns"} for row in rows[:SHOWN]]
+        alive = [row for row in candidates if row["reason"] == reason and row["alive"]]
+        chosen += [
+            {name: value for name, value in row.items() if name not in ("columns", "alive")}
+            for row in alive[:SHOWN]
+        ]
     return chosen
+
+
+def _place(key: Key) -> Key:
+    return mixed(key[0]), key[1]
 
 
 def _key(row: Row) -> Key:

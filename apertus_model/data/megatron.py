@@ -239,7 +239,8 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Writes `<prefix>.bin` document by document and `<prefix>.idx` at the end; a context manager.
+    """Writes `<prefix>.bin` document by document, and completes `<prefix>.idx` at the end; a context manager.
+    Holds nothing that grows with the documents.
 
     Raises ValueError for a token id that the dtype cannot hold, and for a document of more than 2**31 - 1
     tokens.
@@ -248,9 +249,11 @@ class TokenFileWriter:
     def __init__(self, prefix: Path | str, dtype: DTypeLike) -> None:
         self.prefix = Path(prefix)
         self.dtype = np.dtype(dtype)
-        self.sizes: list[int] = []
+        self.documents = self.tokens = 0
         self._code = _CODES[self.dtype]
         self._file = _with_suffix(self.prefix, ".bin").open("wb")
+        self._index = _with_suffix(self.prefix, ".idx").open("wb+")
+        self._index.write(bytes(HEADER_BYTES))  # the header comes last: without it no reader accepts the pair
 
     def write(self, tokens: NDArray[np.integer] | Iterable[int]) -> None:
         """Appends one document: ids of shape (n,), any integer type."""
@@ -268,19 +271,34 @@ class TokenFileWriter:
                 f"a document of {ids.size} tokens; the format counts to {np.iinfo(np.int32).max}"
                 f" ({self.prefix}.bin)"
             )
-        self._file.write(ids.tobytes())
-        self.sizes.append(int(ids.size))
+        self.write_many(ids, np.array([ids.size], "<i4"))
+
+    def write_many(self, tokens: NDArray[np.integer], sizes: NDArray[np.int32]) -> None:
+        """Appends documents of these sizes, back to back in `tokens`, which are of this file's dtype."""
+        assert tokens.dtype == self.dtype and tokens.size == sizes.sum(dtype=np.int64)
+        self._file.write(tokens.data)
+        self._index.write(sizes.astype("<i4", copy=False).tobytes())
+        self.documents += len(sizes)
+        self.tokens += int(tokens.size)
 
     def close(self) -> None:
-        """Writes the index. Without it the pair is incomplete and no reader accepts it."""
+        """Completes the index."""
         self._file.close()
-        sizes = np.array(self.sizes, dtype="<i4")
-        ends = np.cumsum(sizes, dtype="<i8") * self.dtype.itemsize
-        pointers = ends - sizes.astype("<i8") * self.dtype.itemsize
-        with _with_suffix(self.prefix, ".idx").open("wb") as file:
-            file.write(_HEADER.pack(MAGIC, VERSION, self._code, len(sizes), len(sizes) + 1))
-            for table in (sizes, pointers, np.arange(len(sizes) + 1, dtype="<i8")):
-                file.write(table.tobytes())
+        count = self.documents
+        with self._index as file:
+            end = 0
+            for start in range(0, count, BLOCK):
+                file.seek(HEADER_BYTES + 4 * start)
+                sizes = np.frombuffer(file.read(4 * min(BLOCK, count - start)), "<i4").astype("<i8")
+                ends = end + np.cumsum(sizes) * self.dtype.itemsize
+                file.seek(HEADER_BYTES + 4 * count + 8 * start)
+                file.write((ends - sizes * self.dtype.itemsize).tobytes())
+                end = int(ends[-1])
+            file.seek(HEADER_BYTES + 12 * count)
+            for start in range(0, count + 1, BLOCK):
+                file.write(np.arange(start, min(start + BLOCK, count + 1), dtype="<i8").tobytes())
+            file.seek(0)
+            file.write(_HEADER.pack(MAGIC, VERSION, self._code, count, count + 1))
 
     def __enter__(self) -> Self:
         return self
@@ -292,6 +310,8 @@ class TokenFileWriter:
             self.close()
         else:
             self._file.close()
+            self._index.close()
+            Path(self._index.name).unlink()
 
 
 def id_outside(tokens: NDArray[np.integer], vocab_size: int) -> int | None:

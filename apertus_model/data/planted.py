@@ -97,9 +97,14 @@ def to_json(sets: PlantedSets) -> Any:
     return _STORED.dump_python(sets, exclude_none=True)
 
 
+def from_json(content: Any) -> PlantedSets:
+    """The documents that `to_json` has written."""
+    return _STORED.validate_python(content)
+
+
 def read_planted(corpus: Artifact, name: str) -> list[PlantedDocument]:
     """The planted documents of a name of a stored corpus."""
-    return _STORED.validate_python(corpus.json(FILE))[name]
+    return from_json(corpus.json(FILE))[name]
 
 
 def read_probes(corpus: Artifact, planted: str | None) -> list[dict[str, Any]]:

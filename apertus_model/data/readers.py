@@ -6,6 +6,7 @@ datatrove's sharding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from datatrove.data import DocumentsPipeline
@@ -23,17 +24,24 @@ class SourceReader(BaseDiskReader):
     `url` and `date`), and the identifier of its source, or `<file>/<position in it>`.
 
     `source.limit` bounds the documents of each task, so a source with a limit has to be a single task.
+    `on_reject` is told of what is no document: its identifier and the reason.
     """
 
     name = "documents"
 
-    def __init__(self, source: SourceSpec, tasks: list[list[str]]) -> None:
+    def __init__(
+        self,
+        source: SourceSpec,
+        tasks: list[list[str]],
+        on_reject: Callable[[str, str], None] = lambda document, reason: None,
+    ) -> None:
         fs, root = open_source(source)
         super().__init__((root, fs), limit=-1 if source.limit is None else source.limit, add_file_path=False)
         self._source = source
         self._root = root
         self._fs = fs
         self._tasks = tasks
+        self._on_reject = on_reject
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         for document in self.read_files_shard(self._tasks[rank]):
@@ -46,6 +54,7 @@ class SourceReader(BaseDiskReader):
         for index, found in enumerate(read_documents(self._source, self._fs, self._root, filepath)):
             if isinstance(found, Rejection):
                 self.stat_update(f"rejected_{found.reason}")
+                self._on_reject(f"{name}/{index}", found.reason)
                 continue
             identifier = {} if found.id is None else {"id": found.id}
             yield self.get_document_from_dict(

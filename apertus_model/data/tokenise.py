@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+from datatrove.data import Document, DocumentsPipeline
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
-from datatrove.pipeline.tokens.megatron_tokenizer import MegatronDocumentTokenizer
-from datatrove.utils.tokenization import load_tokenizer
 from loguru import logger
-from tokenizers.processors import TemplateProcessing
+from tokenizers import Tokenizer
 
+from apertus_model.data.megatron import TokenFileWriter, token_dtype
 from apertus_model.data.readers import SourceReader
 from apertus_model.data.scored import ScoreColumn, StoredScores, with_thresholds
 from apertus_model.data.selection import Selection
@@ -28,30 +29,52 @@ from apertus_model.work.units import Result
 from specs.sources import TABLES, TOKENISED, SourceSpec
 from specs.stages.corpus import CorpusSource, needs_text
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 DOCUMENTS_PER_BATCH = 1000
+CHARACTERS_PER_BATCH = 2**22
 
 
-class DocumentTokeniser(MegatronDocumentTokenizer):
-    """datatrove's Megatron writer, with `bos document eos` for each document and no special token inside
-    one."""
+class DocumentTokeniser(PipelineStep):
+    """Writes `bos document eos` of each document to `<folder>/<rank>_tokens.bin/.idx`, with no special token
+    inside one: what datatrove's Megatron writer writes, in batches of bounded length and without a list of
+    all documents."""
+
+    type = "WRITER"
+    name = "tokens"
 
     def __init__(self, folder: Path, tokenizer: Path, bos: str, eos: str) -> None:
-        super().__init__(str(folder), tokenizer_name_or_path=str(tokenizer), batch_size=DOCUMENTS_PER_BATCH)
-        self._bos = bos
-        self._eos = eos
+        super().__init__()
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._markers = (bos, eos)
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        tokenizer = load_tokenizer(self.tokenizer_name_or_path)
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        tokenizer = Tokenizer.from_file(str(self._tokenizer))
         tokenizer.encode_special_tokens = True
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{self._bos} $A {self._eos}",
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in (self._bos, self._eos)],
-        )
-        return tokenizer
+        bos, eos = (tokenizer.token_to_id(marker) for marker in self._markers)
+        dtype = token_dtype(tokenizer.get_vocab_size())
+        with TokenFileWriter(self._folder / f"{rank:05d}_tokens", dtype) as writer:
+            for batch in _batches(data):
+                encoded = tokenizer.encode_batch_fast(
+                    [document.text for document in batch], add_special_tokens=False
+                )
+                ids = [one.ids for one in encoded]
+                sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
+                tokens = [token for one in ids for token in (bos, *one, eos)]
+                writer.write_many(np.array(tokens, dtype), sizes)
+                yield from batch
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if len(batch) == DOCUMENTS_PER_BATCH or characters >= CHARACTERS_PER_BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 class CorpusTasks(NamedTuple):
@@ -66,36 +89,31 @@ class CorpusTasks(NamedTuple):
     folder: Path  # local scratch
     scores: tuple[StoredScores, ...] = ()  # that filters need
 
-    @property
-    def keys(self) -> list[str]:
-        return list(self.tasks)
-
-    def pipeline(self) -> list[PipelineStep]:
-        """Reader, selection, writer."""
+    def pipeline(self) -> tuple[SourceReader | TokenReader, list[ScoreColumn], Selection, PipelineStep]:
+        """Reader, columns of scores, selection, writer."""
         files = list(self.tasks.values())
+        selection = Selection(with_thresholds(self.process, self.scores), self.folder)
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
-            return [
-                TokenReader(self.source, files, self.tokenizer, self.bos, self.eos, self.folder),
-                Selection(self.process, self.folder),
-                TokenWriter(self.folder, self.tokenizer, self.bos, self.eos),
-            ]
-        return [
-            SourceReader(with_columns(self.source, self.process.columns()), files),
-            *(ScoreColumn(scores, files) for scores in self.scores),
-            Selection(with_thresholds(self.process, self.scores), self.folder),
-            DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos),
-        ]
+            text = self.tokenizer, self.bos, self.eos
+            reader = TokenReader(self.source, files, *text, self.folder, selection.reject)
+            return reader, [], selection, TokenWriter(self.folder, *text)
+        source = with_columns(self.source, self.process.columns())
+        writer = DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos)
+        columns = [ScoreColumn(scores, files) for scores in self.scores]
+        return SourceReader(source, files, selection.reject), columns, selection, writer
 
     def run(self, key: str) -> Result:
         """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of `Selection`.
         datatrove's log goes to `<folder>/logs`, and nowhere else."""
-        rank = self.keys.index(key)
-        steps = self.pipeline()
-        reader = steps[0]
-        [selection] = [step for step in steps if isinstance(step, Selection)]
+        rank = list(self.tasks).index(key)
+        reader, columns, selection, writer = self.pipeline()
         executor = LocalPipelineExecutor(
-            steps, tasks=len(self.tasks), workers=1, logging_dir=str(self.folder), skip_completed=False
+            [reader, *columns, selection, writer],
+            tasks=len(self.tasks),
+            workers=1,
+            logging_dir=str(self.folder),
+            skip_completed=False,
         )
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             try:
@@ -105,7 +123,8 @@ class CorpusTasks(NamedTuple):
                 logger.remove()
         prefix = f"{rank:05d}_"
         files = {path.name.removeprefix(prefix): path for path in self.folder.glob(f"{prefix}*")}
-        return Result(files, _read_counts(reader) | selection.counts)
+        counts = {"records": selection.records, "tokenised": selection.tokenised}
+        return Result(files, _read_counts(reader) | counts)
 
 
 def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -41,6 +41,7 @@ class TokenReader(PipelineStep):
         tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
         tokenizer: tokenizer.json of the corpus. bos, eos: its begin- and end-of-document token.
         folder: scratch, for copies.
+        on_reject: is told of what is no document: its identifier and the reason.
 
     Raises:
         SourceError: when the tokenizer is not the one that the source states.
@@ -50,7 +51,14 @@ class TokenReader(PipelineStep):
     name = "tokens"
 
     def __init__(
-        self, source: SourceSpec, tasks: list[list[str]], tokenizer: Path, bos: str, eos: str, folder: Path
+        self,
+        source: SourceSpec,
+        tasks: list[list[str]],
+        tokenizer: Path,
+        bos: str,
+        eos: str,
+        folder: Path,
+        on_reject: Callable[[str, str], None] = lambda document, reason: None,
     ) -> None:
         super().__init__()
         assert source.tokenizer is not None, "the spec asks for it"
@@ -65,6 +73,7 @@ class TokenReader(PipelineStep):
         self._tokenizer = tokenizer
         self._markers = (bos, eos)
         self._folder = folder
+        self._on_reject = on_reject
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         tokenizer, vocab_size, bos, eos = _open(self._tokenizer, self._markers)
@@ -74,7 +83,9 @@ class TokenReader(PipelineStep):
                 if left == 0:
                     return
                 if not ids.size or ((ids == bos) | (ids == eos)).any():
-                    self.stat_update("rejected_marker_inside" if ids.size else "rejected_empty")
+                    reason = "marker_inside" if ids.size else "empty"
+                    self.stat_update(f"rejected_{reason}")
+                    self._on_reject(f"{path}/{index}", reason)
                     continue
                 text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
                 document = Document(text, f"{path}/{index}", metadata={TOKENS: ids})

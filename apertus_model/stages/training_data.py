@@ -90,9 +90,10 @@ def _or_none(value: Any) -> Any:
 
 
 def _content(artifact: Artifact) -> str:
-    """Digest of the entries of an artifact's files in its manifest."""
+    """Digest of the entries of an artifact's files in its manifest, without tables about the documents."""
     files = artifact.manifest.files
-    document = [[name, files[name].size, files[name].sha256] for name in sorted(files)]
+    names = sorted(name for name in files if not name.endswith(".parquet"))
+    document = [[name, files[name].size, files[name].sha256] for name in names]
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
 
 

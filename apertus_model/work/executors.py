@@ -7,7 +7,7 @@ dies loses only what it has begun.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from apertus_model.progress import Progress, UnitProgress
 from apertus_model.stop import StopSignal
@@ -20,12 +20,19 @@ from infra.store import Attempt
 
 
 def run_units(
-    work: Work, attempt: Attempt, stop: StopSignal, progress: Progress, *, processes: int = 1
+    work: Work,
+    attempt: Attempt,
+    stop: StopSignal,
+    progress: Progress,
+    *,
+    processes: int = 1,
+    on_commit: Callable[[str], None] = lambda key: None,
 ) -> list[CommittedUnit]:
     """Runs the units that are not in the store. Returns all of them, in the order of `work.keys`.
 
     Args:
         processes: workers on this machine, where neither the launch settings nor GPUs say how many.
+        on_commit: is told of each unit that is in the store, as soon as it is seen there.
 
     Raises:
         StageError: of a unit; the others are stopped then.
@@ -34,10 +41,13 @@ def run_units(
     """
     units = {key: attempt.unit(key) for key in work.keys}
     pending = [key for key, unit in units.items() if unit is None]
+    for key in units.keys() - set(pending):
+        on_commit(key)
     advance = UnitProgress(progress, len(units), len(pending))
     with contextlib.closing(_execute(work, pending, attempt, stop, advance, processes)) as finished:
         for key in finished:
             units[key] = attempt.committed_unit(key)
+            on_commit(key)
             advance.one_more()
     return [CommittedUnit(attempt, key, unit) for key, unit in units.items() if unit is not None]
 

@@ -63,8 +63,14 @@ def open_work(job: Job, attempt: Attempt) -> Work:
 
 
 def commit_result(work: Work, key: str, attempt: Attempt) -> Unit:
-    """Computes a unit and commits it."""
-    result = work.run(key)
+    """Computes a unit and commits it. Where another worker was quicker, which may have let what the unit
+    reads be removed, it is that one's."""
+    try:
+        result = work.run(key)
+    except Exception:
+        if (unit := attempt.unit(key)) is not None:
+            return unit
+        raise
     unit = attempt.commit_unit(key, files=result.files, data=result.data)
     for path in result.files.values():
         path.unlink()

@@ -156,7 +156,7 @@ class Manifest(Foreign):
     spec: Document = Field(default_factory=dict)
     inputs: dict[str, Input] = Field(default_factory=dict)
     attempt: SingleName
-    files: dict[StorePath, FileRecord]  # by name in the attempt
+    files: dict[StorePath, LocatedRecord | FileRecord]  # by name in the attempt; a unit's says its place
     metrics: Annotated[Document, _With(Metrics)]
     facts: Document
     seconds: Seconds | None = None
@@ -167,6 +167,18 @@ class Manifest(Foreign):
     step: Step = None
     checkpoint: str | None = None  # its folder in the store
     history: list[LocatedRecord] = Field(default_factory=list)
+
+    def place(self, artifact: str, name: str) -> str:
+        """Where one of the files lies in the store. StoreError for a place outside of the artifact."""
+        record = self.files[name]
+        if not isinstance(record, LocatedRecord):
+            return f"{artifact}/attempts/{self.attempt}/{name}"
+        if not record.path.startswith(f"{artifact}/attempts/"):
+            raise StoreError(
+                f"the manifest of {artifact} names '{record.path}' as its file '{name}': that is not a path"
+                f" inside the artifact {artifact}"
+            )
+        return record.path
 
 
 class MetricsRow(Foreign):

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, get_args
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.filters import GLOBAL_FILTERS, FilterSpec, ScoreFilter, columns_read
+from specs.filters import FilterSpec, ScoreFilter, columns_read
 from specs.planted import Buckets, Planted
 from specs.sources import SourceSpec
 from specs.stages.base import SourcePart, Stage
-from specs.units import Reference
+from specs.units import ByteSize, Reference
 
 
 class Repeats(Spec):
@@ -69,10 +69,6 @@ class CorpusSource(Spec):
         for step in filters:
             if step.of != "conversation":
                 raise ValueError(f"a document has no {step.of}; leave out `of` of {step.filter}")
-            if isinstance(step, GLOBAL_FILTERS) and step.not_in:
-                raise ValueError(
-                    "duplicates across the parts of a corpus are not found yet; leave out not_in"
-                )
         return filters
 
     @property
@@ -117,6 +113,18 @@ def needs_text(process: CorpusSource) -> list[str]:
     return [name for name in changed if name not in (*ON_TOKENS, "pii")] + (["pii"] if process.pii else [])
 
 
+MEMORY = execution(
+    ByteSize(4 * 2**30),
+    description=(
+        "what a worker holds of its documents, beside the 0.5 GiB of its program, whatever the corpus; with"
+        " less, reads and writes are shorter"
+    ),
+)
+SHARD_TOKENS = identity(
+    2**31, neutral=2**31, ge=1, description="of a file of tokens, on average; the order depends on it"
+)
+
+
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
@@ -129,6 +137,8 @@ class CorpusStage(Stage):
     )
     seed: int = identity(28)
     files_per_task: int = execution(200, ge=1, description="input files per restartable task")
+    memory: ByteSize = MEMORY
+    shard_tokens: int = SHARD_TOKENS
 
 
 class CorpusPart(SourcePart):
@@ -140,3 +150,5 @@ class CorpusPart(SourcePart):
     planted: dict[str, SourceSpec] = identity(
         default_factory=dict, neutral={}, description="sources of the texts that are planted, by name"
     )
+    memory: ByteSize = MEMORY
+    shard_tokens: int = SHARD_TOKENS

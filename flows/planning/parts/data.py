@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from flows.planning.graph import Input
@@ -45,16 +46,19 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 
 
 def add_corpus(builder: Builder, name: str) -> None:
-    """One part per source."""
-    sources = builder.pipeline.sources
-    for source, process in cast(CorpusStage, builder.pipeline.stages[name]).sources.items():
-        _check_columns(builder, name, source, process.filters)
+    """One part per source, after the parts that its filters name under `not_in`."""
+    stage, sources = cast(CorpusStage, builder.pipeline.stages[name]), builder.pipeline.sources
+
+    def add(source: str, inputs: dict[str, Input]) -> None:
+        process = stage.sources[source]
         texts = {key: planted.documents for key, planted in process.planted.items() if planted.documents}
-        inputs = _filter_files(builder, name, source, process.filters)
         inputs |= scores(builder, name, source)
         inputs |= {f"planted:{key}": builder.documents(text) for key, text in texts.items()}
+        own = {"memory": stage.memory, "shard_tokens": stage.shard_tokens}
         planted = {key: sources[text] for key, text in texts.items()}
-        _add_source(builder, name, source, CorpusPart, inputs, planted=planted)
+        _add_source(builder, name, source, CorpusPart, inputs, planted=planted, **own)
+
+    _add_in_order(builder, name, add)
 
 
 def _check_columns(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> None:
@@ -89,7 +93,17 @@ def _filter_files(builder: Builder, stage: str, source: str, filters: list[Filte
 
 def add_conversations(builder: Builder, name: str) -> None:
     """One part per source, after the parts that its filters name under `not_in`."""
-    stage = cast(ConversationsStage, builder.pipeline.stages[name])
+    _add_in_order(
+        builder,
+        name,
+        lambda source, inputs: _add_source(builder, name, source, ConversationsPart, inputs),
+    )
+
+
+def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str, Input]], None]) -> None:
+    """Has `add_part` add each source of a stage, with the files and parts that its filters read, after those
+    of its sources that they name under `not_in`."""
+    stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     waiting: list[str] = []
 
     def add(source: str) -> None:
@@ -106,12 +120,12 @@ def add_conversations(builder: Builder, name: str) -> None:
                 parts.sort(key=lambda read: read.fingerprint)
                 inputs |= {f"not_in:{step}:{number}": read for number, read in enumerate(parts)}
         waiting.pop()
-        _add_source(builder, name, source, ConversationsPart, inputs)
+        add_part(source, inputs)
 
     def seen(step: FilterSpec, text: str, path: FieldPath) -> Input:
         """A part under `not_in`. SpecError where parts name each other, or it has not what is compared."""
         ref = Reference.parse(text)
-        other = cast(ConversationsStage, builder.pipeline.stages[ref.stage])
+        other = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[ref.stage])
         source = ref.part or next(iter(other.sources))
         if ref.stage == name:
             if source in waiting:

@@ -156,7 +156,7 @@ class Artifact:
 
     def stored_name(self, name: str) -> str:
         """Where a file of the manifest lies in the store."""
-        return f"{self.path}/attempts/{self.manifest.attempt}/{name}"
+        return self.manifest.place(self.path, name)
 
     def open(self, name: str) -> CheckedFile:
         """A file of the manifest, for reading in parts or as a stream, checked."""

@@ -227,7 +227,7 @@ def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
         made_by, history = {marker.attempt, *marker.attempts}, marker.history
     else:
         manifest = check_manifest(document, step, what)
-        files = {f"{attempts}/{manifest.attempt}/{file}": record for file, record in manifest.files.items()}
+        files = {manifest.place(path, file): record for file, record in manifest.files.items()}
         made_by, history = {manifest.attempt}, manifest.history
     kind: MarkerKind = "checkpoint" if inner.startswith("checkpoints/") else "manifest"
     rows: dict[str, FileRecord] = {f"{attempts}/{record.path}": record for record in history}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import platform
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +29,7 @@ from infra.store.documents import (
 )
 from infra.store.files.rows import SUFFIX, encode
 from infra.store.reading.artifact import Artifact, Checkpoint, local_file
-from infra.store.records import DamagedError, FileRecord, LocatedRecord, StoreError, inside
+from infra.store.records import DamagedError, FileRecord, LocatedRecord, StoreError, inside, sidecar_path
 from infra.store.store import Store
 from infra.store.writing.lease import require
 from infra.store.writing.retention import hold
@@ -58,7 +59,7 @@ class Attempt:
         self.artifact = Artifact(self.store, job.path)
         self.workdir = Path(job.scratch) / "work"
         self.workdir.mkdir(parents=True, exist_ok=True)
-        self.files: dict[str, FileRecord] = {}
+        self.files: dict[str, LocatedRecord | FileRecord] = {}
         self.history: list[LocatedRecord] = []
         self._rows: list[dict[str, Any]] = []
         self._before = Seconds(startup=0.0, compute=0.0, storage=0.0)
@@ -125,6 +126,10 @@ class Attempt:
     def write_json(self, name: str, document: Any) -> None:
         self.write_bytes(name, to_json(document))
 
+    def adopt(self, unit: Unit, names: Iterable[str]) -> None:
+        """Makes files of a unit files of the artifact, under the same names, without a copy."""
+        self.files |= {name: unit.files[name] for name in names}
+
     # Units: restartable pieces of a stage's work
 
     def unit(self, key: str) -> Unit | None:
@@ -164,6 +169,21 @@ class Attempt:
         unit = Unit(attempt=self.job.attempt, data=data, files=records)
         self.store.write_once(f"{self.job.path}/units/{key}.json", to_json(unit))
         return self.committed_unit(key)
+
+    def remove_unit(self, key: str) -> None:
+        """Takes a unit away that others have used up: its marker, then its files."""
+        if (unit := self.unit(key)) is None:
+            return
+        self.check_lease()
+        self.store.remove(f"{self.job.path}/units/{key}.json")
+        self.remove_files(unit, unit.files)
+
+    def remove_files(self, unit: Unit, names: Iterable[str]) -> None:
+        """Takes files of a unit away that others have used up."""
+        for record in (unit.files[name] for name in names):
+            self.store.remove(record.path)
+            if isinstance(record.pieces, str):
+                self.store.remove(sidecar_path(record.path))
 
     # Checkpoints
 

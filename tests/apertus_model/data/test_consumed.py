@@ -179,7 +179,8 @@ def test_opening_15_trillion_tokens_opens_no_file_and_a_sample_opens_its_own(tmp
     # The shard is there as a sparse file in which every token is 0.
     name = f"train-{shard:05d}"
     with TokenFileWriter(tmp_path / name, "<i4") as writer:
-        writer.sizes.append(1_500_000_000)
+        writer._index.write(np.array([1_500_000_000], "<i4").tobytes())
+        writer.documents = 1
     with (tmp_path / f"{name}.bin").open("r+b") as data:
         data.truncate(4 * 1_500_000_000)
         data.seek(4 * offset)

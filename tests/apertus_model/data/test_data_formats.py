@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from apertus_model.data.conversations import ConversationShards
+from apertus_model.data.corpus_plan import Probe
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFile, TokenFileWriter
-from apertus_model.data.merge import Probe, probes_json
 from apertus_model.data.order import MixtureOrder
 from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.preference_samples import PreferenceSamples
+from apertus_model.data.probes import probes_json
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.stream import split_files, split_shards
 from infra.store import Artifact, Store
@@ -241,7 +242,8 @@ def test_the_order_of_a_mixture_is_that_of_the_page() -> None:
 def test_probes_are_listed_as_on_the_page() -> None:
     page = example("probes")
     (probe,) = page["probes"]
-    assert probes_json([Probe(0, probe["bucket"], np.array(probe["token_ids"]))], page["length"]) == page
+    chosen, tokens = [Probe(text=7, bucket=probe["bucket"])], {f"{7:016x}": probe["token_ids"]}
+    assert probes_json(chosen, tokens, page["length"]) == page
 
 
 def test_conversations_that_another_program_wrote_are_read(tmp_path: Path) -> None:

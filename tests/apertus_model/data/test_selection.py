@@ -1,5 +1,5 @@
-"""The outcome of tasks and merge together against the plain reading of the spec: one step after the other
-over the whole source."""
+"""The outcome of all passes together against the plain reading of the spec: one step after the other over the
+whole source."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from datatrove.data import Document
+from tokenizers import Tokenizer
 
 from apertus_model.data.duplicates import MinHash, text_hash
-from apertus_model.data.examples import choose, from_jsonl, to_jsonl
 from apertus_model.data.filters import make_check
-from apertus_model.data.selection import (
-    CHARACTERS,
-    DROPPED,
-    Resolution,
-    Selected,
-    Selection,
-    missing,
-    resolve,
-)
+from apertus_model.data.megatron import TokenFile
+from apertus_model.data.rejects import read_rejects
+from infra.store import Artifact
 from specs.filters import ExactDuplicatesFilter, NearDuplicatesFilter, labels
 from specs.stages.corpus import CorpusSource
 
@@ -104,78 +99,57 @@ def _plainly(
     return Counter(text for text, _ in left), dropped
 
 
-def _in_tasks(
-    process: CorpusSource, tasks: list[list[Item]], folder: Path
-) -> tuple[Counter[str], dict[str, tuple[int, int]], bytes]:
-    """The same by `Selection` and `resolve`, and the examples."""
-    written, texts, counts, candidates = [], [], [], []
-    for rank, task in enumerate(tasks):
-        selection = Selection(process, folder)
-        passed = selection.run(
-            (Document(text, f"{rank}/{i}", metadata=dict(data)) for i, (text, data) in enumerate(task)), rank
-        )
-        texts.append([document.text for document in passed])
-        prefix = f"{rank:05d}_"
-        files = {path.name.removeprefix(prefix): path for path in folder.glob(f"{prefix}*")}
-        written.append(files)
-        counts.append(selection.counts)
-        candidates.append(from_jsonl(files["examples.jsonl"].read_bytes()))
-    selected = Selected.open(written, process.filters)
-    found: Resolution = resolve(process.filters, selected)
-    kept: Counter[str] = Counter()
-    for number, task_texts in enumerate(texts):
-        task = selected.task(number)
-        mask = found.kept[task][selected.tokenised[task]]
-        kept.update(text for text, keep in zip(task_texts, mask, strict=True) if keep)
-    names = labels(process.filters)
-    sums = {group: Counter[str]() for group in (DROPPED, CHARACTERS)}
-    for task in [*counts, found.counts]:
-        for group, values in task.items():
-            sums[group].update(values)
-    total = {name: (sums[DROPPED][name], sums[CHARACTERS][name]) for name in names}
-    rows = choose(candidates, [*names, "kept", "replaced"], missing(found, selected))
-    return kept, total, to_jsonl(rows)
-
-
 @pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("seed", range(4))
-def test_deduplication_keeps_its_place_among_the_filters(name: str, seed: int, tmp_path: Path) -> None:
+def test_deduplication_keeps_its_place_among_the_filters(
+    name: str, bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
     process = CorpusSource.model_validate({"filters": LISTS[name], "pii": False})
-    documents = _documents(seed)
+    documents = _documents(1)
     expected_kept, expected_dropped = _plainly(process, documents, tmp_path)
-    outcomes = []
-    for number, split in enumerate(([80], [13, 0, 40, 27], [5] * 16)):
-        shuffled = documents.copy()
+    plain = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+    shards = []
+    for number, (files, memory) in enumerate(((1, "4GiB"), (3, "8KiB"))):
+        folder = tmp_path / f"rows-{number}"
+        folder.mkdir()
+        shuffled = list(enumerate(documents))
         Random(number).shuffle(shuffled)
-        tasks = [[shuffled.pop() for _ in range(size)] for size in split]
-        (tmp_path / str(number)).mkdir()
-        kept, dropped, examples = _in_tasks(process, tasks, tmp_path / str(number))
+        for file in range(files):
+            rows = [{"text": text, "i": str(i), **data} for i, (text, data) in shuffled[file::files]]
+            (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        spec = {
+            "source": {"url": str(folder), "format": "jsonl", "id_column": "i"},
+            "process": {"filters": LISTS[name], "pii": False, "holdout": 0.3},
+            "seed": 1,
+            "files_per_task": 1,
+            "memory": memory,
+            "shard_tokens": 50,
+        }
+        corpus = bench.run("corpus", f"{name.replace(' ', '')}{number}", spec, {"tokenizer": tokenizer})
+        facts, metrics = corpus.manifest.facts, corpus.manifest.metrics
+        kept: Counter[str] = Counter()
+        for shard in [*facts["train"], *facts["validation"]]:
+            file = TokenFile(corpus.local(f"{shard}.bin"))
+            texts = [plain.decode(file[i].tolist()) for i in range(len(file))]
+            side = pq.read_table(corpus.local(f"{shard}.documents.parquet"))
+            assert side.column("hash").to_pylist() == [text_hash(text) for text in texts]
+            assert [documents[int(i)][0] for i in side.column("id").to_pylist()] == texts
+            assert side.column("tokens").to_pylist() == file.sizes.tolist()
+            kept.update(texts)
         assert kept == expected_kept
+        assert len(facts["train"]) > 1
+        dropped = {
+            label: (metrics["dropped"][label], metrics["dropped_characters"][label])
+            for label in labels(process.filters)
+        }
         assert dropped == expected_dropped
-        outcomes.append(examples)
-    assert outcomes[0] == outcomes[1] == outcomes[2]
-    assert len(documents) == sum(expected_kept.values()) + sum(
-        count for count, _ in expected_dropped.values()
-    )
-
-
-def test_replacements_are_counted_in_the_documents_that_stay(tmp_path: Path) -> None:
-    process = CorpusSource.model_validate(
-        {"filters": [{"filter": "exact-duplicates"}], "pii": ["ip", "email"]}
-    )
-    texts = ["write to a@b.org, c@d.org", "write to a@b.org, c@d.org", "ping 8.8.8.8", "nothing"]
-    selection = Selection(process, tmp_path)
-    passed = [
-        document.text for document in selection.run(Document(text, str(i)) for i, text in enumerate(texts))
-    ]
-    assert passed == ["write to <email-pii>, <email-pii>"] * 2 + ["ping <ip-pii>", "nothing"]
-    files = {path.name.removeprefix("00000_"): path for path in tmp_path.glob("00000_*")}
-    found = resolve(process.filters, Selected.open([files], process.filters))
-    assert process.replaced == ("email", "ip")
-    assert found.replaced == [2, 1]
-    rows = {
-        row["text"]: row
-        for row in from_jsonl(files["examples.jsonl"].read_bytes())
-        if row["reason"] == "replaced"
-    }
-    assert rows["ping <ip-pii>"]["before"] == "ping 8.8.8.8"
+        rejects = [
+            row
+            for one in facts["rejects"]
+            for row in read_rejects(corpus.local(f"{one}.parquet")).to_pylist()
+        ]
+        assert Counter(row["filter"] for row in rejects) == {
+            label: count for label, (count, _) in expected_dropped.items() if count
+        }
+        assert all(row["hash"] == text_hash(documents[int(row["id"])][0]) for row in rejects)
+        shards.append({name: corpus.bytes(name) for name in corpus.manifest.files})
+    assert shards[0] == shards[1]

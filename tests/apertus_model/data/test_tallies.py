@@ -5,37 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from datatrove.data import Document
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from apertus_model.data.filters import Drop
-from apertus_model.data.robots_rules import Exclusion
-from apertus_model.data.tallies import Tally, Task, excluded, languages, top_domains, top_languages, total
+from apertus_model.data.tallies import SCHEMA, added, excluded, languages, top_domains, top_languages, total
 
-STEPS = ["robots", "exact-duplicates", "length"]
-CLOSED = Drop("a", "b", Exclusion("a.example", ("CCBot", "GPTBot"), "c"))
+CLOSED = ("a.example", "CCBot,GPTBot")
 
 
-def _document(language: str | None) -> Document:
-    return Document("text", "id", metadata={} if language is None else {"language": language})
+def table(*rows: tuple[str, str | None, int, int, tuple[str, str] | tuple[None, None]]) -> pa.Table:
+    """Rows of outcome, language, characters, tokens, and domain with agents; added two at a time."""
+    found = SCHEMA.empty_table()
+    for start in range(0, len(rows), 2):
+        outcomes, language, characters, tokens, closed = zip(*rows[start : start + 2], strict=True)
+        columns = {
+            "language": pa.array(language, pa.large_string()),
+            "excluded": pa.array([domain for domain, _ in closed], pa.large_string()),
+            "agents": pa.array([agents for _, agents in closed], pa.large_string()),
+            "characters": pa.array(characters, pa.int64()),
+        }
+        found = added(found, pa.array(outcomes), pa.record_batch(columns), np.array(tokens, np.int64))
+    return found
 
 
-def test_counts_follow_what_the_steps_over_the_source_decide(tmp_path: Path) -> None:
-    one, two = Tally(), Tally()
-    one.add(_document("deu"), 10, CLOSED, "robots")
-    one.add(_document("deu"), 20, CLOSED, "robots")
-    one.add(_document("deu"), 5, None, None)  # kept
-    one.add(_document("fra"), 7, None, None)  # a duplicate
-    two.add(_document(None), 3, Drop("d", "e"), None)  # too short
-    two.add(_document("fra"), 9, CLOSED, None)  # would be excluded, and is a duplicate before that
-    tasks = []
-    for name, tally, outcomes, tokens in (
-        ("one", one, [3, 1], [4, 0]),
-        ("two", two, [2, 1], [0, 0]),
-    ):
-        tally.write(tmp_path / name)
-        tasks.append(Task(tmp_path / name, np.array(outcomes), np.array(tokens)))
-    groups = total(tasks, STEPS)
-    assert groups.equals(total(tasks[::-1], STEPS))
+def test_units_are_added_up_in_any_order(tmp_path: Path) -> None:
+    nowhere = (None, None)
+    tables = {
+        "one": table(
+            ("robots", "deu", 10, 0, CLOSED),
+            ("robots", "deu", 20, 0, CLOSED),
+            ("kept", "deu", 5, 4, nowhere),
+            ("exact-duplicates", "fra", 7, 0, nowhere),
+        ),
+        # the second would be excluded, and is a duplicate before that
+        "two": table(("length", None, 3, 0, nowhere), ("exact-duplicates", "fra", 9, 0, CLOSED)),
+    }
+    for name, rows in tables.items():
+        pq.write_table(rows, tmp_path / name)
+    groups = total_of(tmp_path, *tables)
+    assert groups.equals(total_of(tmp_path, *reversed(tables)))
     assert top_languages(languages(groups)) == {
         "deu": {
             "kept": {"documents": 1, "characters": 5, "tokens": 4},
@@ -52,9 +60,12 @@ def test_counts_follow_what_the_steps_over_the_source_decide(tmp_path: Path) -> 
     assert top_domains(rows) == rows[:1]
 
 
-def test_an_empty_task_counts_nothing(tmp_path: Path) -> None:
-    Tally().write(tmp_path / "t")
-    groups = total([Task(tmp_path / "t", np.array([], int), np.array([], int))], STEPS)
+def total_of(folder: Path, *names: str) -> pa.Table:
+    return total((folder / name).open("rb") for name in names)
+
+
+def test_no_documents_are_no_groups() -> None:
+    groups = total([])
     assert (
         groups.num_rows == 0 and excluded(groups, ["robots"]) == [] and top_languages(languages(groups)) == {}
     )

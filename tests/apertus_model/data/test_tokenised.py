@@ -79,7 +79,7 @@ def test_the_limit_counts_documents_of_tokens_too(
     (tmp_path / "tokens").mkdir()
     stored = _tokens(expected, tmp_path / "tokens")
     spec = corpus_of(tmp_path / "tokens", "megatron", tokenizer="trusted", limit=7) | {
-        "process": {"holdout": 0.5, "pii": False}
+        "process": {"holdout": 0.75, "pii": False}
     }
     corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer})
     found = _tokens(corpus, tmp_path)

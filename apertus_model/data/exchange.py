@@ -1,0 +1,154 @@
+"""Rows on their way from the units of one pass to those of the next: sorted into cells by the units that
+write them, read cell by cell by the units after them.
+
+A unit writes a file for each group of cells (`CellWriter`). In it lie the rows of its first cell, then those
+of the next one, as record batches of Arrow, and at the end the offsets of the cells: (cells + 1,) int64.
+
+Invariants:
+- A writer holds `memory` bytes of rows, whatever their number: more of them are spilled to local disk, sorted
+  by cell, and joined at the end. A row is held with the table that it came in.
+- A cell of a file is one range of it, so a reader asks each file for its offsets and for one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+OFFSET = np.dtype("<i8")
+CHUNK = 2**22
+
+
+class Readable(Protocol):
+    """A stored file."""
+
+    @property
+    def size(self) -> int: ...
+    def read(self, start: int, stop: int) -> bytes: ...
+
+
+class CellWriter:
+    """Sorts rows into cells.
+
+    Args:
+        folder, name: the files are `<folder>/<name>-<group>`.
+        borders: cells of the groups: group g has the cells [borders[g], borders[g + 1]).
+        memory: bytes of rows to hold.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, schema: pa.Schema, borders: Sequence[int], memory: int
+    ) -> None:
+        self.rows = 0
+        self._folder, self._name = folder, name
+        self._schema = schema
+        self._borders = list(borders)
+        self._memory = memory
+        self._held: list[tuple[pa.Table, NDArray[np.int64]]] = []
+        self._bytes = 0
+        self._spill = folder / f"{name}.spill"
+        self._spilled: list[NDArray[np.int64]] = []  # of each spill: (cells + 1,) offsets in the spill file
+
+    def add(self, table: pa.Table, cells: NDArray[np.int64]) -> None:
+        """Rows and the cell of each, (rows,)."""
+        if not table.num_rows:
+            return
+        self.rows += table.num_rows
+        self._held.append((table, cells))
+        self._bytes += table.nbytes
+        if self._bytes >= self._memory:
+            self._spill_held()
+
+    def close(self) -> dict[str, Path]:
+        """Writes the files, by name; a group without rows has one too."""
+        files: dict[str, Path] = {}
+        if self._spilled:
+            self._spill_held()
+        pieces = self._from_disk() if self._spilled else self._from_memory()
+        for group, (first, end) in enumerate(pairwise(self._borders)):
+            name = f"{self._name}-{group:05d}"
+            files[name] = self._folder / name
+            offsets = np.zeros(end - first + 1, OFFSET)
+            with files[name].open("wb") as file:
+                for cell in range(first, end):
+                    for piece in next(pieces):
+                        file.write(piece)
+                    offsets[cell - first + 1] = file.tell()
+                file.write(offsets.tobytes())
+        self._spill.unlink(missing_ok=True)
+        return files
+
+    def _sorted(self) -> tuple[pa.Table, NDArray[np.int64]]:
+        """What is held, in the order of cells, and where each cell begins: (cells + 1,)."""
+        table = pa.concat_tables([table for table, _ in self._held]) if self._held else _empty(self._schema)
+        cells = np.concatenate([np.empty(0, np.int64), *(cells for _, cells in self._held)])
+        self._held, self._bytes = [], 0
+        order = np.argsort(cells, kind="stable")
+        starts = np.searchsorted(cells[order], np.arange(self._borders[-1] + 1))
+        return table.take(pa.array(order)).combine_chunks(), starts
+
+    def _from_memory(self) -> Iterator[list[pa.Buffer]]:
+        """The serialised rows of each cell, in turn."""
+        table, starts = self._sorted()
+        for cell in range(self._borders[-1]):
+            start, stop = int(starts[cell]), int(starts[cell + 1])
+            rows = table.slice(start, stop - start)
+            yield [batch.serialize() for batch in rows.to_batches()] if stop > start else []
+
+    def _spill_held(self) -> None:
+        offsets = np.zeros(self._borders[-1] + 1, np.int64)
+        with self._spill.open("ab") as file:
+            offsets[0] = file.tell()
+            for cell, pieces in enumerate(self._from_memory()):
+                for piece in pieces:
+                    file.write(piece)
+                offsets[cell + 1] = file.tell()
+        self._spilled.append(offsets)
+
+    def _from_disk(self) -> Iterator[list[bytes]]:
+        """The same of all spills together; a piece of a spill at a time."""
+        with self._spill.open("rb") as file:
+            for cell in range(self._borders[-1]):
+                pieces = []
+                for offsets in self._spilled:
+                    file.seek(offsets[cell])
+                    pieces.append(file.read(offsets[cell + 1] - offsets[cell]))
+                yield pieces
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    return schema.empty_table()
+
+
+def read_cell(files: Iterable[Readable], schema: pa.Schema, cells: int, cell: int) -> pa.Table:
+    """The rows of one cell in all files of a group, which has so many `cells`; `cell` counts from the first
+    of the group."""
+    batches: list[pa.RecordBatch] = []
+    for file in files:
+        at = file.size - (cells + 1 - cell) * OFFSET.itemsize
+        start, stop = np.frombuffer(file.read(at, at + 2 * OFFSET.itemsize), OFFSET).tolist()
+        if stop == start:
+            continue
+        stream = pa.BufferReader(file.read(start, stop))
+        while stream.tell() < stop - start:
+            batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(stream), schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def cell_of(keys: NDArray[np.uint64], cells: int) -> NDArray[np.int64]:
+    """The cell of each key, when the keys are divided among so many cells by their size. Cell c of n x m is
+    in cell c // m of n."""
+    assert cells <= 2**31
+    return (((keys >> np.uint64(32)) * np.uint64(cells)) >> np.uint64(32)).astype(np.int64)
+
+
+def cell_borders(cells: int, cell: int) -> tuple[int, int]:
+    """The keys of a cell: [first, end)."""
+    low, high = (-(-(one << 32) // cells) << 32 for one in (cell, cell + 1))
+    return low, min(high, 2**64)
