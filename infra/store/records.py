@@ -135,6 +135,12 @@ def sidecar_path(path: str) -> str:
     return str(place.with_name(f".{place.name}.pieces"))
 
 
+def used_path(path: str) -> str:
+    """The mark that a file of a unit was used up and then removed."""
+    place = PurePosixPath(path)
+    return str(place.with_name(f".{place.name}.used"))
+
+
 def sidecar_record(record: FileRecord) -> FileRecord:
     """The record of the sidecar of a file in many pieces."""
     assert isinstance(record.pieces, str) and record.piece_bytes is not None, "it has a sidecar"

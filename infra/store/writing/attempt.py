@@ -29,7 +29,15 @@ from infra.store.documents import (
 )
 from infra.store.files.rows import SUFFIX, encode
 from infra.store.reading.artifact import Artifact, Checkpoint, local_file
-from infra.store.records import DamagedError, FileRecord, LocatedRecord, StoreError, inside, sidecar_path
+from infra.store.records import (
+    DamagedError,
+    FileRecord,
+    LocatedRecord,
+    StoreError,
+    inside,
+    sidecar_path,
+    used_path,
+)
 from infra.store.store import Store
 from infra.store.writing.lease import require
 from infra.store.writing.retention import hold
@@ -176,11 +184,17 @@ class Attempt:
             return
         self.check_lease()
         self.store.remove(f"{self.job.path}/units/{key}.json")
-        self.remove_files(unit, unit.files)
+        self._remove(unit.files.values())
 
     def remove_files(self, unit: Unit, names: Iterable[str]) -> None:
-        """Takes files of a unit away that others have used up."""
-        for record in (unit.files[name] for name in names):
+        """Takes files of a unit away that others have used up, and leaves a mark: they are not lost."""
+        records = [unit.files[name] for name in names]
+        for record in records:
+            self.store.overwrite(used_path(record.path), b"")
+        self._remove(records)
+
+    def _remove(self, records: Iterable[LocatedRecord]) -> None:
+        for record in records:
             self.store.remove(record.path)
             if isinstance(record.pieces, str):
                 self.store.remove(sidecar_path(record.path))
