@@ -7,7 +7,6 @@ from typing import Any
 
 from apertus_model.data.corpus_work import CorpusWork
 from infra.store import Artifact
-from infra.store.maintenance.verify import verify
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes
 from tests.apertus_model.corpora import corpus_spec
 
@@ -37,10 +36,7 @@ def test_a_stage_that_is_killed_in_every_pass_ends_with_the_same_bits(
         except Interrupted:
             names = bench.store.names("corpus/killed/units")
             passes |= {name.split("-")[0].removesuffix(".json") for name in names}
-            if attempt % 8 == 0:
-                assert verify(bench.store).damages == []  # files that were used up are not lost
     assert stored_bytes(killed) == stored_bytes(whole)
     assert killed.manifest.metrics == whole.manifest.metrics
-    assert verify(bench.store).damages == []
     every = {"documents", "records", "groups", "resolve", "openings", "probes", "scatter"}
     assert passes >= every | set(CorpusWork.layout_kinds)

@@ -48,7 +48,6 @@ def test_a_bucket_of_probes_is_stated_once() -> None:
     ("step", "message"),
     [
         ({"filter": "length", "of": "answer"}, "a document has no answer; leave out `of` of length"),
-        ({"filter": "exact-duplicates", "not_in": ["corpus/b"]}, "leave out not_in"),
     ],
 )
 def test_what_only_conversations_have_is_refused(step: dict[str, Any], message: str) -> None:

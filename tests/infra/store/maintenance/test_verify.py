@@ -17,6 +17,7 @@ from tests.infra.store.maintenance.verified import (
     OTHER,
     PIECE,
     TRAINED,
+    attempt,
     change,
     stored,
 )
@@ -43,6 +44,23 @@ def test_a_sound_store_is_read_whole_and_not_changed(store: Store) -> None:
     assert found.markers == 2 + 2 * 2 + 3 + 1
     assert seen[0] == (0, size) and seen[-1] == (size, size)
     assert files_below(store) == before
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_file_of_a_unit_that_was_used_up_is_not_missing(tmp_path: Path, marked: bool) -> None:
+    store = Store.open(str(tmp_path / "store"))
+    store.initialise()
+    corpus = attempt(store, tmp_path, CORPUS)
+    (tmp_path / "part").write_bytes(b"part")
+    unit = corpus.commit_unit("task", files={"used": tmp_path / "part", "unused": tmp_path / "part"})
+    if marked:
+        corpus.remove_files(unit, ["used"])
+    else:
+        store.remove(unit.files["used"].path)
+    found = verify(store)
+    assert [damage.file for damage in found.damages] == [unit.files["used"].path] * (not marked)
+    store.remove(unit.files["unused"].path)
+    assert unit.files["unused"].path in {damage.file for damage in verify(store).damages}
 
 
 def test_a_changed_byte_is_named_with_its_piece_and_the_stages_to_rerun(store: Store) -> None:
