@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,8 +20,9 @@ from apertus_model.data.megatron import TokenFile
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of
+from tests.apertus_model.corpora import corpus_spec, tokens_of
 
-FILTERS = [
+FILTERS: list[dict[str, Any]] = [
     {"filter": "length", "min_characters": 20},
     {"filter": "exact-duplicates"},
     {"filter": "sample", "rate": 0.9},
@@ -151,6 +154,60 @@ def test_every_document_and_character_is_accounted_for(
         "replaced",
     }
     assert all(sum(row["reason"] == reason for row in rows) <= 3 for reason in dropped)
+
+
+@pytest.mark.parametrize(("near", "workers"), [(False, 1), (True, 2)])
+def test_a_corpus_leaves_out_what_others_keep(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str], near: bool, workers: int
+) -> None:
+    """Two others have 25 and 15 of its 60 texts. Of documents that are nearly alike, the first corpus keeps
+    one; of what is like one of them, this corpus keeps none."""
+    words = [text.split(" ") for text in texts[:10]]
+    changed = [" ".join([*one[:5], "changed", *one[6:]]) for one in words]
+    step: dict[str, Any] = {"filter": "exact-duplicates"}
+    if near:
+        step = {"filter": "near-duplicates", "ngram": 2}
+
+    def run(name: str, some: list[str], inputs: dict[str, Artifact], **more: Any) -> Artifact:
+        spec = corpus_spec(
+            _write(tmp_path / name, some, 1), holdout=0.2, pii=False, filters=[{**step, **more}]
+        )
+        return bench.run("corpus", name, spec, {"tokenizer": tokenizer} | inputs, workers=workers)
+
+    def kept(corpus: Artifact) -> set[str]:
+        plain = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+        return {
+            plain.decode(tokens) for split in ("train", "validation") for tokens in tokens_of(corpus, split)
+        }
+
+    first, second = run("first", texts[:25], {}), run("second", texts[20:35], {})
+    assert kept(first) == set(texts[:25])
+    both = {"not_in:0:0": first, "not_in:0:1": second}
+    corpus = run("third", [*texts, *changed, texts[59]], both, not_in=["first", "second"])
+    unchanged = set(texts[35:])
+    if near:
+        exact = [
+            len(_pairs(old) & _pairs(new)) / len(_pairs(old) | _pairs(new))
+            for old, new in zip(texts, changed, strict=False)
+        ]
+        assert min(exact) > 0.8
+        assert kept(corpus) == unchanged
+    else:
+        assert kept(corpus) == unchanged | set(changed)
+    rows = pq.read_table(corpus.local("rejects-00000.parquet")).to_pylist()
+    assert len(rows) == 35 + 1 + 10 * near
+    reasons = Counter(row["reason"] for row in rows)
+    if near:
+        assert reasons.pop("like a document of corpus/first or corpus/second") == 45
+    else:
+        # What both have is told of the first.
+        assert reasons.pop("the same text as a document of corpus/first") == 25
+        assert reasons.pop("the same text as a document of corpus/second") == 10
+    assert len(reasons) == 1 and next(iter(reasons)).startswith("the same text as ")
+
+
+def _pairs(text: str) -> set[tuple[str, str]]:
+    return set(pairwise(text.split()))
 
 
 def test_columns_of_rows_reach_the_filters(

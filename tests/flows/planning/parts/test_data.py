@@ -143,6 +143,63 @@ def test_filters_that_cannot_run_are_refused(
         _two(chat, tmp_path, questions, others)
 
 
+# Corpora
+
+CORPORA = (
+    "stages.corpus.sources={notes: {filters: %s}, more: {filters: %s}}",
+    "sources.more={url: '%s', format: text}",
+)
+
+
+def _corpora(planned: PLANNED, documents: Path, notes: str, more: str) -> Plan:
+    return planned(CORPORA[0] % (notes, more), CORPORA[1] % documents)
+
+
+def test_a_corpus_is_made_after_those_whose_documents_count_as_seen(
+    planned: PLANNED, questions: Path
+) -> None:
+    plan = _corpora(planned, questions, "[{filter: exact-duplicates, not_in: [corpus/more]}]", "[]")
+    parts = [node for node in plan.graph.nodes.values() if node.stage == "corpus"]
+    assert [node.name for node in parts] == ["corpus/more", "corpus/notes"]
+    assert parts[1].inputs["not_in:0:0"].fingerprint == parts[0].fingerprint
+    before = parts[1].fingerprint
+    (questions / "two.txt").write_text("And what is that?")
+    changed = _corpora(planned, questions, "[{filter: exact-duplicates, not_in: [corpus/more]}]", "[]")
+    assert changed.graph.nodes["corpus/notes"].fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("notes", "more", "message"),
+    [
+        (
+            "[{filter: exact-duplicates, not_in: [corpus/more]}]",
+            "[{filter: exact-duplicates, not_in: [corpus/notes]}]",
+            r"not_in\[0\]: parts are compared in a circle: corpus/notes -> corpus/more -> corpus/notes",
+        ),
+        (
+            "[{filter: exact-duplicates, not_in: [corpus/other]}]",
+            "[]",
+            r"has no part 'other'",
+        ),
+        (
+            "[{filter: near-duplicates, ngram: 3, not_in: [corpus/more]}]",
+            "[{filter: near-duplicates, ngram: 4}]",
+            r"'corpus/more' has no near-duplicates filter with the same settings",
+        ),
+    ],
+)
+def test_corpora_that_cannot_be_compared_are_refused(
+    planned: PLANNED, questions: Path, notes: str, more: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        _corpora(planned, questions, notes, more)
+
+
+@pytest.fixture
+def questions(files: tuple[Path, Path]) -> Path:
+    return files[1]
+
+
 def test_questions_of_an_evaluation_are_an_input_of_conversations(
     chat: PLANNED, tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
