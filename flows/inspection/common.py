@@ -15,13 +15,15 @@ from specs.job import InputRef
 class Options:
     """`step`: of training, from 1; `sample`: index in the training data, from 0, in place of a step;
     `limit`: samples or examples that are shown; `samples`: over which the shares of a mixture are counted;
-    `reason`: of a corpus's examples, the only one to show."""
+    `reason`: of a corpus's examples, the only one to show; `document`: the id, URL or hash of the only
+    document to look for."""
 
     step: int | None = None
     sample: int | None = None
     limit: int = 2
     samples: int = 100_000
     reason: str | None = None
+    document: str | None = None
 
 
 def artifact(plan: Plan, node: Node) -> Artifact:

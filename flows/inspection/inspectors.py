@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.inspection import batch, corpus, mixture
+from flows.inspection import batch, corpus, documents, mixture
 from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
@@ -36,6 +36,8 @@ INSPECTORS: dict[str, Inspector] = {
     "mixture": Inspector(mixture.collect, mixture.show),
     **dict.fromkeys(TRAINING, Inspector(batch.collect, batch.show)),
 }
+DOCUMENT = Inspector(documents.collect, documents.show)
+"""Of a corpus, with --document."""
 
 
 def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, Node]:
@@ -62,10 +64,11 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, No
     given: dict[str, int | str | None] = (
         {} if trains else {"--step": options.step, "--sample": options.sample}
     )
-    given |= {"--reason": options.reason} if chosen[0].kind != "corpus" else {}
+    of_corpora = {"--reason": options.reason, "--document": options.document}
+    given |= of_corpora if chosen[0].kind != "corpus" else {}
     for option, value in given.items():
         if value is not None:
-            wanted = "a corpus" if option == "--reason" else "a stage of training"
+            wanted = "a corpus" if option in of_corpora else "a stage of training"
             raise SpecError.of(
                 (), f"{option} is of {wanted}; '{name}' is {a(chosen[0].kind)}", "leave it out.", "inspect"
             )
@@ -74,4 +77,6 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, No
     if len(chosen) > 1:
         names = ", ".join(node.name for node in chosen)
         raise SpecError.of((), f"'{name}' has {len(chosen)} parts", f"name one: {names}.", "inspect")
+    if options.document is not None:
+        return DOCUMENT, chosen[0]
     return INSPECTORS[chosen[0].kind], chosen[0]

@@ -73,6 +73,10 @@ def inspect(
     reason: Annotated[
         str | None, typer.Option(help="why documents were dropped: the label of a filter; or kept, replaced")
     ] = None,
+    document: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="id, URL or hash of a document of a corpus: what became of it"),
+    ] = None,
     samples: Annotated[
         int, typer.Option(min=1, help="over which the shares of a mixture are counted")
     ] = 100_000,
@@ -86,7 +90,7 @@ def inspect(
     """Show data: what a corpus kept and dropped and why, the shares of a mixture, or the samples of a step
     as the model sees them."""
     made = make_plan(spec, store, overrides)
-    options = Options(step, sample, limit, samples, reason)
+    options = Options(step, sample, limit, samples, reason, document)
     inspector, node = inspector_of(made, name, options)
     found = inspector.collect(made, node, options)
     if as_json:
