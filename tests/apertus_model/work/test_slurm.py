@@ -131,7 +131,8 @@ def test_workers_write_the_bytes_of_a_local_run(
     assert stored_bytes(array) == stored_bytes(here)
     assert array.manifest.metrics == here.manifest.metrics
     assert here.manifest.metrics["tasks"] == 2
-    assert sorted(cluster.tasks()) == (["1_0", "1_1"] if jobs == 1 else ["1_0", "2_0"])
+    assert cluster.tasks().keys() >= ({"1_0", "1_1"} if jobs == 1 else {"1_0", "2_0"})
+    assert ("1_1" in cluster.tasks()) == (jobs == 1)
 
 
 def test_the_unit_of_a_killed_worker_is_submitted_again(
@@ -155,7 +156,7 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
     said = capfd.readouterr().out
     assert "1 units are submitted again: the worker of Slurm job 1_1 (CANCELLED) ended before" in said
     assert "the last words" in said
-    assert len(cluster.tasks()) == 2 + 1
+    assert cluster.tasks().keys() >= {"1_0", "1_1", "2_0"} and "2_1" not in cluster.tasks()
     assert stored_bytes(array) == stored_bytes(here)
     assert bench.store.names("corpus/array/attempts/first/workers") == []
 
