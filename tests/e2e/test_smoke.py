@@ -58,7 +58,7 @@ def test_a_second_run_finds_everything_finished_without_prefect_or_torch(finishe
     run = Run(home, "run", SMOKE, "--store", str(finished), importtime=True)
     assert run.wait(60) == 0
     output = run.output.read_text()
-    assert "All 11 parts of smoke are finished; nothing to run." in output
+    assert "All 13 parts of smoke are finished; nothing to run." in output
     assert "the model is in" in output
     assert "apertus-store" not in output
     imported = run.errors.read_text()
@@ -198,8 +198,8 @@ def test_a_stage_whose_process_is_killed_is_tried_again(finished: Path, home: Pa
     for pid in run.stage_processes():
         os.kill(pid, signal.SIGKILL)
     assert run.wait() == 0, run.text
-    assert "stop export" in run.text
-    assert "done export" in run.text
+    assert "stop evaluate/model" in run.text
+    assert "done evaluate/model" in run.text and "kept export" in run.text
 
 
 @pytest.mark.parametrize("arguments", [["plan"], ["run"], ["status"], ["lineage", "export"]])
