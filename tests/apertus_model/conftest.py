@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -16,6 +18,8 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
+
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 class Bench:
@@ -88,6 +92,19 @@ class Bench:
         stage = importlib.import_module(f"apertus_model.stages.{kind}")
         stage.run(job, attempt_class(job), Progress(job.progress), stop or StopSignal())
         return Artifact(self.store, job.path)
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    """A stage or a library that ran in this process may have prepared it as a rank; processes that later
+    tests fork would take its process group for theirs, and wait for ever."""
+    before = set(os.environ)
+    yield
+    for name in RANK_VARIABLES & os.environ.keys() - before:
+        del os.environ[name]
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @pytest.fixture

@@ -62,7 +62,17 @@ def test_every_kind_of_stage_finishes_and_nothing_is_left_to_run(aligned: Path, 
             "prompts",
             "completions",
         ),
-        *("rewards", "pairs", "log_probabilities", "qrpo", "dpo", "merge", "evaluate", "continuations", "export"),
+        *(
+            "rewards",
+            "pairs",
+            "log_probabilities",
+            "qrpo",
+            "dpo",
+            "merge",
+            "evaluate",
+            "continuations",
+            "export",
+        ),
     }
     run = Run(home, "run", CHAT, "--store", str(aligned))
     assert run.wait(60) == 0, run.text
