@@ -9,10 +9,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markup import escape
 
@@ -64,6 +60,11 @@ def find_documents(corpus: Artifact, wanted: str) -> list[dict[str, Any]]:
 
 def _rows(corpus: Artifact, name: str, wanted: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a table that are of the wanted documents, with their numbers."""
+    import numpy as np  # here, not above: other commands start without them
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
     table = pq.ParquetFile(corpus.open(name).stream())
     by_hash = _HASH.fullmatch(wanted) is not None
     value = pa.scalar(int(wanted, 16), pa.uint64()) if by_hash else pa.scalar(wanted)
