@@ -119,23 +119,23 @@ def components(edges: Edges) -> Edges:
     nodes = np.unique(np.concatenate([edges.node, edges.other]))
     left, right = (np.searchsorted(nodes, side) for side in edges)
     parent = np.arange(len(nodes), dtype=np.int64)
-    _join(parent, left, right)
-    roots = _roots(parent, np.arange(len(nodes), dtype=np.int64))
+    join(parent, left, right)
+    roots = roots_of(parent, np.arange(len(nodes), dtype=np.int64))
     moved = roots != np.arange(len(nodes))
     return Edges(nodes[moved], nodes[roots[moved]])
 
 
-def _join(parent: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
+def join(parent: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
     """Connects pairs. A root is hooked to smaller ones only, so there are no cycles and the root of a tree
     is its smallest member."""
     while left.size:
-        left, right = _roots(parent, left), _roots(parent, right)
+        left, right = roots_of(parent, left), roots_of(parent, right)
         apart = left != right
         left, right = left[apart], right[apart]
         np.minimum.at(parent, np.maximum(left, right), np.minimum(left, right))
 
 
-def _roots(parent: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
+def roots_of(parent: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
     """The roots of some members; shortens the paths that it walks."""
     roots = parent[members]
     while True:

@@ -17,6 +17,7 @@ import numpy as np
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
 from numpy.typing import NDArray
 
+from apertus_model.data.components import join, roots_of
 from apertus_model.data.words import Words
 from specs.filters import NearDuplicatesFilter
 
@@ -76,26 +77,5 @@ def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np
     for values in buckets:
         order = np.argsort(values, kind="stable")
         same = values[order[1:]] == values[order[:-1]]
-        _join(parent, order[:-1][same], order[1:][same])
-    return _roots(parent, np.arange(count, dtype=np.int64))
-
-
-def _join(parent: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
-    """Connects pairs. A root is hooked to smaller ones only, so there are no cycles and the root of a tree
-    is its smallest member."""
-    while left.size:
-        left, right = _roots(parent, left), _roots(parent, right)
-        apart = left != right
-        left, right = left[apart], right[apart]
-        np.minimum.at(parent, np.maximum(left, right), np.minimum(left, right))
-
-
-def _roots(parent: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The roots of some members; shortens the paths that it walks."""
-    roots = parent[members]
-    while True:
-        above = parent[roots]
-        if np.array_equal(above, roots):
-            parent[members] = roots
-            return roots
-        roots = above
+        join(parent, order[:-1][same], order[1:][same])
+    return roots_of(parent, np.arange(count, dtype=np.int64))

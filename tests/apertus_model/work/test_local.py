@@ -101,19 +101,17 @@ def _waiting_corpus(bench: Any, documents: Path, tokenizer: Artifact) -> tuple[J
 def test_no_worker_survives_a_stage_that_is_killed(
     bench: Any, documents: Path, tokenizer: Artifact, tmp_path: Path, deadline: None
 ) -> None:
-    job, keys, pipes = _waiting_corpus(bench, documents, tokenizer)
+    job, keys, _ = _waiting_corpus(bench, documents, tokenizer)
     file = tmp_path / "job.json"
     file.write_text(job.model_dump_json())
     stage = subprocess.Popen([sys.executable, "-c", STAGE, str(file), *keys], stdout=subprocess.PIPE)
     assert stage.stdout is not None
-    # Opening a pipe for writing waits for its reader: from here on both workers wait for what never comes.
-    writers = [os.open(pipe, os.O_WRONLY) for pipe in pipes]
+    while len([pid for pid in children(stage.pid) if _waits_for_a_writer(pid)]) < len(keys):
+        time.sleep(0.1)
     stage.kill()
     # The workers have the same standard output: it ends with the last of them.
     assert stage.stdout.read() == b""
     stage.wait()
-    for writer in writers:
-        os.close(writer)
 
 
 def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
