@@ -173,7 +173,7 @@ class WeightsAndBiases:
 
 def last_kept_step(folder: Path, name: str) -> int:
     """The last step in the offline files of a run of Weights & Biases, for `wandb sync`; -1 without any."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # chosen at import
 
     last = -1
     for file in folder.glob(f"*/*run-*-{name}/run-{name}.wandb"):  # folder/wandb/offline-run-<time>-<name>

@@ -97,7 +97,7 @@ class Tally(NamedTuple):
     tokens: tuple[int, int]
     least: int  # final hash; 2^64 without documents
 
-    def __add__(self, other: Tally) -> Tally:  # type: ignore[override]
+    def __add__(self, other: Tally) -> Tally:  # type: ignore[override]  # a sum of counts, not of tuples
         return Tally(
             (self.documents[0] + other.documents[0], self.documents[1] + other.documents[1]),
             (self.tokens[0] + other.tokens[0], self.tokens[1] + other.tokens[1]),

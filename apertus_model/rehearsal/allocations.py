@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -172,7 +173,7 @@ def _kind() -> str:
 def maker() -> str:
     """The kind of the code that runs now, by `MAKERS`; "" for a formula of autograd, which the trainer
     starts, and for code elsewhere."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         for path, kind in MAKERS:
@@ -180,5 +181,5 @@ def maker() -> str:
                 if path == TRAINER and torch._C._current_graph_task_id() != -1:
                     return ""
                 return "gradients" if kind == "communication" and code.co_name in SUMS else kind
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""

@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -432,7 +433,8 @@ def _moved(name: str, tensors: list[torch.Tensor]) -> int:
 
 def place() -> str:
     """The innermost line of our code, else of torchtitan, that runs now."""
-    frame, found = sys._getframe(1), ""
+    frame: FrameType | None = sys._getframe(1)
+    found = ""
     while frame is not None:
         name = frame.f_code.co_filename
         if "/apertus_model/rehearsal/" not in name:
@@ -442,5 +444,5 @@ def place() -> str:
                     if part == OUR_CODE[0]:
                         return line
                     found = found or line
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found or "torch"

@@ -296,7 +296,7 @@ def _publish(plan: Plan, failed: dict[str, str]) -> None:
 @flow(
     name="apertus",
     validate_parameters=True,
-    task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS),  # type: ignore[arg-type]
+    task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS),  # type: ignore[arg-type]  # Prefect types it too narrowly
     persist_result=False,
 )
 def pipeline(

@@ -46,8 +46,8 @@ class Comparison(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         totals = {}
         for name, (before, now) in self.totals.items():
-            both = before is not None and now is not None
-            totals[name] = {"against": before, "this": now, "difference": now - before if both else None}  # type: ignore[operator]
+            difference = None if before is None or now is None else now - before
+            totals[name] = {"against": before, "this": now, "difference": difference}
         fields = {name: {"against": before, "this": now} for name, (before, now) in self.fields.items()}
         return {"fields": fields, "totals": totals}
 

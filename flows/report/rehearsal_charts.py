@@ -5,7 +5,7 @@ Invariant: every number comes from a rehearsal; nothing is predicted here.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,10 +127,10 @@ def _time(part: RehearsedPart) -> Figure:
 
 def _classes(found: Rehearsed, bubble: float) -> dict[str, float]:
     """Seconds by class of operators, by mesh of the collectives that are waited for, and idle ones."""
-    waits = Counter[str]()
+    waits: defaultdict[str, float] = defaultdict(float)
     for line in found.collectives:
         if line.mesh not in HIDDEN:
-            waits[line.mesh] += line.seconds  # type: ignore[assignment]
+            waits[line.mesh] += line.seconds
     beyond = found.waited_seconds - sum(waits.values())
     times = found.classes | dict(waits) | {"fsdp": beyond, "bubble": bubble * found.seconds}
     return {kind: seconds for kind, seconds in times.items() if seconds > 1e-3 * found.seconds}

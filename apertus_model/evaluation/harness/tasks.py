@@ -296,7 +296,7 @@ def _parse(content: bytes, folder: Path) -> Config:
     """YAML as a mapping. HarnessError when it is none, or has a tag other than `!function`."""
     import yaml  # of the harness
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # one of two classes
         """Knows `!function` in files of this folder, and no other tag that is code."""
 
     Loader.add_constructor(

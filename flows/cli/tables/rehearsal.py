@@ -27,12 +27,10 @@ def show_part(console: Console, part: PartResult) -> None:
             f" {escape(failure.error)}{escape(where)}",
             soft_wrap=True,
         )
-    built = [rank for rank in part.ranks if rank.report.rehearsed is not None]
+    built = [(rank, found) for rank in part.ranks if (found := rank.report.rehearsed) is not None]
     if not built:
         return
-    largest = max(built, key=lambda rank: rank.report.rehearsed.memory.total)  # type: ignore[union-attr]
-    found = largest.report.rehearsed
-    assert found is not None
+    largest, found = max(built, key=lambda pair: pair[1].memory.total)
     tables = [_memory(part, console.width), _tensors(found, largest.rank, console.width)]
     if found.collectives:
         tables.append(_collectives(found, largest.rank, console.width))

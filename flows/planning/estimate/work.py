@@ -69,7 +69,7 @@ class Work(NamedTuple):
     decoding: Decoding | None = None
     missing: str = ""  # what is not counted
 
-    def __add__(self, other: Work) -> Work:  # type: ignore[override]
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]  # a sum of fields, not of tuples
         """Both, one after the other, with the width of the first."""
         return self._replace(
             requests=self.requests + other.requests,

@@ -44,7 +44,7 @@ def tree(
     while folders:
         folder = folders.pop()
         try:
-            entries = call(folder, lambda folder=folder: fs.ls(folder, detail=True))  # type: ignore[misc]
+            entries = call(folder, lambda folder=folder: fs.ls(folder, detail=True))  # type: ignore[misc]  # a default binds it
         except FileNotFoundError:
             continue
         for entry in entries:
