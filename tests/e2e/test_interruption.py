@@ -58,6 +58,7 @@ def test_sigusr1_in_the_middle_of_training_commits_a_checkpoint(cooling: tuple[R
     annealing.checkpoint(last).check()
 
 
+@pytest.mark.slow
 def test_sigusr1_while_a_stage_starts_ends_it_at_once(cooling: tuple[Run, Artifact]) -> None:
     run, annealing = cooling
     run.wait_for(lambda: bool(ranks(run)))
@@ -76,6 +77,7 @@ def test_a_process_group_that_is_told_while_its_server_starts_ends(home: Path, t
     ended_as_interrupted(run, lambda: group_twice(run, signal.SIGTERM))
 
 
+@pytest.mark.slow
 def test_a_part_without_checkpoints_ends_with_its_group(finished: Path, home: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(finished, store)

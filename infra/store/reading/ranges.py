@@ -19,6 +19,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +71,7 @@ class BlockCache:
         self.capacity_bytes = capacity_bytes
         self.fetched_bytes = 0
         self._slots: OrderedDict[tuple[str, int], int] = OrderedDict()
-        # a slot is in here, or is one piece's, or is given up
-        self._free = list(reversed(range(capacity_bytes // block_bytes)))
+        self._unused: Iterator[int] = iter(range(capacity_bytes // block_bytes))  # slots
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -101,13 +101,13 @@ class BlockCache:
         """Keeps a piece; one that is longer than `block_bytes` is not kept."""
         with self._lock:
             self.fetched_bytes += len(data)
-            if (
-                (file, piece) in self._slots
-                or not (self._free or self._slots)
-                or len(data) > self.block_bytes
-            ):
+            if (file, piece) in self._slots or len(data) > self.block_bytes:
                 return
-            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+            slot = next(self._unused, None)
+            if slot is None:
+                if not self._slots:
+                    return
+                slot = self._slots.popitem(last=False)[1]
             try:
                 written = os.pwrite(self._file.fileno(), data, slot * self.block_bytes)
             except OSError:
@@ -115,7 +115,7 @@ class BlockCache:
             if written == len(data):
                 self._slots[file, piece] = slot
             else:
-                self._free.clear()
+                self._unused = iter(())
                 size = len(self._slots) * self.block_bytes >> 20
                 logger.warning(
                     "the disk of %s takes no more: the cache of pieces stays at %d MiB", self.folder, size

@@ -4,6 +4,7 @@ what it should not."""
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def problem(
     return hidden, weight, labels, torch.arange(batch * length).view(batch, length)
 
 
+@cache
 def many(words: int, places: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws (places,) at as many places of one and the same state, and the softmax there (words,)."""
     generator = torch.Generator().manual_seed(5)

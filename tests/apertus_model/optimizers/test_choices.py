@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -87,30 +87,33 @@ def run_here(folder: Path, spec: Any, *, processes: int, source: Source | None =
     return result
 
 
-# choice -> the whole run, and its second half from the checkpoint in the middle
-Runs = dict[str, tuple[Result, Result]]
+class Runs(NamedTuple):
+    folder: Path
+    of: dict[str, Result]  # by choice
 
 
-def all_choices(folder: Path, processes: int) -> Runs:
-    """Every choice, one after the other in the same processes."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * len(CHOICES))]
+def all_choices(folder: Path, processes: int, *, resumed: bool = False) -> Runs:
+    """Every choice, one after the other in the same processes. `resumed`: from the checkpoints in the middle
+    of runs that this function has made."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in CHOICES]
     ports = [str(server.getsockname()[1]) for server in sockets]
     for server in sockets:
         server.close()
 
-    def work(rank: int) -> Runs:
+    def work(rank: int) -> dict[str, Result]:
         runs = {}
         for choice in CHOICES:
-            spec = run_of(choice, processes)
             os.environ["MASTER_PORT"] = ports.pop()
-            whole = run_here(folder / choice / "whole", spec, processes=processes)
-            os.environ["MASTER_PORT"] = ports.pop()
-            source = Source(str(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True)
-            runs[choice] = whole, run_here(folder / choice / "rest", spec, processes=processes, source=source)
+            middle = Source(str(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True)
+            runs[choice] = run_here(
+                folder / choice / ("rest" if resumed else "whole"),
+                run_of(choice, processes),
+                processes=processes,
+                source=middle if resumed else None,
+            )
         return runs
 
-    runs: Runs = in_processes(folder, work, processes)[0]
-    return runs
+    return Runs(folder, in_processes(folder, work, processes)[0])
 
 
 @pytest.fixture(scope="module")
@@ -129,18 +132,24 @@ def losses(result: Result) -> list[float]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_it_trains(choice: str, one_process: Runs) -> None:
-    measured = losses(one_process[choice][0])
+    measured = losses(one_process.of[choice])
     assert len(measured) == STEPS
     assert min(measured[-3:]) < measured[0] - 0.04
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def resumed(request: pytest.FixtureRequest) -> tuple[int, Runs, Runs]:
+    """A number of processes, whole runs, and their second halves."""
+    whole: Runs = request.getfixturevalue("one_process" if request.param == 1 else "two_processes")
+    return request.param, whole, all_choices(whole.folder, request.param, resumed=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_going_on_from_a_checkpoint_gives_the_same_bits(
-    choice: str, processes: int, request: pytest.FixtureRequest, numerics: Numerics
+def test_resuming_from_a_checkpoint_gives_the_same_bits(
+    choice: str, resumed: tuple[int, Runs, Runs], numerics: Numerics
 ) -> None:
-    whole, rest = request.getfixturevalue("one_process" if processes == 1 else "two_processes")[choice]
+    processes, whole, rest = resumed[0], resumed[1].of[choice], resumed[2].of[choice]
     found, expected = ([losses(run)[-HALF:], run.weights, run.optimizer] for run in (rest, whole))
     assert len(losses(rest)) == STEPS - HALF
     numerics(
@@ -165,7 +174,7 @@ ALIKE = {"muon": 3e-2, "d-muon": 3e-2, "soap": 2e-1, "ademamix in bfloat16": 5e-
 def test_two_processes_train_as_one_does(
     choice: str, one_process: Runs, two_processes: Runs, numerics: Numerics
 ) -> None:
-    one, two = one_process[choice][0], two_processes[choice][0]
+    one, two = one_process.of[choice], two_processes.of[choice]
     assert losses(two) == pytest.approx(losses(one), abs=0.05 if choice in ALIKE else 1e-5)
     numerics(
         "optimizers",

@@ -14,6 +14,7 @@ from apertus_model.optimizers.sophia import Sophia
 from apertus_model.trainer.objectives import ExtraPass, MicroBatch, with_places
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import WeightedSamples, segment, train
+from tests.machine import slow
 from tests.numerics import Numerics
 
 Tensor = torch.Tensor
@@ -80,7 +81,7 @@ def test_a_hyperparameter_out_of_range_is_an_error(wrong: dict[str, Any]) -> Non
         Sophia([torch.nn.Parameter(random(0))], **wrong)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [slow(False), True])
 def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, numerics: Numerics) -> None:
     """For softmax regression it is sum_i w_i x_id^2 p_iv (1 - p_iv) / W. Every element of the mean of
     4,000 draws lies within five standard errors, which are estimated from the draws themselves."""

@@ -223,6 +223,7 @@ def test_the_only_wait_for_the_gpu_is_told_with_its_place(split: Rehearsed) -> N
     assert (line.what, line.calls) == ("tolist", 1)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_float8_multiplies_the_layers_and_leaves_their_memory() -> None:
     """Products of layers in float8, those of the output in bfloat16; what is kept stays as wide."""

@@ -21,6 +21,7 @@ from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of
 from tests.apertus_model.corpora import corpus_spec, tokens_of
+from tests.machine import slow
 
 FILTERS: list[dict[str, Any]] = [
     {"filter": "length", "min_characters": 20},
@@ -156,7 +157,7 @@ def test_every_document_and_character_is_accounted_for(
     assert all(sum(row["reason"] == reason for row in rows) <= 3 for reason in dropped)
 
 
-@pytest.mark.parametrize(("near", "workers"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("near", "workers"), [(False, 1), slow(True, 2)])
 def test_a_corpus_leaves_out_what_others_keep(
     bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str], near: bool, workers: int
 ) -> None:

@@ -33,7 +33,7 @@ from tests.apertus_model.harness import (
     train,
 )
 from tests.apertus_model.step_memory import local
-from tests.machine import compiles
+from tests.machine import compiles, slow
 from tests.numerics import Numerics
 
 DEEP = MODEL.model_copy(update={"n_layers": 6})
@@ -194,7 +194,7 @@ def check(folder: Path, name: str, reference: Result, numerics: Numerics, **chan
     return found
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["HSDP", "TP with SP", "CP", "PP x FSDP"])
 def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     tmp_path: Path, alone: tuple[Path, Result], name: str, numerics: Numerics
 ) -> None:
@@ -254,7 +254,7 @@ def test_a_pipeline_goes_on_from_its_checkpoint_with_the_same_bits_and_so_does_o
 ADAPTED = Lora(rank=3, alpha=6.0, targets=["wq", "wv", "wo", "up_proj", "down_proj"])
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b"])
+@pytest.mark.parametrize("schedule", [slow("1f1b"), "interleaved-1f1b"])
 def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
     tmp_path: Path, alone: tuple[Path, Result], schedule: Any
 ) -> None:
@@ -371,7 +371,7 @@ def test_what_happens_to_gathered_weights_changes_no_bit(tmp_path: Path, name: s
     assert same(results[1].optimizer, results[0].optimizer)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2])  # as many micro-batches as stages and more, and fewer
+@pytest.mark.parametrize("micro_batch_size", [1, slow(2)])  # as stages and more; fewer
 def test_more_stages_in_a_process_train_alike(tmp_path: Path, micro_batch_size: int) -> None:
     deeper = MODEL.model_copy(update={"n_layers": 10})
     default, three = (

@@ -192,7 +192,7 @@ def test_layout_and_accumulation_change_neither_loss_nor_gradient(
     assert difference(result.weights, reference.weights) < 1e-4
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [slow(False), True])
 def test_ranks_that_share_the_vocabulary_have_the_loss_and_the_gradient_of_one(
     tmp_path: Path, alone: tuple[str, Any], sequence_parallel: bool
 ) -> None:

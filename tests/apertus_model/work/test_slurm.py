@@ -25,6 +25,7 @@ from specs.errors import StageError
 from tests.apertus_model.attempts import stored_bytes, units_of
 from tests.infra.fake_slurm import write_fake_slurm
 from tests.infra.slurm import little_slurm
+from tests.machine import slow
 
 ROOT = Path(__file__).resolve().parents[3]
 SLURM = {"executor": "slurm"}
@@ -116,7 +117,7 @@ class Stuck(threading.Thread):
         self.pipe.write_text(self.text)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, slow(2)])
 def test_workers_write_the_bytes_of_a_local_run(
     bench: Any,
     documents: Path,

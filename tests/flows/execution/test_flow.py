@@ -21,7 +21,8 @@ def test_planning_again_waits_for_a_storage_that_is_away(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a part has finished, when others of the run may be training for days."""
-    plan, notes = planned("retries.attempts=2", "retries.backoff=0s"), Notes()
+    at_once = ("retries.attempts=2", "retries.backoff=0s")
+    plan, notes = planned(*at_once), Notes()
     Runner(plan, notes).prepare()
     session = pipeline.Session(pipeline.Run(plan, notes, Profile()), set(plan.pipeline.stages))
     answers: list[Plan | StorageError] = [StorageError("the storage failed 7 times")] * 2
@@ -32,7 +33,7 @@ def test_planning_again_waits_for_a_storage_that_is_away(
         return answer
 
     monkeypatch.setattr(pipeline, "make", away)
-    answers.append(again := planned())
+    answers.append(again := planned(*at_once))
     pipeline._settle(session, "tokenizer")
     assert session.plan is again
     assert (

@@ -166,6 +166,7 @@ def test_tables_show_each_rank_and_the_largest_tensors(tiny: str, tmp_path: Path
         assert text in result.output
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_part_that_does_not_build_ends_with_one_message_and_code_1(tiny: str, tmp_path: Path) -> None:
     result = run(tiny, "cooldown", "--set", "stages.cooldown.attention=flash", store=tmp_path)

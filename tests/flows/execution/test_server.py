@@ -14,6 +14,7 @@ import pytest
 from flows.execution.server import SETTINGS
 from infra.liveness import STOP_SIGNALS
 from tests.e2e.conftest import command_line
+from tests.machine import slow
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -143,7 +144,7 @@ print("directly:", bool(urllib.request.proxy_bypass("storage.example")))
 """
 
 
-@pytest.mark.parametrize("stated", [None, "no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize("stated", [None, slow("no_proxy"), slow("NO_PROXY")])
 def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
     environment |= {"PREFECT_HOME": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nobody answers

@@ -15,6 +15,7 @@ from specs.launch import Launch, Parallel
 from specs.layout import misfits
 from specs.recipe import load
 from specs.trajectory import phases
+from tests.machine import slow
 
 RECIPES = Path(__file__).parents[3] / "specs" / "recipes"
 RATES = Rates("GH200", 4)
@@ -52,7 +53,9 @@ def test_every_layout_passes_the_checks_and_they_come_fastest_first(
         assert layout.parallel.pp == 1 or segment.objective == "cross-entropy"
 
 
-@pytest.mark.parametrize(("recipe", "stage", "gpus"), PARTS)
+@pytest.mark.parametrize(
+    ("recipe", "stage", "gpus"), [PARTS[1], PARTS[3], *(slow(*PARTS[number]) for number in (0, 2, 4))]
+)
 def test_a_layout_that_is_pasted_or_set_is_what_the_recipe_runs(
     recipe: str, stage: str, gpus: int, tmp_path: Path
 ) -> None:

@@ -359,13 +359,14 @@ def test_a_variant_of_a_matrix_is_branched_and_its_readers_follow(tmp_path: Path
 @pytest.mark.parametrize(
     ("recipe", "stage"),
     [
-        *((name, "pretrain") for name in ("apertus-8b", "apertus-70b", "mini", "smoke")),
+        *((name, "pretrain") for name in ("apertus-8b", "mini", "smoke")),
+        slow("apertus-70b", "pretrain"),
         *(("apertus-1.5b-100b", f"pretrain-{name}") for name in ("baseline", "xielu", "apertus")),
         ("continue-pretrain", "continue"),
         ("goldfish-mini", "pretrain-goldfish"),
         *(("wso-mini", f"base-{name}") for name in ("wso", "cosine-0.1")),
         ("optimizer-consistency-mini", "base-muon"),
-        ("apertus-8b", "sft"),
+        slow("apertus-8b", "sft"),
     ],
 )
 @pytest.mark.parametrize("share", [0.3, slow(0.9)])
