@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from apertus_model.data.documents import Rejection, open_source, read_documents
 from apertus_model.data.duplicates import text_hash
-from apertus_model.data.found import Scalar
+from apertus_model.data.found import Scalar, batches
 from specs.sources import SourceSpec
 
 WINDOW_DOCUMENTS = 4096
@@ -43,13 +43,4 @@ def read_source(source: SourceSpec, files: Iterable[str], characters: int) -> It
 
 def windows(documents: Iterable[ReadDocument]) -> Iterator[list[ReadDocument]]:
     """Consecutive documents, as many as may be in memory together."""
-    window: list[ReadDocument] = []
-    characters = 0
-    for document in documents:
-        window.append(document)
-        characters += len(document.text)
-        if len(window) == WINDOW_DOCUMENTS or characters >= WINDOW_CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
+    return batches(documents, WINDOW_DOCUMENTS, WINDOW_CHARACTERS)
