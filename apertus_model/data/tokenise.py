@@ -79,7 +79,8 @@ class CorpusTasks(NamedTuple):
     def pipeline(self) -> tuple[SourceReader | TokenReader, list[ScoreColumn], Selection, PipelineStep]:
         """Reader, columns of scores, selection, writer."""
         files = list(self.tasks.values())
-        selection = Selection(with_thresholds(self.process, self.scores), self.folder)
+        filters = with_thresholds(self.process.filters, self.scores)
+        selection = Selection(self.process.model_copy(update={"filters": filters}), self.folder)
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
             text = self.tokenizer, self.bos, self.eos
