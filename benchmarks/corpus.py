@@ -27,6 +27,7 @@ from typing import Any
 from datatrove.data import Document
 from pydantic import TypeAdapter
 
+from apertus_model.classifiers import fast_text
 from apertus_model.data.duplicates import MinHash
 from apertus_model.data.filters import make_check
 from apertus_model.data.pii import Replacer
@@ -38,6 +39,7 @@ from infra.store import Artifact, Attempt, Store
 from infra.store.documents import Unit
 from specs.filters import FilterSpec, NearDuplicatesFilter
 from specs.job import InputRef, Job
+from specs.stages.classifier import FastText
 
 FILES, WORDS, LABELS = 20, 12, 2000
 FILTERS = ["length", "repeated-lines", "near-duplicates"]
@@ -94,14 +96,20 @@ def measured(store: Store, folder: Path, documents: Path) -> dict[str, float]:
     found = {"tokenise": made["read"]["bytes"] / tasks, "shuffle": 2 * made["tokens"] / rest}
     replace = Replacer(("email", "ip", "iban"))
     found["pii"] = rate(lambda document: replace(document.text))
+    model, spec, begun = folder / "classifier.bin", FastText(method="fasttext"), time.process_time()
+    labelled = (("ab"[place % 2], row["text"]) for place, row in enumerate(rows))
+    fast_text.train(labelled, spec, 28, folder, model)
+    found["fasttext-training"] = size * spec.epochs / (time.process_time() - begun)
+    classifier = fast_text.FastTextModel(model, "the classifier")
+    found["fasttext"] = rate(lambda document: classifier.probabilities([document.text], ["a"]))
     for name in RATES:
         if name not in found:
-            spec = TypeAdapter(FilterSpec).validate_python(settings(name, folder))
-            if isinstance(spec, NearDuplicatesFilter):
-                signer = MinHash(spec)
+            step = TypeAdapter(FilterSpec).validate_python(settings(name, folder))
+            if isinstance(step, NearDuplicatesFilter):
+                signer = MinHash(step)
                 found[name] = rate(lambda document, signer=signer: signer.signature(document.text))
             else:
-                found[name] = rate(make_check(spec, folder))
+                found[name] = rate(make_check(step, folder))
     return found
 
 

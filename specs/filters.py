@@ -348,6 +348,23 @@ def columns_read(filters: list[FilterSpec]) -> list[str]:
     return sorted(needed)
 
 
+def scored(filters: list[FilterSpec]) -> dict[int, ScoreFilter]:
+    """The filters whose scores a model gives, by their step."""
+    return {
+        index: step
+        for index, step in enumerate(filters)
+        if isinstance(step, ScoreFilter) and step.model is not None
+    }
+
+
+def a_column_for_each_score(filters: list[FilterSpec]) -> list[FilterSpec]:
+    """ValueError where the scores of two models would be one column."""
+    columns = [step.column for step in scored(filters).values()]
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+        raise ValueError(f"two filters make the column '{twice[0]}'; state another column for one of them")
+    return filters
+
+
 def labels(filters: list[FilterSpec]) -> list[str]:
     """A name for each step of a list: the name of its filter, numbered from the second one of a kind on:
     `length`, `length-2`."""

@@ -131,11 +131,23 @@ class Generation(Foreign):
     eos_token_id: Ids = None
 
 
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
 class Stored(Foreign):
-    """How weights are stored, by `config.json`; transformers has renamed the field."""
+    """Shapes, and how weights are stored, by the `config.json` of any model; transformers has renamed the
+    first field."""
 
     dtype: str | None = None
     torch_dtype: str | None = None
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+
+    @property
+    def width(self) -> int | None:
+        """Bytes of a weight."""
+        return WIDTHS.get(self.dtype or self.torch_dtype or "")
 
 
 class AddedToken(Foreign):

@@ -6,13 +6,13 @@ content.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity
 from specs.filter_bases import DocumentFilter, Missing, missing_value, outside
-from specs.sources import DEFAULT_INCLUDE, TABLES, SourceSpec, resolve_url
+from specs.sources import TABLES, SourceSpec, resolve_url, usual_globs
 
 # The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
 ROBOTS_AGENTS = [
@@ -64,12 +64,7 @@ class RobotsSource(Spec):
         description="of a table: when it was fetched, as a time or ISO 8601; in UTC where no zone is stated",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _usual_globs(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "include" not in data and data.get("format") in DEFAULT_INCLUDE:
-            return {**data, "include": DEFAULT_INCLUDE[data["format"]]}
-        return data
+    _usual_globs = model_validator(mode="before")(usual_globs)
 
     @model_validator(mode="after")
     def _columns_of_a_table(self) -> RobotsSource:

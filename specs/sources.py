@@ -50,6 +50,13 @@ ONLY_FOR = {
 }
 
 
+def usual_globs(data: Any) -> Any:
+    """The fields of a source as stated, with the globs of its format unless it states its own."""
+    if isinstance(data, dict) and "include" not in data and data.get("format") in DEFAULT_INCLUDE:
+        return {**data, "include": DEFAULT_INCLUDE[data["format"]]}
+    return data
+
+
 class Declared(Spec):
     """The size of a source that may be unavailable when a recipe is planned. The plan then uses this size and
     says so; running needs the files. The size is compared with the files, and with the corpus, as soon as
@@ -159,12 +166,7 @@ class SourceSpec(Spec):
         description="its size, so that the recipe can be planned without the files; `run` still needs them",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _usual_globs(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "include" not in data and data.get("format") in DEFAULT_INCLUDE:
-            return {**data, "include": DEFAULT_INCLUDE[data["format"]]}
-        return data
+    _usual_globs = model_validator(mode="before")(usual_globs)
 
     @model_validator(mode="after")
     def _fits_the_format(self) -> SourceSpec:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apertus_model.classifiers.stored import ALL
 from specs.scoring import percentile_name
 from specs.stages.classifier import CALIBRATION_BINS
 
-ALL = ""
-"""Stands for all languages in thresholds."""
 Thresholds = dict[str, dict[str, float]]
 """By language and name of the percentile."""
 

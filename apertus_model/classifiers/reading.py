@@ -1,17 +1,24 @@
-"""Documents of a source for classifiers, in windows of bounded memory.
+"""Documents of a source for classifiers, in windows of bounded memory. A conversation is a document.
 
-Invariant: documents come in the order of the files, without the rejected ones, as the corpus reads them.
+Invariant: documents come in the order of the files, without the rejected ones, as the corpus, or the stage of
+conversations, reads them.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fsspec import AbstractFileSystem
+
+from apertus_model.chat.messages import ConversationError
+from apertus_model.data.conversation_readers import read_conversations
+from apertus_model.data.conversation_text import TEXTS, messages_of
 from apertus_model.data.documents import Rejection, open_source, read_documents
 from apertus_model.data.duplicates import text_hash
-from apertus_model.data.found import Scalar
-from specs.sources import SourceSpec
+from apertus_model.data.found import batches
+from specs.sources import CONVERSATIONAL, SourceSpec
 
 WINDOW_DOCUMENTS = 4096
 WINDOW_CHARACTERS = 2**24
@@ -23,33 +30,39 @@ class ReadDocument(NamedTuple):
     file: str  # path in the source
     hash: int  # of the whole text
     text: str  # cut
-    columns: dict[str, Scalar]
+    columns: dict[str, Any]
 
 
-def read_source(source: SourceSpec, files: Iterable[str], characters: int) -> Iterator[ReadDocument]:
+def read_source(
+    source: SourceSpec, files: Iterable[str], characters: int, of: str = "conversation"
+) -> Iterator[ReadDocument]:
     """The documents of some files of a source, cut to their first `characters`. A source with a limit has to
-    be read as a whole."""
+    be read as a whole. `of`: of conversations, the text that is read."""
     fs, root = open_source(source)
     count = 0
     for path in files:
-        for found in read_documents(source, fs, root, path):
-            if isinstance(found, Rejection):
-                continue
+        for text, columns in _read(source, fs, root, path, of):
             if count == source.limit:
                 return
-            yield ReadDocument(path, text_hash(found.text), found.text[:characters], found.metadata)
+            yield ReadDocument(path, text_hash(text), text[:characters], columns)
             count += 1
+
+
+def _read(
+    source: SourceSpec, fs: AbstractFileSystem, root: str, path: str, of: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Texts of one file, and their columns."""
+    if source.format not in CONVERSATIONAL:
+        for found in read_documents(source, fs, root, path):
+            if not isinstance(found, Rejection):
+                yield found.text, found.metadata
+        return
+    for talk in read_conversations(source, fs, root, path):
+        with contextlib.suppress(ConversationError):
+            if not isinstance(talk, Rejection):
+                yield TEXTS[of](messages_of(talk)), talk.metadata
 
 
 def windows(documents: Iterable[ReadDocument]) -> Iterator[list[ReadDocument]]:
     """Consecutive documents, as many as may be in memory together."""
-    window: list[ReadDocument] = []
-    characters = 0
-    for document in documents:
-        window.append(document)
-        characters += len(document.text)
-        if len(window) == WINDOW_DOCUMENTS or characters >= WINDOW_CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
+    return batches(documents, WINDOW_DOCUMENTS, WINDOW_CHARACTERS)

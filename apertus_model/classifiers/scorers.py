@@ -1,20 +1,22 @@
 """What gives documents the probability of a label: a trained classifier, a Hugging Face folder, or a fastText
 file.
 
-Invariant: a score depends on the text and the model. It is a float32.
+Invariant: a score depends on the text, its language where there is a model for each, and the model. It is a
+float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from apertus_model.classifiers import perceptron
 from apertus_model.classifiers.fast_text import FastTextModel
-from apertus_model.classifiers.stored import MODEL, NAME, StoredClassifier
+from apertus_model.classifiers.stored import ALL, NAME, StoredClassifier
 from apertus_model.classifiers.transformer import ClassifierError, Floats, Transformer
 from apertus_model.files import copy_folder, local_file
 from infra.store import Artifact
@@ -26,10 +28,11 @@ from specs.stages.scores import ScoresPart
 
 
 class Scorer(NamedTuple):
-    """Scores texts that are cut to `characters`."""
+    """Scores texts that are cut to `characters`, of the languages that are given with them."""
 
     characters: int
-    scores: Callable[[Sequence[str]], Floats]
+    scores: Callable[[Sequence[str], Sequence[str]], Floats]
+    languages: frozenset[str] | None = None  # that it has models for; None: any
 
 
 def open_encoder(spec: Encoder, scratch: Path) -> Transformer:
@@ -46,7 +49,7 @@ def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) ->
     assert part.url is not None, "the plan states it"
     if part.method == "fasttext":
         path = local_file(part.url, scratch / "model.bin")
-        return _fast_text(part, FastTextModel(path, part.url), FASTTEXT_CHARACTERS)
+        return _fast_text(part, FastTextModel(path, part.url))
     folder = copy_folder(part.url, scratch / "classifier", CLASSIFIER_FILES)
     model = Transformer(
         folder, f"classifier {part.url}", "AutoModelForSequenceClassification", part.max_tokens
@@ -54,7 +57,7 @@ def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) ->
     config = model.config
     index = _index(part, {str(name): int(place) for place, name in config.id2label.items()}, part.url)
 
-    def scores(texts: Sequence[str]) -> Floats:
+    def scores(texts: Sequence[str], languages: Sequence[str]) -> Floats:
         logits = model.logits(texts)
         if config.problem_type == "regression":
             return logits[:, index]
@@ -71,25 +74,45 @@ def softmax(logits: Floats) -> Floats:
     return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
-    stored = check(StoredClassifier, artifact.json(NAME), f"{NAME} of {artifact.path}")
-    index = _index(part, {label: place for place, label in enumerate(stored.labels)}, artifact.path)
-    path = artifact.local(MODEL[stored.method])
-    if stored.max_tokens is None or stored.precision is None:
-        return _fast_text(part, FastTextModel(path, artifact.path), stored.max_characters)
-    assert part.url is not None, "the plan states the encoder"
-    spec = Encoder(encoder=part.url, max_tokens=stored.max_tokens, precision=stored.precision)
-    encoder = open_encoder(spec, scratch)
-    model = perceptron.load(path)
+def _fast_text(part: ScoresPart, model: FastTextModel) -> Scorer:
+    _index(part, {label: place for place, label in enumerate(model.labels)}, str(part.url))
     return Scorer(
-        stored.max_characters,
-        lambda texts: perceptron.probabilities(model, encoder.embeddings(texts))[:, index],
+        FASTTEXT_CHARACTERS, lambda texts, languages: model.probabilities(texts, [part.label])[:, 0]
     )
 
 
-def _fast_text(part: ScoresPart, model: FastTextModel, characters: int) -> Scorer:
-    _index(part, {label: place for place, label in enumerate(model.labels)}, part.url or "the classifier")
-    return Scorer(characters, lambda texts: model.probabilities(texts, [part.label])[:, 0])
+def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
+    stored = check(StoredClassifier, artifact.json(NAME), f"{NAME} of {artifact.path}")
+    index = _index(part, {label: place for place, label in enumerate(stored.labels)}, artifact.path)
+    encoder: Transformer | None = None
+    if stored.max_tokens is not None and stored.precision is not None:
+        assert part.url is not None, "the plan states the encoder"
+        spec = Encoder(encoder=part.url, max_tokens=stored.max_tokens, precision=stored.precision)
+        encoder = open_encoder(spec, scratch)
+
+    @cache
+    def model(language: str) -> Callable[[Any], Floats]:
+        """Gives texts, or their embeddings, the probability of the label."""
+        path = artifact.local(stored.file(language))
+        if encoder is None:
+            words = FastTextModel(path, artifact.path)
+            return lambda texts: words.probabilities(texts, [part.label])[:, 0]
+        layers = perceptron.load(path)
+        return lambda embeddings: perceptron.probabilities(layers, embeddings)[:, index]
+
+    def scores(texts: Sequence[str], languages: Sequence[str]) -> Floats:
+        content = np.array(texts, object) if encoder is None else encoder.embeddings(texts)
+        if stored.languages is None:
+            return model(ALL)(content)
+        found, of = np.empty(len(texts), np.float32), np.array(languages)
+        for language in sorted(set(languages)):
+            found[of == language] = model(language)(content[of == language])
+        return found
+
+    if stored.languages is None:
+        model(ALL)
+    known = frozenset(stored.languages) if stored.languages is not None else None
+    return Scorer(stored.max_characters, scores, known)
 
 
 def _index(part: ScoresPart, labels: dict[str, int], name: str) -> int:

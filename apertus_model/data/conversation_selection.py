@@ -29,9 +29,10 @@ from datatrove.data import Document
 from numpy.typing import NDArray
 
 from apertus_model.chat.messages import Message
-from apertus_model.data.conversation_text import answer_text, conversation_text
+from apertus_model.data.conversation_text import TEXTS
 from apertus_model.data.duplicates import MinHash, first_alike, text_hash
 from apertus_model.data.filters import Check, Drop, make_check
+from apertus_model.data.scored import TaskScores
 from infra.store import Artifact
 from specs.base import canonical_json
 from specs.filters import GLOBAL_FILTERS, ExactDuplicatesFilter, FilterSpec, NearDuplicatesFilter, labels
@@ -59,8 +60,11 @@ class Judge:
         buckets: the number of values that each step over the whole source compares.
     """
 
-    def __init__(self, filters: Sequence[FilterSpec], scratch: Path) -> None:
-        self._filters = filters
+    def __init__(
+        self, filters: Sequence[FilterSpec], scratch: Path, scores: Sequence[TaskScores] = ()
+    ) -> None:
+        """`scores`: of the models that filters name; the conversations come in the order of the task."""
+        self._filters, self._scores = filters, scores
         self._compare: dict[int, Callable[[str], NDArray[np.uint64]]] = {}
         self._checks: dict[int, Check] = {}
         self.buckets: dict[int, int] = {}
@@ -80,17 +84,20 @@ class Judge:
             messages: in normal form, the last one the assistant's.
             metadata: the columns that filters read.
         """
-        texts = {"conversation": conversation_text(messages), "answer": answer_text(messages)}
-        hashes = text_hash(texts["conversation"]), text_hash(texts["answer"])
+        texts = {of: text(messages) for of, text in TEXTS.items()}
+        hashes = {of: text_hash(text) for of, text in texts.items()}
+        both = hashes["conversation"], hashes["answer"]
         document = Document(text="", id=name, metadata=dict(metadata))
+        for one in self._scores:
+            document.metadata[one.column] = one.score(hashes[self._filters[one.step].of], name)
         compared: dict[int, NDArray[np.uint64]] = {}
         for index, step in enumerate(self._filters):
             document.text = texts[step.of]
             if index in self._compare:
                 compared[index] = self._compare[index](document.text)
             elif (drop := self._checks[index](document)) is not None:
-                return Judged(index, drop, hashes, compared)
-        return Judged(len(self._filters), None, hashes, compared)
+                return Judged(index, drop, both, compared)
+        return Judged(len(self._filters), None, both, compared)
 
 
 def _text_hash(text: str) -> NDArray[np.uint64]:

@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from apertus_model.chat.encoder import ChatEncoder
-from apertus_model.chat.messages import ConversationError, normalise
+from apertus_model.chat.messages import ConversationError
 from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.conversation_selection import HASHES, Judge, Judged
-from apertus_model.data.conversation_text import PersonalData
+from apertus_model.data.conversation_text import PersonalData, messages_of
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection, open_source
 from apertus_model.data.filters import Drop
 from apertus_model.data.megatron import TokenFileWriter, token_dtype
 from apertus_model.data.pii import Replacer
 from apertus_model.data.rejects import RejectsWriter
+from apertus_model.data.scored import StoredScores, with_thresholds
 from apertus_model.work.units import Result
 from specs.filters import labels
 from specs.sources import SourceSpec
@@ -65,6 +66,7 @@ class ConversationTasks(NamedTuple):
     vocab_size: int
     seed: int
     folder: Path  # local scratch
+    scores: tuple[StoredScores, ...] = ()  # that filters need
 
     @property
     def keys(self) -> list[str]:
@@ -97,7 +99,12 @@ class _TaskWriter:
         filters = tasks.process.filters
         self._seed = tasks.seed
         self._labels = labels(filters)
-        self._judge = Judge(filters, tasks.folder)
+        number = list(tasks.tasks).index(key)
+        self._judge = Judge(
+            with_thresholds(filters, tasks.scores),
+            tasks.folder,
+            [scores.of_task(list(tasks.tasks.values()), number) for scores in tasks.scores],
+        )
         self._replacer = Replacer(tasks.process.replaced)
         self._without_personal_data = PersonalData(self._replacer)
         self._encoder = ChatEncoder(Tokenizer.from_file(str(tasks.tokenizer)))
@@ -116,9 +123,7 @@ class _TaskWriter:
 
     def add(self, conversation: Conversation) -> None:
         """Adds a conversation, kept or dropped. ConversationError for a malformed one."""
-        messages = normalise(conversation.messages)
-        if not messages or messages[-1]["role"] != "assistant":
-            raise ConversationError("no_answer", "the last message is not the assistant's")
+        messages = messages_of(conversation)
         step, drop, hashes, compared = self._judge(conversation.id, messages, conversation.metadata)
         if drop is not None and not compared:
             self.counts[f"{DROPPED}/{self._labels[step]}"] += 1

@@ -1,4 +1,4 @@
-"""The texts of a conversation: as filters read them, and without personal data.
+"""The texts of a conversation: as filters and classifiers read them, and without personal data.
 
 Invariant: the text of a conversation, or of its answer, depends on its messages in normal form alone; no
 control token is in it, and no definition of a tool.
@@ -11,11 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from apertus_model.chat.messages import Block, Message, blocks_of, normalise
+from apertus_model.chat.messages import Block, ConversationError, Message, blocks_of, normalise
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.pii import Replacer
 
 SEPARATOR = "\n\n"
+
+
+def messages_of(conversation: Conversation) -> list[Message]:
+    """The messages in normal form, the last one the assistant's. ConversationError for malformed ones."""
+    messages = normalise(conversation.messages)
+    if not messages or messages[-1]["role"] != "assistant":
+        raise ConversationError("no_answer", "the last message is not the assistant's")
+    return messages
 
 
 def conversation_text(messages: Sequence[Message]) -> str:
@@ -28,6 +36,13 @@ def answer_text(messages: Sequence[Message]) -> str:
     tools."""
     responses = [block["text"] for block in blocks_of(messages[-1]) if block["type"] == "response"]
     return SEPARATOR.join(responses or _texts(messages[-1]))
+
+
+TEXTS: dict[str, Callable[[Sequence[Message]], str]] = {
+    "conversation": conversation_text,
+    "answer": answer_text,
+}
+"""What a filter can read, by its `of`."""
 
 
 def _texts(message: Message) -> list[str]:

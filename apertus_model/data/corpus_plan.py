@@ -64,6 +64,7 @@ class CorpusPlan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     memory: int  # bytes
+    bytes: int  # that the filter tasks left, with their records in memory
     spans: list[list[str]]  # tasks of each, by the keys of their units
     documents: int  # that were read, with what the reader rejected
     tokenised: int
@@ -79,8 +80,8 @@ class CorpusPlan(BaseModel):
         documents = sum(size.documents for size in tasks.values())
         tokenised = sum(size.tokenised for size in tasks.values())
         weights = {key: size.bytes + MEMBER_BYTES * size.documents for key, size in tasks.items()}
-        run = run_bytes(memory)
-        least = max(run, _parts(sum(weights.values()), run) * range_bytes(memory))
+        run, total = run_bytes(memory), sum(weights.values())
+        least = max(run, _parts(total, run) * range_bytes(memory))
         spans: list[list[str]] = [[]]
         held = 0
         for key, weight in weights.items():
@@ -91,6 +92,7 @@ class CorpusPlan(BaseModel):
             held += weight
         return cls(
             memory=memory,
+            bytes=total,
             spans=spans,
             documents=documents,
             tokenised=tokenised,
@@ -98,6 +100,11 @@ class CorpusPlan(BaseModel):
             read=read,
             rejected=rejected,
         )
+
+    @property
+    def small(self) -> bool:
+        """Whether one unit could hold all, so that the process of the stage runs the passes that follow."""
+        return self.bytes <= run_bytes(self.memory)
 
     def signature_ranges(self, buckets: int) -> int:
         """Ranges of values of signatures."""

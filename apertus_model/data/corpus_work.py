@@ -44,7 +44,7 @@ from apertus_model.data.resolution import (
     tally,
 )
 from apertus_model.data.scatter import Scatter
-from apertus_model.data.scored import StoredScores
+from apertus_model.data.scored import stored_scores
 from apertus_model.data.selection import global_steps
 from apertus_model.data.shuffle import DOCUMENTS, REJECTED, write_kept, write_rejects, write_shard
 from apertus_model.data.span import SpanReader, step_name, unit_files, unit_of
@@ -150,10 +150,7 @@ class CorpusWork:
             facts["bos_token"],
             facts["eos_token"],
             folder,
-            tuple(
-                StoredScores(self.attempt.input_artifact(f"scores:{step}"), step, chosen.column)
-                for step, chosen in self.part.process.scored.items()
-            ),
+            stored_scores(self.attempt, self.steps),
         )
 
     def span(self, number: int, before: int | None = None) -> SpanReader:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import lzma
 import zlib
-from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import pyarrow
 
@@ -34,8 +34,30 @@ class SourceDocument(NamedTuple):
     metadata: dict[str, Scalar]  # `SourceSpec.metadata`
 
 
+class HasText(Protocol):
+    """A document of any kind."""
+
+    @property
+    def text(self) -> str: ...
+
+
+Some = TypeVar("Some", bound=HasText)
 Parsed = Iterator[str | SourceDocument | Rejection]
 FoundDocuments = Iterator[SourceDocument | Rejection]
+
+
+def batches(documents: Iterable[Some], most: int, characters: int) -> Iterator[list[Some]]:
+    """Consecutive documents: `most` of them, or as many as reach so many characters together."""
+    batch: list[Some] = []
+    held = 0
+    for document in documents:
+        batch.append(document)
+        held += len(document.text)
+        if len(batch) == most or held >= characters:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def whole(file: BinaryIO) -> bytes | Rejection:

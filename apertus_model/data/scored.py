@@ -1,13 +1,14 @@
-"""Scores of documents by a model, joined to the documents of a corpus as a column.
+"""Scores of documents by a model, joined to the documents of a corpus as a column. A conversation is a
+document.
 
 Invariant: a document has the score of its own text: a `scores` artifact has the documents in the order in
-which the corpus reads them, and their hashes are compared one by one. A block of rows is in memory at a time,
+which the stage reads them, and their hashes are compared one by one. A block of rows is in memory at a time,
 and the tasks need not be those of the artifact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow.parquet
@@ -15,10 +16,10 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from apertus_model.data.duplicates import text_hash
-from infra.store import Artifact
+from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
+from specs.filters import FilterSpec, scored
 from specs.scoring import percentile_name
-from specs.stages.corpus import CorpusSource
 
 ROWS = 65_536
 
@@ -36,7 +37,7 @@ class StoredScores(NamedTuple):
         found: dict[str, dict[str, float]] = self.artifact.manifest.facts["thresholds"]
         return found
 
-    def rows(self, start: int, stop: int) -> Iterator[tuple[int, float]]:
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, float | None]]:
         """Hashes and scores of the documents in the files [start, stop) of the listing, in order."""
         for shard in self.artifact.manifest.facts["shards"]:
             first, end = shard["files"]
@@ -50,6 +51,39 @@ class StoredScores(NamedTuple):
                     if start <= file < stop:
                         yield digest, score
 
+    def of_task(self, tasks: Sequence[list[str]], number: int) -> TaskScores:
+        """Of the documents of a task. `tasks`: the files of each, in the order of the listing."""
+        start = sum(len(files) for files in tasks[:number])
+        return TaskScores(self, start, start + len(tasks[number]))
+
+
+def stored_scores(attempt: Attempt, filters: list[FilterSpec]) -> tuple[StoredScores, ...]:
+    """The scores that filters need."""
+    return tuple(
+        StoredScores(attempt.input_artifact(f"scores:{step}"), step, chosen.column)
+        for step, chosen in scored(filters).items()
+    )
+
+
+class TaskScores:
+    """The scores of some files, whose documents are asked for in order; some of them may be left out."""
+
+    def __init__(self, scores: StoredScores, start: int, stop: int) -> None:
+        self.step, self.column = scores.step, scores.column
+        self._path = scores.artifact.path
+        self._rows = scores.rows(start, stop)
+
+    def score(self, digest: int, name: str) -> float | None:
+        """Of the next document with that hash of its text; None in a language without a model. SourceError
+        where there is no such document; `name` is for its message."""
+        for found, score in self._rows:
+            if found == digest:
+                return score
+        raise SourceError(
+            f"document {name} has no score in {self._path}: the files have changed since they were scored."
+            " Fix: plan again"
+        )
+
 
 class ScoreColumn(PipelineStep):
     """Adds the column to the documents of a task. `tasks`: the files of each task, in the order of the
@@ -60,39 +94,30 @@ class ScoreColumn(PipelineStep):
 
     def __init__(self, scores: StoredScores, tasks: list[list[str]]) -> None:
         super().__init__()
-        self._scores = scores
-        self._sizes = [len(files) for files in tasks]
+        self._scores, self._tasks = scores, tasks
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        start = sum(self._sizes[:rank])
-        rows = self._scores.rows(start, start + self._sizes[rank])
+        scores = self._scores.of_task(self._tasks, rank)
         for document in data:
-            wanted = text_hash(document.text)
-            score = next((score for digest, score in rows if digest == wanted), None)
-            if score is None:
-                raise SourceError(
-                    f"document {document.id} has no score in {self._scores.artifact.path}: the files have"
-                    " changed since they were scored. Fix: plan again"
-                )
-            document.metadata[self._scores.column] = score
+            document.metadata[scores.column] = scores.score(text_hash(document.text), document.id)
             yield document
 
 
-def with_thresholds(process: CorpusSource, scores: tuple[StoredScores, ...]) -> CorpusSource:
+def with_thresholds(filters: list[FilterSpec], scores: Sequence[StoredScores]) -> list[FilterSpec]:
     """The filters with the stored thresholds in place of the percentiles that they name."""
-    filters: list[Any] = list(process.filters)
+    found: list[Any] = list(filters)
     for one in scores:
-        chosen = process.scored[one.step]
+        chosen = found[one.step]
         numbers: dict[str, Any] = {}
         for bound, others in (("min", "cutoffs"), ("max", "ceilings")):
             name = getattr(chosen, bound)
             if not isinstance(name, str):
                 continue
             stored = {
-                language: found[percentile_name(float(name[1:]))]
-                for language, found in one.thresholds.items()
+                language: values[percentile_name(float(name[1:]))]
+                for language, values in one.thresholds.items()
             }
             every = stored.pop("")
             numbers |= {bound: every} if chosen.by is None else {bound: None, others: stored}
-        filters[one.step] = chosen.model_copy(update=numbers)
-    return process.model_copy(update={"filters": filters})
+        found[one.step] = chosen.model_copy(update=numbers)
+    return found

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from datatrove.data import Document, DocumentsPipeline
+from datatrove.data import DocumentsPipeline
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 from tokenizers import Tokenizer
 
+from apertus_model.data.found import batches
 from apertus_model.data.megatron import TokenFileWriter, token_dtype
 from apertus_model.data.readers import SourceReader
 from apertus_model.data.scored import ScoreColumn, StoredScores, with_thresholds
@@ -53,7 +53,7 @@ class DocumentTokeniser(PipelineStep):
         bos, eos = (tokenizer.token_to_id(marker) for marker in self._markers)
         dtype = token_dtype(tokenizer.get_vocab_size())
         with TokenFileWriter(self._folder / f"{rank:05d}_tokens", dtype) as writer:
-            for batch in _batches(data):
+            for batch in batches(data, DOCUMENTS_PER_BATCH, CHARACTERS_PER_BATCH):
                 encoded = tokenizer.encode_batch_fast(
                     [document.text for document in batch], add_special_tokens=False
                 )
@@ -62,19 +62,6 @@ class DocumentTokeniser(PipelineStep):
                 tokens = [token for one in ids for token in (bos, *one, eos)]
                 writer.write_many(np.array(tokens, dtype), sizes)
                 yield from batch
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if len(batch) == DOCUMENTS_PER_BATCH or characters >= CHARACTERS_PER_BATCH:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 class CorpusTasks(NamedTuple):
@@ -92,7 +79,8 @@ class CorpusTasks(NamedTuple):
     def pipeline(self) -> tuple[SourceReader | TokenReader, list[ScoreColumn], Selection, PipelineStep]:
         """Reader, columns of scores, selection, writer."""
         files = list(self.tasks.values())
-        selection = Selection(with_thresholds(self.process, self.scores), self.folder)
+        filters = with_thresholds(self.process.filters, self.scores)
+        selection = Selection(self.process.model_copy(update={"filters": filters}), self.folder)
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
             text = self.tokenizer, self.bos, self.eos

@@ -1,12 +1,14 @@
 """The `classifier` stage: a classifier of documents, from the features of labelled sources.
 
 Artifact: `classifier.json` (`StoredClassifier`), and `model.safetensors` (mlp) or `model.bin` (fastText's own
-format). The facts hold the thresholds: by label, by language ("" for all), by percentile.
+format); with a model for each language `model-00000.safetensors`, .... The facts hold the thresholds: by
+label, by language ("" for all), by percentile.
 
 Invariants:
 - Training and held-out documents, and their order, follow from hashes of the texts and the seed: not from the
   order of sources, files or units. Equal texts are on one side. A text that a label has twice counts once.
-- A classifier with fewer than two classes, or a class without training or held-out documents, is an error.
+- A classifier with fewer than two classes, or a class without training or held-out documents (of a language,
+  where each has a model), is an error.
 
 Memory: all texts or embeddings at once; a million embeddings of 768 numbers are 3 GB.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +28,7 @@ from numpy.typing import NDArray
 from apertus_model.classifiers import fast_text, perceptron
 from apertus_model.classifiers.fast_text import FastTextModel
 from apertus_model.classifiers.measures import Thresholds, measure, thresholds
-from apertus_model.classifiers.stored import MODEL, NAME, StoredClassifier
+from apertus_model.classifiers.stored import ALL, NAME, StoredClassifier
 from apertus_model.classifiers.transformer import ClassifierError, Floats
 from apertus_model.data.permutation import mix_array
 from apertus_model.progress import Progress
@@ -53,26 +56,48 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             f"all documents have the label {names[0]}; a classifier needs a second one. Fix: another source,"
             " or the right label_column"
         )
-    held_out, train = _split(part, documents, names)
+    stored = _stored(part, names, documents)
+    languages = stored.languages or [ALL]
+    splits = [_split(part, documents, language, names) for language in languages]
+    held_out, train = (documents[np.sort(np.concatenate(both))] for both in zip(*splits, strict=True))
     progress.log(f"{len(train)} training documents, {len(held_out)} held out, labels {', '.join(names)}")
-    model = _train(part, train, names, attempt, progress)
-    probabilities = model.probabilities(held_out.content)
+    models: dict[str, Model] = {}
+    for language in languages:
+        path = attempt.workdir / stored.file(language)
+        models[language] = _train(part, train.only(language), names, path, progress)
+        attempt.put(path, path.name)
+    probabilities = _probabilities(models, held_out, names)
     metrics = measure(probabilities, held_out.numbers(names), names)
-    reference = (
-        Documents.open(attempt.input_artifact("reference"), None) if "reference" in job.inputs else held_out
-    )
-    scored = probabilities if reference is held_out else model.probabilities(reference.content)
+    if stored.languages is not None:
+        metrics["languages"] = {
+            language: _numbers(measure(probabilities[own], held_out.numbers(names)[own], names))
+            for language, own in ((one, held_out.of(one)) for one in languages)
+        }
+    reference, scored = held_out, probabilities
+    if "reference" in job.inputs:
+        reference = Documents.open(attempt.input_artifact("reference"), None)
+        if stored.languages is not None:
+            reference = reference[np.flatnonzero(np.isin(reference.languages, stored.languages))]
+        if not len(reference):
+            raise ClassifierError(
+                f"no document of the reference has a language with a model: {', '.join(languages)}. Fix:"
+                " another reference, or leave it out"
+            )
+        scored = _probabilities(models, reference, names)
     found: dict[str, Thresholds] = {
         name: thresholds(scored[:, index], reference.languages, part.percentiles)
         for index, name in enumerate(names)
     }
-    attempt.write_json(NAME, _stored(part, names).model_dump(mode="json"))
-    attempt.put(model.path, MODEL[part.training.method])
+    attempt.write_json(NAME, stored.to_json())
     progress.log(f"accuracy {metrics['accuracy']:.4f}, calibration error {metrics['calibration_error']:.4f}")
     attempt.commit(
         metrics={**metrics, "training_documents": len(train), "held_out_documents": len(held_out)},
         facts={"labels": names, "thresholds": found},
     )
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "reliability"}
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,14 @@ class Documents:
         )
         return Documents(self.hashes[chosen], self.labels[chosen], self.languages[chosen], content)
 
+    def of(self, language: str) -> NDArray[np.int64]:
+        """The places of the documents of a language."""
+        return np.arange(len(self)) if language == ALL else np.flatnonzero(self.languages == language)
+
+    def only(self, language: str) -> Documents:
+        """The documents of a language."""
+        return self if language == ALL else self[self.of(language)]
+
     def numbers(self, names: list[str]) -> NDArray[np.int64]:
         """The places of the labels among sorted names."""
         return np.searchsorted(np.array(names), self.labels).astype(np.int64)
@@ -145,49 +178,51 @@ class Documents:
         return mix_array(self.hashes ^ key)
 
 
-def _split(part: ClassifierPart, documents: Documents, names: list[str]) -> tuple[Documents, Documents]:
-    """Held-out and training documents. ClassifierError for a class that has none of one kind."""
-    numbers = documents.numbers(names)
+def _split(
+    part: ClassifierPart, documents: Documents, language: str, names: list[str]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of the held-out and the training documents of a language. ClassifierError for a class that
+    has none of one kind."""
+    own, numbers = documents.of(language), documents.numbers(names)
+    there = np.bincount(numbers[own], minlength=len(names))
     if part.balance:
-        order = np.argsort(documents.drawn(part.seed, DRAWN), kind="stable")
-        fewest = int(np.bincount(numbers).min())
-        kept = [order[numbers[order] == index][:fewest] for index in range(len(names))]
-        documents = documents[np.sort(np.concatenate(kept))]
-        numbers = documents.numbers(names)
-    held_out = documents.drawn(part.seed, HELD_OUT) < np.uint64(int(part.validation * 2**64))
-    for what, chosen in (("held-out", held_out), ("training", ~held_out)):
+        order = own[np.argsort(documents.drawn(part.seed, DRAWN)[own], kind="stable")]
+        own = np.sort(
+            np.concatenate([order[numbers[order] == index][: there.min()] for index in range(len(names))])
+        )
+    held_out = documents.drawn(part.seed, HELD_OUT)[own] < np.uint64(int(part.validation * 2**64))
+    for what, chosen in (("held-out", own[held_out]), ("training", own[~held_out])):
         counts = np.bincount(numbers[chosen], minlength=len(names))
         if not counts.all():
-            index = int(counts.argmin())
+            index = int(np.lexsort((there, counts))[0])
+            of = f" of language {language}" if language != ALL else ""
             raise ClassifierError(
-                f"label {names[index]} has {int((numbers == index).sum())} documents, none of them {what}."
-                " Fix: more documents, or another validation"
+                f"label {names[index]}{of} has {int((numbers[own] == index).sum())} documents, none of them"
+                f" {what}. Fix: more documents, or another validation"
             )
-    return documents[np.flatnonzero(held_out)], documents[np.flatnonzero(~held_out)]
+    return own[held_out], own[~held_out]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model and its file."""
-
-    path: Path
-    model: perceptron.PerceptronModel | FastTextModel
-    names: list[str]
-
-    def probabilities(self, content: Content) -> Floats:
-        """(documents, labels)."""
-        if isinstance(self.model, FastTextModel):
-            return self.model.probabilities(list(content), self.names)
-        return perceptron.probabilities(self.model, np.asarray(content))
+Model = perceptron.PerceptronModel | FastTextModel
 
 
-def _train(
-    part: ClassifierPart, train: Documents, names: list[str], attempt: Attempt, progress: Progress
-) -> Trained:
-    path = attempt.workdir / MODEL[part.training.method]
+def _probabilities(models: dict[str, Model], documents: Documents, names: list[str]) -> Floats:
+    """(documents, labels), by the model of each document's language."""
+    found = np.empty((len(documents), len(names)), np.float32)
+    for language, model in models.items():
+        own, content = documents.of(language), documents.only(language).content
+        if isinstance(model, FastTextModel):
+            found[own] = model.probabilities(list(content), names)
+        elif len(own):
+            found[own] = perceptron.probabilities(model, np.asarray(content))
+    return found
+
+
+def _train(part: ClassifierPart, train: Documents, names: list[str], path: Path, progress: Progress) -> Model:
+    """Trains a model and writes it to `path`."""
     if isinstance(part.training, FastText):
-        fast_text.train(_examples(part, train), part.training, part.seed, attempt.workdir, path)
-        return Trained(path, FastTextModel(path, "the classifier"), names)
+        fast_text.train(_examples(part, train), part.training, part.seed, path.parent, path)
+        return FastTextModel(path, "the classifier")
     model = perceptron.train(
         np.asarray(train.content),
         train.numbers(names),
@@ -197,7 +232,7 @@ def _train(
         lambda epoch, loss: progress.log(f"epoch {epoch}: loss {loss:.4f}"),
     )
     perceptron.save(model, path)
-    return Trained(path, model, names)
+    return model
 
 
 def _examples(part: ClassifierPart, train: Documents) -> Iterator[tuple[str, str]]:
@@ -206,14 +241,29 @@ def _examples(part: ClassifierPart, train: Documents) -> Iterator[tuple[str, str
         yield str(train.labels[index]), str(train.content[index])
 
 
-def _stored(part: ClassifierPart, names: list[str]) -> StoredClassifier:
-    training = part.training
+def _stored(part: ClassifierPart, names: list[str], documents: Documents) -> StoredClassifier:
+    """ClassifierError where documents lack the language that chooses their model."""
+    training, languages = part.training, None
+    if part.by_language:
+        languages = sorted(set(documents.languages.tolist()))
+        if ALL in languages:
+            raise ClassifierError(
+                f"{len(np.flatnonzero(documents.languages == ALL))} of {len(documents)} documents state no"
+                " language, and each language has a model. Fix: a language for every document, or"
+                " by_language: false"
+            )
     if isinstance(training, FastText):
-        return StoredClassifier(method="fasttext", labels=names, max_characters=training.max_characters)
+        return StoredClassifier(
+            method="fasttext",
+            labels=names,
+            max_characters=training.max_characters,
+            languages=languages,
+        )
     return StoredClassifier(
         method="mlp",
         labels=names,
         max_characters=CHARACTERS_PER_TOKEN * training.max_tokens,
         max_tokens=training.max_tokens,
         precision=training.precision,
+        languages=languages,
     )

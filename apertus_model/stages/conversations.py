@@ -23,6 +23,7 @@ from apertus_model.data.conversation_splits import AllConversations, WrittenSpli
 from apertus_model.data.conversation_tasks import DROPPED, REJECTED, ConversationTasks
 from apertus_model.data.conversations import SHARD_SUFFIXES
 from apertus_model.data.documents import files_of_tasks
+from apertus_model.data.scored import stored_scores
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
@@ -123,7 +124,8 @@ def work_of(job: Job, attempt: Attempt) -> ConversationTasks:
     folder.mkdir(exist_ok=True)
     files = files_of_tasks(part, "conversations")
     file = tokenizer.local("tokenizer.json")
-    return ConversationTasks(part.source, part.process, files, file, size, part.seed, folder)
+    scores = stored_scores(attempt, part.process.filters)
+    return ConversationTasks(part.source, part.process, files, file, size, part.seed, folder, scores)
 
 
 def _metrics(split: WrittenSplit) -> dict[str, int]:

@@ -124,10 +124,21 @@ class Passes:
         self._progress, self._stop = progress, stop
 
     def _run(self, keys: Sequence[str], on_commit: Callable[[str], None] = lambda key: None) -> None:
+        """Runs a pass over the documents that the filter tasks left."""
+        self._run_units(keys, on_commit, here=self.work.plan.small)
+
+    def _run_units(
+        self, keys: Sequence[str], on_commit: Callable[[str], None] = lambda key: None, *, here: bool = False
+    ) -> None:
         self.work.keys = keys
-        workers = self.work.part.WORKERS
         run_units(
-            self.work, self._attempt, self._stop, self._progress, processes=workers, on_commit=on_commit
+            self.work,
+            self._attempt,
+            self._stop,
+            self._progress,
+            processes=self.work.part.WORKERS,
+            here=here,
+            on_commit=on_commit,
         )
 
     def _all_there(self, keys: Sequence[str]) -> bool:
@@ -148,7 +159,7 @@ class Passes:
         """The filter tasks, and the plan that follows from what they leave."""
         if self._attempt.unit("plan") is not None:
             return
-        self._run(list(self.work.tasks))
+        self._run_units(list(self.work.tasks))
         tasks: dict[str, Size] = {}
         read, rejected = Counter[str](), Counter[str]()
         for key in self.work.tasks:

@@ -1,8 +1,9 @@
-"""The `scores` part of a corpus: the scores of all documents of one source by one model.
+"""The `scores` part of a corpus or of conversations: the scores of all documents of one source by one model.
 
 Artifact: `scores-00000.parquet`, ..., a row per document, in the order of the source: `file` (int32, its
-place in the sorted listing), `hash` (uint64, of the whole text), `score` (float32). The facts name the files
-of the source that each shard is about, and the thresholds of the classifier for this label.
+place in the sorted listing), `hash` (uint64, of the whole text), `score` (float32; null where the classifier
+has no model for the document's language). The facts name the files of the source that each shard is about,
+and the thresholds of the classifier for this label.
 
 Invariants: the model is opened, and asked for its label, before any document is read. Work is restartable by
 task (`files_per_task` files).
@@ -16,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from apertus_model.classifiers.reading import read_source, windows
+from apertus_model.classifiers.reading import ReadDocument, read_source, windows
 from apertus_model.classifiers.scorers import Scorer, open_scorer
+from apertus_model.classifiers.stored import ALL
 from apertus_model.classifiers.transformer import ClassifierError
 from apertus_model.data.documents import files_of_tasks
 from apertus_model.progress import Progress
@@ -43,15 +45,20 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     for number, (unit, span) in enumerate(zip(units, work.spans, strict=True)):
         shards.append({"name": f"scores-{number:05d}.parquet", "files": span})
         attempt.put(unit.files["scores.parquet"], f"scores-{number:05d}.parquet")
-    histogram = np.sum([unit.data for unit in units], axis=0)
-    documents = int(histogram.sum())
+    histogram = np.sum([unit.data["histogram"] for unit in units], axis=0)
+    without = sum(unit.data["without"] for unit in units)
+    documents = int(histogram.sum()) + without
     if not documents:
         raise SourceError(f"there is no document in {part.source.url}. Fix: the url, the globs or the format")
     progress.log(f"{documents} documents")
     stored = work.classifier
     thresholds = stored.manifest.facts["thresholds"][part.label] if stored is not None else {}
     attempt.commit(
-        metrics={"documents": documents, "histogram": histogram.tolist()},
+        metrics={
+            "documents": documents,
+            "histogram": histogram.tolist(),
+            **({"without_score": without} if part.language_column is not None else {}),
+        },
         facts={"shards": shards, "thresholds": thresholds},
     )
 
@@ -83,28 +90,40 @@ class Scores:
         return self._attempt.input_artifact("classifier") if "classifier" in self._job.inputs else None
 
     def run(self, key: str) -> Result:
-        """The data of a unit are the numbers of documents in `BINS` bins of the score from 0 to 1; smaller
-        and larger scores, of a regression, count in the outer ones."""
+        """The data of a unit are the numbers of documents in `BINS` bins of the score from 0 to 1 (smaller
+        and larger scores, of a regression, count in the outer ones) and of those without a score."""
         scorer, path = self._scorer, self._attempt.workdir / f"{key}.parquet"
-        histogram = np.zeros(BINS, np.int64)
+        histogram, without = np.zeros(BINS, np.int64), 0
         with ParquetWriter(path, SCHEMA) as writer:
-            for window in windows(read_source(self._part.source, self._tasks[key], scorer.characters)):
-                texts = list(dict.fromkeys(document.text for document in window))
-                known = dict(zip(texts, scorer.scores(texts), strict=True))
-                values = np.array([known[document.text] for document in window], np.float32)
+            part, files = self._part, self._tasks[key]
+            for window in windows(read_source(part.source, files, scorer.characters, part.of)):
+                found = self._values(scorer, window)
+                values = np.array([value for value in found if value is not None], np.float32)
                 if not np.isfinite(values).all():
                     raise ClassifierError(
                         f"a score of '{window[0].file}' or a file behind it is not a finite number. Fix: a"
                         " model that computes in float32"
                     )
                 histogram += np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]
+                without += len(found) - len(values)
                 columns = [
                     pa.array([self._places[document.file] for document in window], pa.int32()),
                     pa.array([document.hash for document in window], pa.uint64()),
-                    pa.array(values),
+                    pa.array(found, pa.float32()),
                 ]
                 writer.write_table(pa.table(columns, schema=SCHEMA))
-        return Result({"scores.parquet": path}, histogram.tolist())
+        return Result({"scores.parquet": path}, {"histogram": histogram.tolist(), "without": without})
+
+    def _values(self, scorer: Scorer, window: list[ReadDocument]) -> list[np.float32 | None]:
+        """The score of each document, where its language has a model; equal documents are scored once."""
+        column = self._part.language_column
+        asked = [(one.text, str(one.columns.get(column)) if column is not None else ALL) for one in window]
+        scored = [
+            pair for pair in dict.fromkeys(asked) if scorer.languages is None or pair[1] in scorer.languages
+        ]
+        texts, languages = [text for text, _ in scored], [language for _, language in scored]
+        known = dict(zip(scored, scorer.scores(texts, languages), strict=True)) if scored else {}
+        return [known.get(pair) for pair in asked]
 
     @cached_property
     def _scorer(self) -> Scorer:

@@ -26,12 +26,14 @@ def run_units(
     progress: Progress,
     *,
     processes: int = 1,
+    here: bool = False,
     on_commit: Callable[[str], None] = lambda key: None,
 ) -> list[CommittedUnit]:
     """Runs the units that are not in the store. Returns all of them, in the order of `work.keys`.
 
     Args:
         processes: workers on this machine, where neither the launch settings nor GPUs say how many.
+        here: whether to run them in this process, whatever the launch settings say.
         on_commit: is told of each unit that is in the store, as soon as it is seen there.
 
     Raises:
@@ -44,7 +46,12 @@ def run_units(
     for key in units.keys() - set(pending):
         on_commit(key)
     advance = UnitProgress(progress, len(units), len(pending))
-    with contextlib.closing(_execute(work, pending, attempt, stop, advance, processes)) as finished:
+    executed = (
+        _run_here(work, pending, attempt)
+        if here
+        else _execute(work, pending, attempt, stop, advance, processes)
+    )
+    with contextlib.closing(executed) as finished:
         for key in finished:
             units[key] = attempt.committed_unit(key)
             on_commit(key)
@@ -69,6 +76,10 @@ def _execute(
     elif (workers := min(workers_here(job, processes), len(pending))) > 1:
         yield from run_in_processes(job, pending, workers)
     else:
-        for key in pending:
-            commit_result(work, key, attempt)
-            yield key
+        yield from _run_here(work, pending, attempt)
+
+
+def _run_here(work: Work, pending: list[str], attempt: Attempt) -> Generator[str, None, None]:
+    for key in pending:
+        commit_result(work, key, attempt)
+        yield key

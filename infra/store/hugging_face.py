@@ -65,7 +65,6 @@ TOKENIZER_FILES = [
     "special_tokens_map.json",
     "chat_template.jinja",
 ]
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 FOLDER_FILES = [*TOKENIZER_FILES, "generation_config.json"]  # of a folder that is kept as it is
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 INDEX = "model.safetensors.index.json"
@@ -176,15 +175,14 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     )
 
 
-def stored_width(url: str) -> int | None:
-    """Bytes of a stored weight of the model in a folder, by its config.json; None where that does not say."""
+def stored_model(url: str) -> Stored:
+    """What the config.json in a folder says of the weights; nothing where it cannot be read."""
     try:
         fs, root = fsspec.core.url_to_fs(url)
         config = read_small(fs, f"{root.rstrip('/')}/config.json", MOST_BYTES)
-        stored = checked(Stored, parse_json(config))
+        return checked(Stored, parse_json(config))
     except (OSError, ValueError):
-        return None
-    return WIDTHS.get(stored.dtype or stored.torch_dtype or "")
+        return Stored()
 
 
 @cache

@@ -121,7 +121,7 @@ class ClassifierStage(Gated):
     Metrics, all on held-out documents: `accuracy`; `loss` (cross-entropy); `calibration_error` (expected
     calibration error over 15 bins of equal width); `precision/<label>`, `recall/<label>`, `auc/<label>`,
     `average_precision/<label>` (a label against the others), `documents/<label>`; `reliability` (documents,
-    mean confidence and accuracy by bin)."""
+    mean confidence and accuracy by bin). With `by_language`, `languages` has those of each language."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["classifier"] = identity()
@@ -145,6 +145,13 @@ class ClassifierStage(Gated):
     language_column: str | None = identity(
         None, min_length=1, description="column with the language, of all sources and of `reference`"
     )
+    by_language: bool = identity(
+        False,
+        neutral=False,
+        description="a model for each language, trained on its documents alone, as for FineWeb2-HQ; it scores"
+        " documents with that value in a column of the same name, and documents of other languages have no"
+        " score (`missing` of the filter)",
+    )
     reference: str | None = reference(
         None,
         description="a source without labels whose scores give the percentiles, in place of held-out"
@@ -167,6 +174,8 @@ class ClassifierStage(Gated):
                 f"all sources have the label {self.labels[0]}; a classifier needs a second one, or a"
                 " label_column"
             )
+        if self.by_language and self.language_column is None:
+            raise ValueError("by_language needs the language of each document; state language_column")
         if self.reference is not None and self.reference in self.sources:
             raise ValueError(
                 f"reference '{self.reference}' is trained on, so its scores say nothing of other documents;"
@@ -206,5 +215,6 @@ class ClassifierPart(Part):
     labels: list[str | None] = identity(description="of each source; None: in its column")
     validation: float = identity()
     balance: bool = identity()
+    by_language: bool = identity(False, neutral=False)
     percentiles: list[float] = identity()
     seed: int = identity()

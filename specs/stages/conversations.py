@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.filters import FilterSpec
+from specs.filters import FilterSpec, a_column_for_each_score
 from specs.stages.base import SourcePart, Stage
 from specs.stages.corpus import Pii, replaced_kinds
 from specs.units import Count, Reference
@@ -69,6 +69,11 @@ class ConversationSource(Spec):
         description="share kept out of training; conversations with the same `group` stay together",
     )
 
+    @field_validator("filters")
+    @classmethod
+    def _a_column_for_each_score(cls, filters: list[FilterSpec]) -> list[FilterSpec]:
+        return a_column_for_each_score(filters)
+
     @model_validator(mode="after")
     def _one_size(self) -> ConversationSource:
         if self.share is not None and self.count is not None:
@@ -100,6 +105,7 @@ class ConversationsStage(Stage):
 
 class ConversationsPart(SourcePart):
     """Resolved, for one source. Further inputs are `filter:<step>:<file>` for the files that filters read,
-    and `not_in:<step>:<i>` for the parts whose conversations count as seen."""
+    `scores:<step>` for the scores of a model, and `not_in:<step>:<i>` for the parts whose conversations count
+    as seen."""
 
     process: ConversationSource = identity()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, get_args
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.filters import FilterSpec, ScoreFilter, columns_read
+from specs.filters import FilterSpec, a_column_for_each_score, columns_read
 from specs.planted import Buckets, Planted
 from specs.sources import SourceSpec
 from specs.stages.base import SourcePart, Stage
@@ -69,7 +69,7 @@ class CorpusSource(Spec):
         for step in filters:
             if step.of != "conversation":
                 raise ValueError(f"a document has no {step.of}; leave out `of` of {step.filter}")
-        return filters
+        return a_column_for_each_score(filters)
 
     @property
     def replaced(self) -> tuple[Pii, ...]:
@@ -79,24 +79,6 @@ class CorpusSource(Spec):
     def columns(self) -> list[str]:
         """Columns of a row, beside the text, that the filters read."""
         return columns_read(self.filters)
-
-    @property
-    def scored(self) -> dict[int, ScoreFilter]:
-        """The filters whose scores a model gives, by their step."""
-        return {
-            index: step
-            for index, step in enumerate(self.filters)
-            if isinstance(step, ScoreFilter) and step.model is not None
-        }
-
-    @model_validator(mode="after")
-    def _a_column_for_each_score(self) -> CorpusSource:
-        columns = [step.column for step in self.scored.values()]
-        if twice := sorted({column for column in columns if columns.count(column) > 1}):
-            raise ValueError(
-                f"two filters make the column '{twice[0]}'; state another column for one of them"
-            )
-        return self
 
 
 ON_TOKENS = ("holdout", "repeats", "planted", "examples")

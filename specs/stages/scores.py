@@ -1,4 +1,4 @@
-"""The `scores` part of a corpus: the scores of one source's documents by one model, for a filter."""
+"""The `scores` part of a corpus or of conversations: the scores of one source by one model, for a filter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ class ScoresPart(DocumentsPart):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
+    of: Literal["conversation", "answer"] = identity(
+        "conversation", neutral="conversation", description="of conversations, the text that is scored"
+    )
     method: Literal["fasttext", "mlp", "sequence-classifier"] = identity()
     label: Label = identity()
+    language_column: str | None = identity(
+        None, neutral=None, description="that selects the model, of a classifier with one for each language"
+    )
     max_tokens: int = identity(TOKENS, neutral=TOKENS, description="of a Hugging Face sequence classifier")
     url: str | None = execution(
         None, description="of the encoder or the model; None: the stage's fastText file"

@@ -49,11 +49,9 @@ def write_encoder(folder: Path, *, labels: int = 0, positions: int = 141, **conf
     import transformers
 
     torch.manual_seed(3)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2} | config
     sizes = transformers.XLMRobertaConfig(
         vocab_size=512,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=positions,
         pad_token_id=10,
@@ -61,7 +59,7 @@ def write_encoder(folder: Path, *, labels: int = 0, positions: int = 141, **conf
         eos_token_id=2,
         initializer_range=0.1,
         **({"num_labels": labels} if labels else {}),
-        **config,
+        **shape,
     )
     kind = "XLMRobertaForSequenceClassification" if labels else "XLMRobertaModel"
     getattr(transformers, kind)(sizes).save_pretrained(folder)

@@ -1,10 +1,11 @@
-"""What making corpora takes: processor time, bytes that are read and written, storage in between.
+"""What making corpora and their classifiers takes: processor time, bytes that move, storage in between.
 
     core-seconds = bytes of text x (1 / tokenise + 1 / each filter) + bytes of tokens / shuffle
 
-`RATES` are measured by `python -m benchmarks.corpus`. Sizes come from stored corpora (`measured`), from what
-a source declares (`declared`), or from the sizes of its files (`files`): tokens are then estimated with the
-stored tokenizer's bytes per token.
+and for a fastText classifier bytes of text / fasttext, or x epochs / fasttext-training. What encoders read
+is in `encoders`. `RATES` are measured by `python -m benchmarks.corpus`. Sizes come from stored corpora
+(`measured`), from what a source declares (`declared`), or from the sizes of its files (`files`): tokens are
+then estimated with the stored tokenizer's bytes per token.
 
 Invariants: as for training, a number that depends on an unknown one is None, and what is not counted is
 named. Nothing is opened but manifests.
@@ -19,9 +20,15 @@ from typing import Any, NamedTuple
 
 from flows.planning.estimate.work import Counter
 from flows.planning.graph import Graph, Node
+from infra.store.hugging_face import stored_model
+from infra.store.inputs import Listing
 from specs.filters import NearDuplicatesFilter
-from specs.sources import COMPRESSED_INSIDE, TOKENISED
+from specs.hugging_face import Stored
+from specs.sources import COMPRESSED_INSIDE, TOKENISED, resolve_url
+from specs.stages.base import DocumentsPart
+from specs.stages.classifier import ClassifierPart, FastText
 from specs.stages.corpus import CorpusPart
+from specs.stages.scores import ScoresPart
 from specs.stages.tokenizer import TokenizerPart
 
 RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
@@ -39,9 +46,14 @@ RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
     "license": 4e9,
     "near-duplicates": 3e6,
     "decontaminate": 5e6,
+    "fasttext": 10e6,
+    "fasttext-training": 5.3e6,
 }
 """Of an Intel Xeon whose other core was busy. `tokenise` includes the hash of every text. The language model
-has 256 dimensions and 2,000 labels, about as many as GlotLID's."""
+has 256 dimensions and 2,000 labels, about as many as GlotLID's; the classifier the defaults of its stage, and
+two labels."""
+PERCEPTRON_FLOPS = 33e9
+"""Per second of one core, of training with the default batch size."""
 IN_TOKENISE = ("exact-duplicates",)
 BYTES_PER_TOKEN = 4.0  # of text, for a tokenizer that is not made yet
 TEXT_PER_BYTE = 3.0  # of a compressed file
@@ -68,39 +80,27 @@ def core_seconds(amount: Amount, steps: Iterable[str]) -> float:
 
 @dataclass(frozen=True)
 class PartWork:
-    """The work of one part of a corpus."""
+    """The work of a part that reads documents."""
 
     node: Node
+    core_seconds: float
     text_bytes: float
-    tokens: float
-    token_bytes: float
-    documents: float
     source: str  # of the sizes, one of `SOURCES`
-    tasks: int | None  # None where the files are unavailable
-    workers: int | None  # None where the recipe states none: as many as the machine or the cluster runs
-    missing: str  # what is not counted
+    tokens: float = 0
+    token_bytes: float = 0
+    signature_bytes: float = 0
+    tasks: int | None = None  # None where the files are unavailable, or all is one task
+    missing: str = ""  # what is not counted
 
     @property
-    def part(self) -> CorpusPart:
-        assert isinstance(self.node.part, CorpusPart)
-        return self.node.part
-
-    @property
-    def core_seconds(self) -> float:
-        process = self.part.process
-        steps = [step.filter for step in process.filters] + (["pii"] if process.replaced else [])
-        return core_seconds(Amount(self.text_bytes, self.token_bytes), steps)
+    def workers(self) -> int | None:
+        """None where the recipe states none: as many as the machine or the cluster runs."""
+        return self.node.launch.workers.count if self.node.launch.workers is not None else None
 
     @property
     def seconds(self) -> float | None:
         """With all workers busy, one core each."""
         return self.core_seconds / self.workers if self.workers is not None else None
-
-    @property
-    def signature_bytes(self) -> float:
-        steps = self.part.process.filters
-        buckets = sum(step.buckets for step in steps if isinstance(step, NearDuplicatesFilter))
-        return SIGNATURE_BYTES * buckets * self.documents
 
     @property
     def moved_bytes(self) -> float:
@@ -131,7 +131,7 @@ SIZES = ("text_bytes", "tokens", "moved_bytes", "temporary_bytes")
 
 @dataclass(frozen=True)
 class CorpusWork:
-    """The work of a corpus stage, or of several."""
+    """The work of a stage that makes corpora, or a classifier."""
 
     parts: list[PartWork]
 
@@ -176,8 +176,8 @@ def corpora_of(graph: Graph, counter: Counter) -> dict[str, CorpusWork]:
     """By stage, in the order of the plan; work that two parts share is counted with the first."""
     duplicates, found = graph.duplicates(), dict[str, list[PartWork]]()
     for node in graph.nodes.values():
-        if isinstance(node.part, CorpusPart) and node.name not in duplicates:
-            found.setdefault(node.stage, []).append(_part_work(graph, counter, node))
+        if node.name not in duplicates and (work := _part_work(graph, counter, node)) is not None:
+            found.setdefault(node.stage, []).append(work)
     return {name: CorpusWork(parts) for name, parts in found.items()}
 
 
@@ -190,52 +190,114 @@ def corpus_totals(stages: dict[str, CorpusWork]) -> dict[str, Any]:
     }
 
 
-def _part_work(graph: Graph, counter: Counter, node: Node) -> PartWork:
+class Documents(NamedTuple):
+    """What a part reads."""
+
+    text: float  # bytes
+    number: float
+    source: str  # one of `SOURCES`
+
+
+def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
+    """By the declaration of the part's source, or its files; `per_token`: bytes of text."""
     part = node.part
-    assert isinstance(part, CorpusPart)
-    tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, missing = _bytes_per_token(counter, tokenizer), []
-    name = node.inputs["documents"].name
-    listing, made = graph.listings.get(name), counter.manifest(node)
-    width = 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
-    read = made.metrics.get("read") if made is not None else None
-    documents: float | None = None
-    if made is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
-        text, tokens, source = read["bytes"], made.metrics["tokens"], "measured"
-        documents = read["documents"]
-    elif listing is None:
-        declared = part.source.declared
-        tokens = declared.tokens.amount if declared is not None and declared.tokens is not None else 0
-        documents = declared.documents if declared is not None else None
-        text, source = tokens * per_token, "declared"
-        missing += ["documents that filters drop"] if part.process.filters else []
-    elif part.source.format in TOKENISED:
-        tokens = sum(file.size for file in listing.files if file.path.endswith(".bin")) / width
-        text, source = 0.0, "files"
-        missing.append("reading of tokens")
-    else:
+    assert isinstance(part, DocumentsPart)
+    listing, declared = graph.listings.get(node.inputs["documents"].name), part.source.declared
+    if listing is not None:
         text = sum(
             file.size * (TEXT_PER_BYTE if file.path.endswith(COMPRESSED) else 1) for file in listing.files
         )
-        tokens, source = text / per_token, "files"
+        return Documents(text, text / DOCUMENT_BYTES, "files")
+    tokens = declared.tokens.amount if declared is not None and declared.tokens is not None else 0
+    number = declared.documents if declared is not None else None
+    text = tokens * per_token
+    return Documents(text, number if number is not None else text / DOCUMENT_BYTES, "declared")
+
+
+def _part_work(graph: Graph, counter: Counter, node: Node) -> PartWork | None:
+    """None for a part without such work."""
+    match node.part:
+        case CorpusPart():
+            return _corpus(graph, counter, node, node.part)
+        case ScoresPart(method="fasttext"):
+            read = documents_of(graph, node, BYTES_PER_TOKEN)
+            seconds = read.text / RATES["fasttext"]
+            return PartWork(node, seconds, read.text, read.source, tasks=_tasks(graph, node, node.part))
+        case ClassifierPart():
+            return _training(graph, node, node.part)
+    return None
+
+
+def _training(graph: Graph, node: Node, part: ClassifierPart) -> PartWork:
+    """Of a classifier, on what its features hold; without `balance`."""
+    features = [graph.nodes[read.node or ""] for role, read in node.inputs.items() if role != "reference"]
+    read = [documents_of(graph, one, BYTES_PER_TOKEN) for one in features]
+    text, number = sum(one.text for one in read), sum(one.number for one in read)
+    source = max((one.source for one in read), key=SOURCES.index)
+    trained, missing = 1 - part.validation, ""
+    if isinstance(part.training, FastText):
+        seconds = trained * text * part.training.epochs / RATES["fasttext-training"]
+    else:
+        width = encoder_at(graph, part.training.encoder).hidden_size
+        labels = len({label for label in part.labels if label is not None} or ("yes", "no"))
+        weights = (width or 0) * part.training.hidden + part.training.hidden * labels
+        seconds = 6 * weights * trained * number * part.training.epochs / PERCEPTRON_FLOPS
+        missing = "" if width is not None else "training on embeddings"
+    return PartWork(node, seconds, text, source, missing=missing)
+
+
+def encoder_at(graph: Graph, url: str) -> Stored:
+    """What is known of the model in a folder; nothing of one that is unavailable."""
+    return stored_model(resolve_url(url)) if folder_at(graph, url) is not None else Stored()
+
+
+def folder_at(graph: Graph, url: str) -> Listing | None:
+    """The files of a model, where they are available."""
+    return next((found for found in graph.listings.values() if found.url == resolve_url(url)), None)
+
+
+def _tasks(graph: Graph, node: Node, part: DocumentsPart) -> int | None:
+    listing = graph.listings.get(node.inputs["documents"].name)
+    if listing is None:
+        return None
+    return -(-len(listing.files) // (len(listing.files) if part.source.limit else part.files_per_task))
+
+
+def _corpus(graph: Graph, counter: Counter, node: Node, part: CorpusPart) -> PartWork:
+    tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
+    per_token, missing = _bytes_per_token(counter, tokenizer), []
+    listing, made = graph.listings.get(node.inputs["documents"].name), counter.manifest(node)
+    width = 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
+    read = made.metrics.get("read") if made is not None else None
+    if made is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
+        found, tokens = Documents(read["bytes"], read["documents"], "measured"), made.metrics["tokens"]
+    elif listing is not None and part.source.format in TOKENISED:
+        tokens = sum(file.size for file in listing.files if file.path.endswith(".bin")) / width
+        found = Documents(0.0, 0.0, "files")
+        missing.append("reading of tokens")
+    else:
+        found = documents_of(graph, node, per_token)
+        tokens = found.text / per_token
+        missing += ["documents that filters drop"] if part.process.filters and listing is None else []
+    filters = part.process.filters
     missing += [
         f"filter {step.filter}"
-        for step in part.process.filters
+        for step in filters
         if step.filter not in RATES and step.filter not in IN_TOKENISE
     ]
     if part.source.format == "warc" and part.source.html == "trafilatura":
         missing.append("extraction of text from pages")
-    size = len(listing.files) if listing is not None and part.source.limit else part.files_per_task
-    workers = node.launch.workers.count if node.launch.workers is not None else None
+    buckets = sum(step.buckets for step in filters if isinstance(step, NearDuplicatesFilter))
+    steps = [step.filter for step in filters] + (["pii"] if part.process.replaced else [])
     return PartWork(
         node=node,
-        text_bytes=text,
+        core_seconds=core_seconds(Amount(found.text, tokens * width), steps),
+        text_bytes=found.text,
+        source=found.source,
         tokens=tokens,
         token_bytes=tokens * width,
-        documents=documents if documents is not None else text / DOCUMENT_BYTES,
-        source=source,
-        tasks=-(-len(listing.files) // size) if listing is not None else None,
-        workers=workers,
+        signature_bytes=SIGNATURE_BYTES * buckets * found.number,
+        tasks=_tasks(graph, node, part),
         missing=", ".join(missing),
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 from apertus_model.rehearsal.rates import SHEETS, Rates
 from flows.planning.estimate import time_and_cost
 from flows.planning.estimate.decode_time import Replica, decode_seconds
+from flows.planning.estimate.encoders import encoder_work
 from flows.planning.estimate.work import Counter, Work, weakest
 from flows.planning.graph import Graph, Node
 from specs.cluster import Cluster
@@ -147,7 +148,9 @@ def infer(
     duplicates, stages = graph.duplicates(), dict[str, list[PartInference]]()
     kinds = dict[str, str]()
     for node in graph.nodes.values():
-        work = counter.work(node) if node.name not in duplicates else None
+        if node.name in duplicates:
+            continue
+        work = counter.work(node) or encoder_work(counter, node)
         if work is not None:
             estimated = _estimated(node, work, counter, cluster, measured)
             stages.setdefault(node.stage, []).append(estimated)

@@ -17,7 +17,7 @@ from flows.planning.graph import Graph, Node
 from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
-from infra.store.hugging_face import stored_width
+from infra.store.hugging_face import stored_model
 from specs.model import ModelSpec
 from specs.stages.base import Part
 from specs.stages.conversations import ConversationsPart
@@ -35,7 +35,7 @@ from specs.stages.preference_data import (
 )
 from specs.stages.probe import ProbePart
 
-SOURCES = ("measured", "declared", "at most")  # the least certain last
+SOURCES = ("measured", "declared", "files", "at most")  # the least certain last
 WIDTH = {"bfloat16": 2, "float32": 4}
 
 
@@ -262,7 +262,7 @@ class Counter:
             export = cast(ExportPart, self._input(node, "reward_model").part)
             return export.model.parameters, WIDTH[export.dtype]
         listing = self.graph.listings.get(f"{node.stage}.reward")
-        width = stored_width(listing.url) if listing is not None else None
+        width = stored_model(listing.url).width if listing is not None else None
         if listing is not None and width is not None:
             held = sum(file.size for file in listing.files if file.path.endswith(".safetensors"))
             return held / width, width

@@ -14,12 +14,13 @@ from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
 from infra.store.inputs import Listing
 from specs.errors import FieldPath, did_you_mean
-from specs.filters import ScoreFilter
+from specs.filters import ScoreFilter, scored
 from specs.foreign import MAX_BYTES, ForeignError, check_length, parse_json
 from specs.rewards import CLASSIFIER_FILES
 from specs.scoring import CHARACTERS_PER_TOKEN, TOKENS, ScoreModel, percentile_name
-from specs.sources import TABLES, SourceSpec
+from specs.sources import CONVERSATIONAL, TABLES, SourceSpec
 from specs.stages.classifier import ClassifierPart, ClassifierStage, Encoder, FeaturesPart, Perceptron
+from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusStage
 from specs.stages.scores import ScoresPart
 
@@ -43,6 +44,7 @@ def add_classifier(builder: Builder, name: str) -> None:
         labels=[label for _, label in found],
         validation=stage.validation,
         balance=stage.balance,
+        by_language=stage.by_language,
         percentiles=stage.percentiles,
         seed=stage.seed,
     )
@@ -95,27 +97,27 @@ def encoder_folder(builder: Builder, stage: str, training: Perceptron) -> Input:
 
 
 def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
-    """The scores that the filters of a source need, each a part of the corpus; by their roles."""
-    stage = cast(CorpusStage, builder.pipeline.stages[name])
+    """The scores that the filters of a source need, each a part of the stage; by their roles."""
+    stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     found: dict[str, Input] = {}
-    for step, chosen in stage.sources[source].scored.items():
+    for step, chosen in scored(stage.sources[source].filters).items():
         at: FieldPath = ("stages", name, "sources", source, "filters", step)
         if chosen.column in builder.pipeline.sources[source].metadata:
             message = f"source '{source}' has the column '{chosen.column}', and the filter makes it"
             builder.problem((*at, "column"), message, "state another column.")
-        part, inputs = _scores_part(builder, stage, name, source, chosen, at)
+        part, inputs = _scores_part(builder, stage.files_per_task, name, source, chosen, at)
         label = f"{name}/{source}/scores-{step + 1}"
         found[f"scores:{step}"] = reads(builder.node(label, name, part, inputs, kind="scores"))
     return found
 
 
 def _scores_part(
-    builder: Builder, stage: CorpusStage, name: str, source: str, chosen: ScoreFilter, at: FieldPath
+    builder: Builder, files_per_task: int, name: str, source: str, chosen: ScoreFilter, at: FieldPath
 ) -> tuple[ScoresPart, dict[str, Input]]:
     model = chosen.model
     assert model is not None, "the caller has seen it"
     inputs = {"documents": builder.documents(source)}
-    read = _read(builder, source, [], stage.files_per_task)
+    read = _read(builder, source, [], files_per_task) | {"of": chosen.of}
     if model.from_ is not None:
         classifier = cast(ClassifierStage, builder.pipeline.stages[model.from_.stage])
         _check_stage(builder, chosen, model, classifier, at)
@@ -124,7 +126,17 @@ def _scores_part(
         if isinstance(training, Perceptron):
             inputs["encoder"] = encoder_folder(builder, model.from_.stage, training)
         url = training.encoder if isinstance(training, Perceptron) else None
-        return ScoresPart(**read, method=training.method, label=model.label, url=url), inputs
+        column = classifier.language_column if classifier.by_language else None
+        if column is not None and (format_ := builder.pipeline.sources[source].format) in TABLES:
+            read |= _read(builder, source, [column], files_per_task)
+        elif column is not None and format_ not in CONVERSATIONAL:
+            message = (
+                f"'{model.from_}' has a model for each language, and documents of format {format_} have no"
+                f" column '{column}'"
+            )
+            builder.problem((*at, "model", "from"), message, f"name a source in rows: {', '.join(TABLES)}.")
+        part = ScoresPart(**read, method=training.method, label=model.label, language_column=column, url=url)
+        return part, inputs
     assert model.url is not None, "one of the two is stated"
     path, key = (*at, "model", "url"), f"{name}/{source}.scores.{at[-1]}"
     if model.fasttext:

@@ -93,11 +93,12 @@ def _filter_files(builder: Builder, stage: str, source: str, filters: list[Filte
 
 def add_conversations(builder: Builder, name: str) -> None:
     """One part per source, after the parts that its filters name under `not_in`."""
-    _add_in_order(
-        builder,
-        name,
-        lambda source, inputs: _add_source(builder, name, source, ConversationsPart, inputs),
-    )
+
+    def add(source: str, inputs: dict[str, Input]) -> None:
+        inputs |= scores(builder, name, source)
+        _add_source(builder, name, source, ConversationsPart, inputs)
+
+    _add_in_order(builder, name, add)
 
 
 def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str, Input]], None]) -> None:

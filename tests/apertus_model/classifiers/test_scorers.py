@@ -39,7 +39,7 @@ def test_scores_are_those_of_the_pipeline_of_transformers(tmp_path: Path, proble
         next(row["score"] for row in rows if row["label"] == label)
         for rows in theirs(TEXTS, truncation=True, max_length=100)
     ]
-    found = scorer.scores(TEXTS)
+    found = scorer.scores(TEXTS, [""] * len(TEXTS))
     assert found.dtype == np.float32 and scorer.characters == 3200
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(set(found.tolist())) == len(TEXTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,31 @@ from apertus_model.classifiers.transformer import ClassifierError
 from infra.store import Artifact
 from tests.apertus_model.attempts import stored_bytes
 from tests.apertus_model.encoders import language_texts, write_encoder, write_rows
+from tests.apertus_model.stages.test_scores import rows_of
+
+Row = dict[str, object]
 
 FASTTEXT = {"method": "fasttext", "dim": 8, "buckets": 2000, "epochs": 20, "lr": 0.5}
 MLP = {"method": "mlp", "encoder": "encoder", "hidden": 32, "lr": 0.02, "epochs": 20, "batch_size": 32}
 
 
 class Trained:
-    """Features and classifiers of rows of (label, text)."""
+    """Features and classifiers of rows, or of (label, text)."""
 
     def __init__(self, bench: Any, folder: Path) -> None:
         self.bench, self.folder, self._count = bench, folder, 0
 
-    def features(self, rows: list[tuple[str, str]], **changes: Any) -> Artifact:
+    def features(self, rows: Sequence[tuple[str, str] | Row], **changes: Any) -> Artifact:
         self._count += 1
         name = f"source-{self._count}"
-        write_rows(self.folder / name / "a.jsonl", [{"text": text, "label": label} for label, text in rows])
+        dicts = [row if isinstance(row, dict) else {"text": row[1], "label": row[0]} for row in rows]
+        write_rows(self.folder / name / "a.jsonl", dicts)
         spec = {
-            "source": {"url": str(self.folder / name), "format": "jsonl", "metadata": ["label"]},
+            "source": {
+                "url": str(self.folder / name),
+                "format": "jsonl",
+                "metadata": [column for column in ("label", "language") if column in dicts[0]],
+            },
             "files_per_task": 1,
             "encoder": None,
             "max_characters": 5000,
@@ -163,6 +172,78 @@ def test_equal_texts_are_on_one_side(trained: Trained) -> None:
             "seed": 1,
         }
     )
-    held_out, train = _split(part, Documents.labelled([features], [None]), ["a", "b"])
-    assert len(held_out) + len(train) == len(rows)
-    assert not set(held_out.hashes.tolist()) & set(train.hashes.tolist())
+    documents = Documents.labelled([features], [None])
+    held_out, train = _split(part, documents, "", ["a", "b"])
+    assert sorted([*held_out, *train]) == list(range(len(rows)))
+    assert not set(documents.hashes[held_out].tolist()) & set(documents.hashes[train].tolist())
+
+
+def _long_and_short(languages: tuple[str, ...]) -> list[Row]:
+    """Texts of some languages, half of each language labelled as long."""
+    texts = [(language, text) for language, text in language_texts()[::8] if language in languages]
+    lengths = {one: np.median([len(text) for other, text in texts if other == one]) for one in languages}
+    return [
+        {"text": text, "language": language, "label": "long" if len(text) > lengths[language] else "short"}
+        for language, text in texts
+    ]
+
+
+@pytest.mark.parametrize("method", ["fasttext", "mlp"])
+def test_a_model_for_each_language_is_that_of_its_documents_alone(
+    bench: Any, trained: Trained, tmp_path: Path, method: str
+) -> None:
+    """Trained, measured, and scored as a classifier that has seen no other language."""
+    url, settings = None, {"training": FASTTEXT}
+    encoder = None
+    if method == "mlp":
+        url = str(write_encoder(tmp_path / "encoder"))
+        read = {"encoder": url, "max_tokens": 64, "precision": "float32"}
+        encoder, settings = read, {"training": MLP | read}
+    rows = _long_and_short(("de", "ru", "fr"))
+    asked = {"encoder": encoder, "language_column": "language"}
+    reference = trained.features(rows, **asked)
+    both = trained.classifier(
+        [trained.features([row for row in rows if row["language"] != "fr"], **asked)],
+        by_language=True,
+        reference=reference,
+        **settings,
+    )
+    assert both.json("classifier.json")["languages"] == ["de", "ru"]
+    write_rows(tmp_path / "web" / "a.jsonl", rows)
+    spec = {"files_per_task": 1, "method": method, "label": "long", "url": url}
+    source = {"url": str(tmp_path / "web"), "format": "jsonl"}
+    named = spec | {"source": source | {"metadata": ["language"]}, "language_column": "language"}
+    scores = bench.run("scores", "both", named, {"classifier": both})
+    found = [row[2] for row in rows_of(scores)]
+    for number, language in enumerate(["de", "ru"]):
+        own = [row for row in rows if row["language"] == language]
+        alone = trained.classifier([trained.features(own, **asked)], reference=reference, **settings)
+        suffix = "bin" if method == "fasttext" else "safetensors"
+        assert both.bytes(f"model-{number:05d}.{suffix}") == alone.bytes(f"model.{suffix}")
+        metrics = {name: value for name, value in alone.manifest.metrics.items() if name != "reliability"}
+        own_metrics = both.manifest.metrics["languages"][language]
+        assert own_metrics == {name: metrics[name] for name in own_metrics} and "auc/long" in own_metrics
+        thresholds = (one.manifest.facts["thresholds"]["long"] for one in (both, alone))
+        assert len({tuple(one[language].items()) for one in thresholds}) == 1
+        single = bench.run("scores", language, spec | {"source": source}, {"classifier": alone})
+        expected = [row[2] for row in rows_of(single)]
+        places = [place for place, row in enumerate(rows) if row["language"] == language]
+        assert [found[place] for place in places] == [expected[place] for place in places]
+    assert "fr" not in both.manifest.facts["thresholds"]["long"]
+    french = [score for score, row in zip(found, rows, strict=True) if row["language"] == "fr"]
+    assert set(french) == {None} and scores.manifest.metrics["without_score"] == len(french)
+    assert scores.manifest.metrics["documents"] == len(rows)
+
+
+def test_a_language_that_lacks_a_label_or_a_document_without_language_is_an_error(trained: Trained) -> None:
+    rows = _long_and_short(("de", "ru"))
+    lacking = [row for row in rows if (row["language"], row["label"]) != ("ru", "long")]
+    features = trained.features(lacking, language_column="language")
+    with pytest.raises(
+        ClassifierError, match="label long of language ru has 0 documents, none of them held-out"
+    ):
+        trained.classifier([features], by_language=True)
+    features = trained.features([*rows, {"text": "who knows", "label": "short", "language": None}],
+                                language_column="language")  # fmt: skip
+    with pytest.raises(ClassifierError, match=rf"1 of {len(rows) + 1} documents state no language"):
+        trained.classifier([features], by_language=True)

@@ -13,13 +13,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from apertus_model.classifiers.fast_text import FastTextModel
 from apertus_model.data.conversation_selection import HASHES, KEPT
 from apertus_model.data.conversation_tasks import DROPPED, REJECTED
 from apertus_model.data.conversations import ConversationShards
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes
+from tests.apertus_model.encoders import language_texts
+from tests.apertus_model.stages.test_scores import classifier
 
+__all__ = ["classifier"]
 SPLITS = ("train", "validation")
 Row = dict[str, Any]
 
@@ -294,6 +298,41 @@ def test_questions_of_an_evaluation_snapshot_are_kept_out(
     ((label, name, reason),) = _rejects(artifact)
     assert (label, name) == ("decontaminate", "row-3")
     assert reason.startswith("1.000 of the question '" + " ".join(words[:3]))
+
+
+@pytest.mark.parametrize("of", ["conversation", "answer"])
+def test_a_model_scores_conversations_or_answers_apart_from_the_threshold(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, classifier: Artifact, of: str
+) -> None:
+    """Questions are in one language and answers in another; rows without an answer stand between them."""
+    texts = [text for _, text in language_texts()[::9]]
+    rows = [_row(question, answer) for question, answer in zip(texts, reversed(texts), strict=True)]
+    ends = {"messages": rows[0]["messages"][:1]}
+    folder = _written(tmp_path / "chat", [*rows[:7], ends, *rows[7:], ends])
+    asked = {
+        "source": {"url": str(folder), "format": "chat"},
+        "files_per_task": 4,
+        "method": "fasttext",
+        "label": "de",
+        "of": of,
+    }
+    scores = bench.run("scores", "s", asked, {"classifier": classifier})
+    messages = [[message["content"] for message in row["messages"]] for row in rows]
+    read = [both[1] if of == "answer" else "\n\n".join(both) for both in messages]
+    model = FastTextModel(classifier.local("model.bin"), "model")
+    expected = model.probabilities(read, ["de"])[:, 0].tolist()
+    names = [f"row-{number + (number >= 7)}" for number in range(len(rows))]
+    filter_ = {"filter": "score", "of": of, "model": {"from": "languages", "label": "de"}}
+    p90 = scores.manifest.facts["thresholds"][""]["p90"]
+    bounds = [({"min": 0.5}, 0.5, 1), ({"min": 0.2}, 0.2, 1), ({"max": "p90"}, 0, p90)]
+    for number, (bound, least, most) in enumerate(bounds):
+        spec = _spec(folder, files_per_task=1 + number, filters=[{**filter_, **bound}])
+        inputs = {"tokenizer": tokenizer, "scores:0": scores}
+        artifact = bench.run("conversations", str(number), spec, inputs)
+        within = {name for name, score in zip(names, expected, strict=True) if least <= score <= most}
+        assert 0 < len(within) < len(rows) and _kept(artifact) == within
+        assert artifact.manifest.metrics["rejected"] == {"no_answer": 2}
+        assert _accounted(artifact)
 
 
 def test_a_conversation_that_ends_with_a_user_is_rejected(

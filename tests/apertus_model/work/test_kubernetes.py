@@ -135,8 +135,8 @@ def test_pods_write_the_bytes_of_a_local_run_though_one_is_killed(
     said = capfd.readouterr().out
     assert "2 units are submitted again: pod 0 of the Job" in said and "its log ends:\nKilled" in said
     calls = [call.split()[0] for call in (cluster / "calls.txt").read_text().splitlines()]
-    assert calls[:7] == ["apply", "get", "logs", "apply", "get", "delete", "delete"]
-    assert calls[7:] == ["apply", "get", "delete"] * (len(calls[7:]) // 3) != []  # the other passes
+    # the passes after the filter tasks are small, and no Jobs
+    assert calls == ["apply", "get", "logs", "apply", "get", "delete", "delete"]
     assert bench.store.names("corpus/pods/attempts/first/workers") == []
 
 

@@ -14,6 +14,7 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.job import Job
 from specs.recipe import load
+from specs.stages.scores import ScoresPart
 from tests.flows.comparing import changed
 from tests.flows.conftest import finish
 
@@ -47,14 +48,16 @@ Scored = Callable[..., Plan]
 
 @pytest.fixture
 def scored(tmp_path: Path, store: Store) -> Scored:
-    """`scored("a.b=c", training=, filter_=, assumed=)`: a plan."""
+    """`scored("a.b=c", training=, filter_=, assumed=, more=)`: a plan; `more`: stages."""
     for name in ("good", "bad", "web"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.jsonl").write_text('{"text": "a", "language": "de"}\n')
 
-    def plan(*overrides: str, training: str = FASTTEXT, filter_: str = FILTER, assumed: str = "") -> Plan:
+    def plan(
+        *overrides: str, training: str = FASTTEXT, filter_: str = FILTER, assumed: str = "", more: str = ""
+    ) -> Plan:
         text = RECIPE.format(folder=tmp_path, training=training, filter=filter_, assumed=assumed)
-        (tmp_path / "scored.yaml").write_text(text)
+        (tmp_path / "scored.yaml").write_text(text + more)
         return make(load(tmp_path / "scored.yaml", overrides), store)
 
     return plan
@@ -146,6 +149,29 @@ def test_a_failed_gate_stops_what_reads_the_classifier(scored: Scored) -> None:
     assert not scored("stages.quality.gates=[{metric: accuracy, min: 0.6}]").steps["quality"].gate_failures
 
 
+def test_conversations_are_scored_in_a_part_of_their_own(scored: Scored, tmp_path: Path) -> None:
+    (tmp_path / "talks").mkdir()
+    (tmp_path / "talks" / "a.jsonl").write_text('{"messages": []}\n')
+
+    def planned(filter_: str) -> Plan:
+        talks = f"sources: {{talks: {{filters: [{filter_}]}}}}"
+        return scored(
+            f"sources.talks={{url: '{tmp_path}/talks', format: chat}}",
+            more=f"  chat: {{kind: conversations, tokenizer: tokenizer, {talks}}}\n",
+        )
+
+    plan = planned(SCORE + "of: answer, min: p90}")
+    finish(plan)
+    part = plan.graph.nodes["chat/talks"]
+    assert part.inputs["scores:0"].name == "chat/talks/scores-1"
+    again = planned(SCORE + "of: answer, max: 0.3}")
+    assert {name for name, step in again.steps.items() if step.action == "run"} == {"chat/talks"}
+    whole = planned(SCORE + "min: p90}")
+    assert changed(plan, whole) == {"chat/talks/scores-1", "chat/talks"}
+    with pytest.raises(SpecError, match="two filters make the column 'score'"):
+        planned(f"{SCORE}min: 1}}, {SCORE}max: 2}}")
+
+
 SCORE = "{filter: score, model: {from: quality, label: good}, "
 
 
@@ -168,6 +194,21 @@ def test_a_filter_that_does_not_fit_its_model_is_refused(scored: Scored, filter_
 def test_a_percentile_by_language_needs_a_language_column(scored: Scored) -> None:
     with pytest.raises(SpecError, match=r"filters\[0\]\.by: 'quality' states no language_column"):
         scored("stages.quality.language_column=null")
+
+
+def test_a_model_for_each_language_reads_the_language_of_what_it_scores(scored: Scored) -> None:
+    plan, one = scored("stages.quality.by_language=true"), scored()
+    part = plan.graph.nodes["corpus/web/scores-1"].part
+    assert isinstance(part, ScoresPart)
+    assert (part.language_column, part.source.metadata) == ("language", ["language"])
+    assert changed(one, plan) == {"quality", "corpus/web/scores-1", "corpus/web"}
+    with pytest.raises(SpecError, match="by_language needs the language of each document; state language_"):
+        scored("stages.quality.by_language=true", "stages.quality.language_column=null")
+    with pytest.raises(
+        SpecError, match="has a model for each language, and documents of format text have no"
+    ):
+        scored("stages.quality.by_language=true", "stages.quality.reference=null", "sources.web.format=text",
+               "sources.web.metadata=[]", filter_=SCORE + "min: 0.5}")  # fmt: skip
 
 
 def test_a_gate_on_a_metric_that_will_not_be_measured_is_refused(scored: Scored) -> None:

@@ -1,0 +1,66 @@
+"""What embedding or scoring documents asks of a Hugging Face encoder: the parts `features` and `scores`.
+
+    FLOPs of a token = 2 (parameters - words x width) + 4 layers x length x width
+
+A document has its bytes of text / `BYTES_PER_TOKEN` tokens, up to the `max_tokens` that are read; padding is
+not counted. Numbers of documents are those of the stored part, of the source's declaration, or of its files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, DOCUMENT_BYTES, documents_of, folder_at
+from flows.planning.estimate.work import WIDTH, Counter, Work
+from flows.planning.graph import Node
+from infra.store.hugging_face import stored_model
+from specs.stages.classifier import ClassifierPart, Encoder, FeaturesPart
+from specs.stages.scores import ScoresPart
+
+
+class Reading(NamedTuple):
+    """How a part reads documents."""
+
+    url: str  # of the encoder
+    max_tokens: int  # of a document
+    precision: str | None  # of matrix products; None: as stored
+
+
+def encoder_work(counter: Counter, node: Node) -> Work | None:
+    """None for a part that asks no encoder."""
+    reading = _reading(counter, node)
+    if reading is None:
+        return None
+    folder = folder_at(counter.graph, reading.url)
+    model = stored_model(folder.url) if folder is not None else None
+    sizes = (model.width, model.vocab_size, model.hidden_size, model.num_hidden_layers) if model else (None,)
+    if folder is None or None in sizes:
+        return Work(missing="the sizes of the encoder (config.json)")
+    width, words, hidden, layers = (size or 0 for size in sizes)
+    held = sum(file.size for file in folder.files if file.path.endswith(".safetensors")) / width
+    read = documents_of(counter.graph, node, BYTES_PER_TOKEN)
+    each = (read.text / read.number if read.text else DOCUMENT_BYTES) / BYTES_PER_TOKEN
+    tokens, made = min(each, reading.max_tokens), counter.manifest(node)
+    number = made.metrics.get("documents", read.number) if made is not None else read.number
+    operations = 2 * (held - words * hidden) + 4 * layers * tokens * hidden
+    return Work(
+        requests=number,
+        read=number * tokens,
+        forward_flops=round(number * tokens * operations),
+        source="measured" if made is not None else read.source,
+        width=WIDTH.get(reading.precision or "", width),
+    )
+
+
+def _reading(counter: Counter, node: Node) -> Reading | None:
+    part = node.part
+    encoder: Encoder | None = None
+    if isinstance(part, FeaturesPart):
+        encoder = part.encoder
+    elif isinstance(part, ScoresPart) and part.method == "sequence-classifier":
+        return Reading(str(part.url), part.max_tokens, None)
+    elif isinstance(part, ScoresPart) and part.method == "mlp":
+        classifier = counter.graph.nodes[node.inputs["classifier"].node or ""].part
+        assert isinstance(classifier, ClassifierPart) and isinstance(classifier.training, Encoder)
+        encoder = classifier.training
+    return Reading(encoder.encoder, encoder.max_tokens, encoder.precision) if encoder is not None else None
