@@ -1,232 +1,202 @@
-"""Bytes per second and core of the work on a corpus, and the time of a whole corpus beside what a plan says:
+"""Cost and memory of making a corpus, by its number of documents, beside a plain datatrove pipeline:
 `python -m benchmarks.corpus`.
 
-Documents are lines of English words, drawn with the frequencies of Python's own manual. Each kind of work is
-measured alone on a part of them; these are the constants of `flows/planning/estimate/corpus_work.py`. Then a
-corpus is made of all documents by one worker, with the filters of `FILTERS`, and its time is divided by the
-estimate with the constants as they are there. All times are processor time, of all threads and processes.
+Both read the same short documents, drop short ones, those with repeated lines and near-duplicates, tokenise
+with the same tokenizer and shuffle all that is left; the numbers of documents and tokens have to be equal.
+datatrove's pipeline is its own reader, filters, MinHash steps, `DocumentTokenizer` and
+`DocumentTokenizerMerger`, by one worker as ours. Each run is a process of its own. Its cost is time of the
+processor, of the system too, since other work on the machine changes the time on the clock; that is printed
+beside it. `MiB` is the most memory that it held, with about 200 for what it imports.
 
-    --documents   of the corpus, 100,000 by default
-    --measured    of each kind of work, 15,000 by default; of a filter a quarter
-    --characters  of a document on average, 3,000 by default
+Growth is the cost of a document and the memory, beside those of the fewest documents: 1 where the cost is
+linear and memory bounded. At the end, what the plan of the 8B recipe says of its corpora; their
+tasks are as many as files, once these are there.
+
+    --documents   numbers of documents, 100,000 and 1,000,000 by default
+    --characters  of a document on average, 200 by default
+    --memory      of a worker, as in a recipe; 256MiB by default, so that few documents fill it
+    --filters     `length`, `repeated-lines` and `near-duplicates` by default
+    --alone       leaves datatrove out
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from pydoc_data import topics
-from random import Random
 from typing import Any
 
-from datatrove.data import Document
-from pydantic import TypeAdapter
+from benchmarks.corpora import corpus_spec, make_tokenizer, processor_time, run, texts, write
+from benchmarks.measure import memory
+from infra.store import Artifact, Store
 
-from apertus_model.classifiers import fast_text
-from apertus_model.data.duplicates import MinHash
-from apertus_model.data.filters import make_check
-from apertus_model.data.pii import Replacer
-from apertus_model.progress import Progress
-from apertus_model.stages import corpus, tokenizer
-from apertus_model.stop import StopSignal
-from flows.planning.estimate.corpus_work import RATES, Amount, core_seconds
-from infra.store import Artifact, Attempt, Store
-from infra.store.documents import Unit
-from specs.filters import FilterSpec, NearDuplicatesFilter
-from specs.job import InputRef, Job
-from specs.stages.classifier import FastText
-
-FILES, WORDS, LABELS = 20, 12, 2000
-FILTERS = ["length", "repeated-lines", "near-duplicates"]
-"""Of the whole corpus."""
+PER_FILE = 10_000
+RECIPE = Path(__file__).parents[1] / "specs" / "recipes" / "apertus-8b.yaml"
+FILTERS: dict[str, dict[str, Any]] = {
+    "length": {"min_characters": 120},
+    "repeated-lines": {"max_share": 0.2},
+    "near-duplicates": {},
+}
+TOKEN_BYTES = 2
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        print(json.dumps(RUNS[sys.argv[2]](Path(sys.argv[3]), json.loads(sys.argv[4]))))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    for name, value in (("documents", 100_000), ("measured", 15_000), ("characters", 3000)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--documents", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--characters", type=int, default=200)
+    parser.add_argument("--memory", default="256MiB")
+    parser.add_argument("--filters", nargs="*", choices=list(FILTERS), default=list(FILTERS))
+    parser.add_argument("--alone", action="store_true")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        store = Store.open(str(folder / "store"))
-        store.initialise()
-        few, all_ = folder / "few", folder / "all"
-        write(few, texts(asked.measured, asked.characters))
-        write(all_, texts(asked.documents, asked.characters))
-        spec = {"sources": [source(few)], "vocab_size": 32_000, "bytes_per_source": 5_000_000}
-        run(store, folder, "tokenizer", "tokenizer", spec)
-        rates = measured(store, folder, few)
-        print(f"{'work':16} {'MB/s of a core':>15} {'in the plan':>12}")
-        for work, rate in rates.items():
-            print(f"{work:16} {rate / 1e6:15.3g} {RATES[work] / 1e6:12.3g}")
-        spec = corpus_spec(all_, [settings(name, folder) for name in FILTERS], pii=True)
-        seconds = sum(run(store, folder, "corpus", "whole", spec))
-        made = Artifact(store, "corpus/whole").manifest.metrics
-        amount = Amount(made["read"]["bytes"], made["tokens"] * 2)
-        estimate = core_seconds(amount, [*FILTERS, "pii"])
-        print(
-            f"a corpus of {made['read']['documents']:,} documents and {made['tokens']:,} tokens:"
-            f" {seconds:.0f} s of a core, {estimate:.0f} s by the plan, ratio {seconds / estimate:.2f}"
-        )
+    names = ["ours"] if asked.alone else ["ours", "datatrove"]
+    first: dict[str, dict[str, Any]] = {}
+    print(f"{'':10} {'documents':>11} {'documents/s of a core':>22} {'on the clock':>13} {'MiB':>7}   growth")
+    for count in sorted(asked.documents):
+        with tempfile.TemporaryDirectory() as folder:
+            found = measured(Path(folder), count, asked, names)
+        for name, one in found.items():
+            per_core, clock = count / one["seconds"], count / one["clock"]
+            base = first.setdefault(name, one | {"per_core": per_core})
+            growth = f"{base['per_core'] / per_core:.2f} in cost, {one['MiB'] / base['MiB']:.2f} in memory"
+            print(f"{name:10} {count:11,} {per_core:22,.0f} {clock:13,.0f} {one['MiB']:7,.0f}   {growth}")
+        ours = found["ours"]
+        print(f"{'':10} seconds of a core by pass: {', '.join(passes(ours))}")
+        if not asked.alone:
+            ratio = found["datatrove"]["seconds"] / ours["seconds"]
+            print(f"{'':10} ours beside datatrove, documents per second of a core: {ratio:.2f}", flush=True)
+    print_plan()
 
 
-def measured(store: Store, folder: Path, documents: Path) -> dict[str, float]:
-    """Bytes of text per second of a core, by kind of work; of `shuffle`, bytes of tokens."""
-    files = sorted(documents.iterdir())
-    rows = [json.loads(line) for file in files[: FILES // 4] for line in file.open()]
-    size = sum(len(row["text"].encode()) for row in rows)
-
-    def rate(work: Callable[[Document], Any]) -> float:
-        held = [Document(text=row["text"], id=row["id"], metadata=dict(row)) for row in rows]
-        begun = time.process_time()
-        for document in held:
-            work(document)
-        return size / (time.process_time() - begun)
-
-    warm = folder / "warm"
-    write(warm, texts(1000, 500))
-    run(store, folder, "corpus", "warm", corpus_spec(warm, [], pii=False))
-    tasks, rest = run(store, folder, "corpus", "bare", corpus_spec(documents, [], pii=False))
-    made = Artifact(store, "corpus/bare").manifest.metrics
-    found = {"tokenise": made["read"]["bytes"] / tasks, "shuffle": 2 * made["tokens"] / rest}
-    replace = Replacer(("email", "ip", "iban"))
-    found["pii"] = rate(lambda document: replace(document.text))
-    model, spec, begun = folder / "classifier.bin", FastText(method="fasttext"), time.process_time()
-    labelled = (("ab"[place % 2], row["text"]) for place, row in enumerate(rows))
-    fast_text.train(labelled, spec, 28, folder, model)
-    found["fasttext-training"] = size * spec.epochs / (time.process_time() - begun)
-    classifier = fast_text.FastTextModel(model, "the classifier")
-    found["fasttext"] = rate(lambda document: classifier.probabilities([document.text], ["a"]))
-    for name in RATES:
-        if name not in found:
-            step = TypeAdapter(FilterSpec).validate_python(settings(name, folder))
-            if isinstance(step, NearDuplicatesFilter):
-                signer = MinHash(step)
-                found[name] = rate(lambda document, signer=signer: signer.signature(document.text))
-            else:
-                found[name] = rate(make_check(step, folder))
+def measured(folder: Path, count: int, asked: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    """What each of the `names` used for the same documents."""
+    documents = folder / "documents"
+    write(documents, with_duplicates(texts(count, asked.characters)), PER_FILE)
+    store = Store.open(str(folder / "store"))
+    store.initialise()
+    make_tokenizer(store, folder, documents)
+    spec = {"memory": asked.memory, "filters": asked.filters}
+    found = {}
+    for name in names:
+        command = [sys.executable, "-m", "benchmarks.corpus", "--run", name, str(folder), json.dumps(spec)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[name] = json.loads(output.splitlines()[-1])
+    results = [(one["documents"], one["tokens"]) for one in found.values()]
+    assert len(set(results)) == 1, f"documents and tokens differ: {dict(zip(names, results, strict=True))}"
     return found
 
 
-def settings(name: str, folder: Path) -> dict[str, Any]:
-    """A filter that drops nothing."""
-    listed = folder / "domains.txt"
-    if name == "robots" and not listed.exists():
-        listed.write_text("".join(f"site-{number}.example\n" for number in range(1_000_000, 2_000_000)))
-    questions = folder / "questions.jsonl"
-    if name == "decontaminate" and not questions.exists():
-        rows = texts(2000, 200, seed=1)
-        questions.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
-    fields: dict[str, dict[str, Any]] = {
-        "length": {"min_characters": 1},
-        "alphabetic": {"min_share": 0},
-        "repeated-lines": {"max_share": 1},
-        "robots": {"domains": str(listed)},
-        "score": {"column": "score", "min": 0},
-        "sample": {"rate": 1},
-        "license": {"allow": ["CC0-1.0"]},
-        "toxicity": {"classifier": "benchmark"},
-        "decontaminate": {"against": [{"url": str(questions), "format": "jsonl"}], "max_share": 0.99},
-    }
-    if name == "language":
-        fields[name] = {"model": str(language_model(folder)), "languages": ["l1"], "min_score": 0}
-    return {"filter": name, **fields.get(name, {})}
-
-
-def language_model(folder: Path) -> Path:
-    """A fastText model of the size of GlotLID's output: 2,000 labels, 256 dimensions, 2- to 5-grams."""
-    import fasttext
-
-    path, data = folder / "model.bin", folder / "labelled.txt"
-    lines = (f"__label__l{number % LABELS} {text}" for number, text in enumerate(texts(2 * LABELS, 60)))
-    data.write_text("\n".join(line.replace("\n", " ") for line in lines))
-    fasttext.train_supervised(
-        str(data), dim=256, minn=2, maxn=5, bucket=100_000, epoch=1, loss="hs", thread=1, verbose=0
-    ).save_model(str(path))
-    return path
-
-
-def texts(count: int, characters: int, seed: int = 0) -> Iterable[str]:
-    """Documents of half to one and a half times `characters`."""
-    words = " ".join(topics.topics.values()).split()
-    random = Random(seed)
-    for _ in range(count):
-        drawn = random.choices(words, k=max(1, int(characters * random.uniform(0.5, 1.5) / 6.7)))
-        yield "\n".join(" ".join(drawn[begin : begin + WORDS]) for begin in range(0, len(drawn), WORDS))
-
-
-def write(folder: Path, documents: Iterable[str]) -> None:
-    folder.mkdir()
-    files = [(folder / f"{number:02d}.jsonl").open("w") for number in range(FILES)]
+def with_duplicates(documents: Iterable[str]) -> Iterator[str]:
+    """Every twentieth is the one before, but for its last word, and has as many tokens."""
+    before = ""
     for number, text in enumerate(documents):
-        row = {"id": str(number), "text": text, "url": f"https://site-{number}.example/page", "score": 1.0}
-        row |= {"license": "CC0-1.0", "language": "de", "toxic_score": 0.1}
-        files[number % FILES].write(json.dumps(row) + "\n")
-    for file in files:
-        file.close()
+        yield f"{before} and" if number % 20 == 19 else f"{text} the"
+        before = text
 
 
-def source(folder: Path) -> dict[str, Any]:
-    return {"url": str(folder), "format": "jsonl", "include": ["*.jsonl"], "id_column": "id"}
+def passes(one: dict[str, Any]) -> list[str]:
+    return [f"{one['tasks']:.0f} read, filter, tokenise", f"{one['after']:.0f} compare, shuffle, write"]
 
 
-def corpus_spec(folder: Path, filters: list[dict[str, Any]], *, pii: bool) -> dict[str, Any]:
-    process = {"filters": filters, "pii": pii, "examples": False}
-    return {"source": source(folder), "process": process, "seed": 28, "files_per_task": 2}
+def ours(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """By one worker, in this process."""
+    store = Store.open(str(folder / "store"))
+    filters = [{"filter": name, **FILTERS[name]} for name in asked["filters"]]
+    spec = corpus_spec(folder / "documents", filters, pii=False, memory=asked["memory"])
+    begun = time.perf_counter()
+    tasks, after = run(store, folder, "corpus", "corpus", spec)
+    made = Artifact(store, "corpus/corpus").manifest.metrics
+    used = {"seconds": tasks + after, "tasks": tasks, "after": after, "clock": time.perf_counter() - begun}
+    return used | {
+        "MiB": memory()["peak"],
+        "documents": made["documents"],
+        "tokens": made["tokens"] - made["documents"],  # datatrove writes no begin-of-document token
+    }
 
 
-class Timed(Attempt):
-    """Notes when the last task on documents has ended."""
-
-    tasks_ended = 0.0
-
-    def commit_unit(self, key: str, **fields: Any) -> Unit:
-        unit = super().commit_unit(key, **fields)
-        if key.startswith("documents"):
-            self.tasks_ended = processor_time()
-        return unit
-
-
-def run(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) -> tuple[float, float]:
-    """Runs a stage; seconds of its tasks, and of what follows."""
-    attempt = Timed(job(store, folder, kind, name, spec))
-    attempt.begin()
-    begun = processor_time()
-    module: Any = {"tokenizer": tokenizer, "corpus": corpus}[kind]
-    module.run(attempt.job, attempt, Progress(None), StopSignal())
-    return attempt.tasks_ended - begun, processor_time() - attempt.tasks_ended
-
-
-def job(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) -> Job:
-    made = InputRef(kind="tokenizer", fingerprint="tokenizer", path="tokenizer/tokenizer")
-    scratch = folder / "scratch" / kind / name
-    scratch.mkdir(parents=True)
-    return Job(
-        node=kind,
-        kind=kind,
-        version=1,
-        fingerprint=name,
-        spec=spec,
-        identity=spec,
-        inputs={"tokenizer": made} if kind == "corpus" else {},
-        launch={"workers": {"count": 1}},
-        store=store.url,
-        path=f"{kind}/{name}",
-        attempt="first",
-        scratch=str(scratch),
-        progress="",
+def datatrove(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """By one worker, in this process and the ones that its executor starts."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup.minhash import (
+        MinhashConfig,
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupFilter,
+        MinhashDedupSignature,
     )
+    from datatrove.pipeline.filters import LambdaFilter
+    from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+    from datatrove.pipeline.tokens.merger import DocumentTokenizerMerger
+    from datatrove.pipeline.writers import JsonlWriter
+
+    from apertus_model.data.words import Words
+
+    work = folder / "datatrove"
+    files = len(list((folder / "documents").iterdir()))
+    logs = iter(range(100))
+
+    def execute(tasks: int, *steps: Any) -> None:
+        logging = str(work / "logs" / str(next(logs)))
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            LocalPipelineExecutor(list(steps), tasks=tasks, workers=1, logging_dir=logging).run()
+
+    def at(name: str) -> str:
+        return str(work / name)
+
+    made = Artifact(Store.open(str(folder / "store")), "tokenizer/tokenizer")
+    eos = made.manifest.facts["eos_token"]
+    checks: dict[str, Callable[[Any], bool]] = {
+        "length": lambda document: len(document.text) >= FILTERS["length"]["min_characters"],
+        "repeated-lines": lambda document: (
+            find_duplicates([line for line in document.text.splitlines() if line.strip()])[1]
+            <= FILTERS["repeated-lines"]["max_share"] * len(document.text)
+        ),
+    }
+    filters = [LambdaFilter(checks[name]) for name in asked["filters"] if name in checks]
+    tokenise = DocumentTokenizer(at("tokens"), str(made.local("tokenizer.json")), eos_token=eos, seed=28)
+    begun, clock = processor_time(), time.perf_counter()
+    read = JsonlReader(str(folder / "documents"))
+    if "near-duplicates" in asked["filters"]:
+        config = MinhashConfig()
+        write_ = JsonlWriter(at("filtered"), output_filename="${rank}.jsonl", compression=None)
+        sign = MinhashDedupSignature(at("signatures"), config, language=Words())
+        execute(files, read, *filters, write_, sign)
+        execute(config.num_buckets, MinhashDedupBuckets(at("signatures"), at("pairs"), config=config))
+        execute(1, MinhashDedupCluster(at("pairs"), at("removed"), config))
+        execute(files, JsonlReader(at("filtered")), MinhashDedupFilter(at("removed")), tokenise)
+    else:
+        execute(files, read, *filters, tokenise)
+    execute(1, DocumentTokenizerMerger(at("tokens"), at("merged"), "corpus", progress=False, seed=28))
+    used = {"seconds": processor_time() - begun, "clock": time.perf_counter() - clock}
+    size = sum(path.stat().st_size for path in (work / "merged").glob("*.ds"))
+    documents = sum(path.stat().st_size for path in (work / "merged").glob("*.ds.index")) // 8
+    return used | {"MiB": memory()["peak"], "documents": documents, "tokens": size // TOKEN_BYTES}
 
 
-def processor_time() -> float:
-    """Of this process, its threads and its finished children."""
-    return sum(os.times()[:4])
+def print_plan() -> None:
+    """The corpora of the 8B recipe, by its plan."""
+    command = [sys.executable, "-m", "flows.cli", "plan", str(RECIPE), "--json"]
+    plan = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    for name, work in plan["estimates"]["corpora"].items():
+        print(
+            f"{RECIPE.stem}, {name}: {work['tokens'] / 1e12:.1f}T tokens; by the plan"
+            f" {work['core_hours']:,.0f} hours of a core, {work['moved_bytes'] / 1e12:,.0f} TB moved,"
+            f" {work['temporary_bytes'] / 1e12:,.0f} TB stored on the way"
+        )
 
+
+RUNS = {"ours": ours, "datatrove": datatrove}
 
 if __name__ == "__main__":
     main()

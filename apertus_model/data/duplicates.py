@@ -2,7 +2,7 @@
 
 Invariants:
 - A signature depends on the text and the spec.
-- Making one takes 64 KiB times buckets and hashes, for any document.
+- Making one takes 128 KiB times buckets and hashes, and a few copies of the text.
 
 Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they
 choose the document to keep by the number and position of its file, and require a constant number of tasks.
@@ -11,17 +11,20 @@ choose the document to keep by the number and position of its file, and require 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from datatrove.utils.hashing import create_hash_func
 from numpy.typing import NDArray
 
 from apertus_model.data.components import join, roots_of
-from apertus_model.data.words import Words
+from apertus_model.data.words import Words, simplified, split
 from specs.filters import NearDuplicatesFilter
 
 SHINGLES = 4096
+PRIME = np.uint64(2**61 - 1)
 
 
 def text_hash(text: str) -> int:
@@ -34,22 +37,37 @@ class MinHash:
     """Signatures for one spec."""
 
     def __init__(self, spec: NearDuplicatesFilter) -> None:
-        config = MinhashConfig(spec.ngram, spec.buckets, spec.hashes_per_bucket, spec.seed)
-        self._steps = MinhashDedupSignature(".", config, language=Words())  # the folder is not written to
+        self._config = MinhashConfig(spec.ngram, spec.buckets, spec.hashes_per_bucket, spec.seed)
+        self._factors, self._summands = MinhashDedupSignature(".", self._config, language=Words()).parameters
+        self._hash = create_hash_func(self._config.hash_config)
         self.buckets = spec.buckets
 
     def hashes(self, text: str) -> NDArray[np.uint64] | None:
         """(buckets, hashes_per_bucket): the least value of each hash function over the document's n-grams.
         Two documents agree in one with a probability of their Jaccard similarity. None for a document of
         fewer words than an n-gram."""
-        shingles = self._steps.get_shingles(text)
-        if not shingles.size:
+        parts = [self._least(shingles) for shingles in self._shingles(text)]
+        if not parts:
             return None
-        parts = [
-            self._steps.get_signature(shingles[start : start + SHINGLES])
-            for start in range(0, len(shingles), SHINGLES)
-        ]
-        least: NDArray[np.uint64] = np.array(parts, dtype=np.uint64).min(axis=0)
+        least: NDArray[np.uint64] = np.min(parts, axis=0).reshape(self.buckets, -1)
+        return least
+
+    def _shingles(self, text: str) -> Iterator[NDArray[np.uint64]]:
+        """Hashes of n-grams, (n, 1), at most SHINGLES at a time."""
+        size = self._config.n_grams
+        words = split(simplified(text, self._config.norm_config))
+        held = list(islice(words, SHINGLES + size - 1))
+        while len(held) >= size:
+            grams = zip(*(held[start:] for start in range(size)), strict=False)
+            yield np.fromiter(map(self._hash, map(" ".join, grams)), np.uint64).reshape(-1, 1)
+            held = held[len(held) - size + 1 :]
+            held += islice(words, SHINGLES)
+
+    def _least(self, shingles: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """(hashes,): as datatrove's `get_signature` computes them."""
+        values = shingles * self._factors + self._summands
+        values = (values & PRIME) + (values >> np.uint64(61))  # modulo the prime, or more by one prime
+        least: NDArray[np.uint64] = np.minimum(values, values - PRIME).min(axis=0)
         return least
 
     def signature(self, text: str) -> NDArray[np.uint64]:

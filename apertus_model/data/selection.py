@@ -44,6 +44,7 @@ from specs.stages.corpus import CorpusSource
 
 DROPPED = "dropped"
 CHARACTERS = "dropped_characters"
+NO_COLUMNS = text_hash("[]")
 
 
 class Selection(PipelineStep):
@@ -136,6 +137,8 @@ class Selection(PipelineStep):
         return f"{drop.value}; required: {drop.rule}"
 
     def _columns_hash(self, document: Document) -> int:
+        if not self._columns:
+            return NO_COLUMNS
         values = json.dumps([document.metadata.get(name) for name in self._columns], default=str)
         return text_hash(values)
 

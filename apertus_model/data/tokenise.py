@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.found import batches
 from apertus_model.data.megatron import TokenFileWriter, token_dtype
+from apertus_model.data.pieces import encode
 from apertus_model.data.readers import SourceReader
 from apertus_model.data.scored import ScoreColumn, StoredScores, with_thresholds
 from apertus_model.data.selection import Selection
@@ -30,7 +31,7 @@ from specs.sources import TABLES, TOKENISED, SourceSpec
 from specs.stages.corpus import CorpusSource, needs_text
 
 DOCUMENTS_PER_BATCH = 1000
-CHARACTERS_PER_BATCH = 2**22
+CHARACTERS_PER_BATCH = 2**20
 
 
 class DocumentTokeniser(PipelineStep):
@@ -50,17 +51,13 @@ class DocumentTokeniser(PipelineStep):
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         tokenizer = Tokenizer.from_file(str(self._tokenizer))
         tokenizer.encode_special_tokens = True
-        bos, eos = (tokenizer.token_to_id(marker) for marker in self._markers)
         dtype = token_dtype(tokenizer.get_vocab_size())
+        bos, eos = (np.array([tokenizer.token_to_id(marker)], dtype) for marker in self._markers)
         with TokenFileWriter(self._folder / f"{rank:05d}_tokens", dtype) as writer:
             for batch in batches(data, DOCUMENTS_PER_BATCH, CHARACTERS_PER_BATCH):
-                encoded = tokenizer.encode_batch_fast(
-                    [document.text for document in batch], add_special_tokens=False
-                )
-                ids = [one.ids for one in encoded]
+                ids = encode(tokenizer, [document.text for document in batch], dtype)
                 sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
-                tokens = [token for one in ids for token in (bos, *one, eos)]
-                writer.write_many(np.array(tokens, dtype), sizes)
+                writer.write_many(np.concatenate([part for one in ids for part in (bos, one, eos)]), sizes)
                 yield from batch
 
 

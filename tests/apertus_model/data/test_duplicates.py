@@ -4,10 +4,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apertus_model.data.duplicates import SHINGLES, MinHash, first_alike, text_hash
+from apertus_model.data.words import Words
 from specs.filters import NearDuplicatesFilter
 
 
@@ -64,11 +66,19 @@ def test_pairs_are_found_as_often_as_the_buckets_promise() -> None:
         assert abs(found - expected) <= 4 * (trials * rate * (1 - rate)) ** 0.5 + 1
 
 
-def test_a_long_document_has_the_signature_of_its_whole() -> None:
-    text = " ".join("".join(Random(i).choices("abcdefgh", k=8)) for i in range(2 * SHINGLES + 100))
-    minhash = MinHash(_spec(buckets=3, hashes_per_bucket=2))
-    whole = np.array(minhash._steps.get_signature(minhash._steps.get_shingles(text)), dtype=np.uint64)
-    assert np.array_equal(minhash.hashes(text), whole)
+@pytest.mark.parametrize("ngram", [1, 5])
+@pytest.mark.parametrize("words", [0, 1, 4, 5, 6, 300, SHINGLES + 4, SHINGLES + 5, 2 * SHINGLES + 100])
+def test_hashes_are_those_of_datatrove(words: int, ngram: int) -> None:
+    random = Random(words)
+    text = " ".join("".join(random.choices("abcdéfghÅ語1 ", k=8)) for _ in range(words))[: words * 8]
+    config = MinhashConfig(ngram, 3, 2, seed=7)
+    theirs = MinhashDedupSignature(".", config, language=Words())
+    shingles = theirs.get_shingles(text)
+    ours = MinHash(_spec(buckets=3, hashes_per_bucket=2, ngram=ngram, seed=7)).hashes(text)
+    if not shingles.size:
+        assert ours is None
+    else:
+        assert ours is not None and ours.tolist() == theirs.get_signature(shingles)
 
 
 def test_case_punctuation_and_accents_do_not_make_a_difference() -> None:

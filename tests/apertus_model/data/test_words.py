@@ -5,9 +5,12 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
+from datatrove.utils.text import TextNormConfig, simplify_text
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apertus_model.data.duplicates import MinHash
-from apertus_model.data.words import has_spaces, words
+from apertus_model.data.words import has_spaces, simplified, words
 from specs.filters import NearDuplicatesFilter
 
 
@@ -64,3 +67,11 @@ def test_each_letter_of_a_script_without_spaces_is_a_word(text: str) -> None:
 def test_scripts_with_spaces_are_split_at_them() -> None:
     for text in ("한국어 문장", "язык модели", "اللغة العربية", "ቋንቋ ሞዴል", "γλωσσικό μοντέλο", "tiếng Việt"):
         assert len(words(text)) == 2
+
+
+@given(
+    st.text(st.characters() | st.sampled_from("ÅéÉ 1٣.,\n\u2000\u0301\u3099ệ한ß!")),
+    st.builds(TextNormConfig, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+)
+def test_texts_are_normalised_as_datatrove_does(text: str, config: TextNormConfig) -> None:
+    assert simplified(text, config) == simplify_text(text, config)
